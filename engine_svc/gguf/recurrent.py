@@ -26,7 +26,8 @@ _SHORT_CONVOLUTION = {
 }  # fmt: skip
 _MAMBA = {"ssm_dt.weight": "mixer.dt_proj.weight", "ssm_dt.bias": "mixer.dt_proj.bias"}
 _DELTA_NET = NORM_BETWEEN | {
-    "attn_qkv": "mixer.in_proj_qkv", "attn_gate": "mixer.in_proj_z", "ssm_alpha": "mixer.in_proj_a", "ssm_beta": "mixer.in_proj_b",
+    "attn_qkv": "mixer.in_proj_qkv", "attn_gate": "mixer.in_proj_z", "ssm_alpha": "mixer.in_proj_a",
+    "ssm_beta": "mixer.in_proj_b",
 }  # fmt: skip
 
 
@@ -93,7 +94,8 @@ def _jamba(facts: Facts) -> dict[str, Any]:
         "mamba_d_conv": facts.need("ssm.conv_kernel"), "mamba_dt_rank": facts.need("ssm.time_step_rank"),
         "mamba_conv_bias": bool(facts.layers_with("ssm_conv1d.bias")),
         "mamba_proj_bias": bool(facts.layers_with("ssm_in.bias")),
-        **_periodic(facts, "attn", _attending(facts)), **_periodic(facts, "expert", facts.layers_with("ffn_gate_inp.weight")),
+        **_periodic(facts, "attn", _attending(facts)),
+        **_periodic(facts, "expert", facts.layers_with("ffn_gate_inp.weight")),
     }  # fmt: skip
 
 

@@ -35,3 +35,7 @@ class TensorSource(ABC):
         Raises:
             StartupError: a file is missing or cannot be read.
         """
+
+    def own_name(self, name: str) -> str:
+        """What the checkpoint itself calls the tensor that has this name here; for messages."""
+        return name

@@ -75,7 +75,8 @@ def load_weights(
             if _is_zero_bias(name, source):
                 continue
             raise StartupError(
-                f"{files.get(name, checkpoint.folder)}: the model has no parameter for the checkpoint's {name}."
+                f"{files.get(name, checkpoint.folder)}: the model has no parameter for the checkpoint's "
+                f"{checkpoint.own_name(name)}."
             )
         try:
             for each in targets:
@@ -83,7 +84,8 @@ def load_weights(
             if packs:
                 loading.pack_layer_of(targets[0])
         except (ValueError, KeyError) as error:
-            raise StartupError(f"{files.get(name, checkpoint.folder)}: {name}: {error}") from error
+            told = f"{files.get(name, checkpoint.folder)}: {checkpoint.own_name(name)}"
+            raise StartupError(f"{told}: {error}") from error
     if missing := [name for name, parameter in loading.parameters.items() if parameter.missing]:
         raise StartupError(
             f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all)."

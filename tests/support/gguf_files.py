@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +16,28 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.support.gguf_families import FAMILIES, Family, Piece, side_by_side
+
 Type = gguf.GGMLQuantizationType
 KindOf = Callable[[str], str]  # name of a matrix in GGUF → its type's name
 
-# model_type → llama.cpp's name, whether rows of queries and keys are put side by side, and what norms get added.
-_FAMILIES: dict[str, tuple[gguf.MODEL_ARCH, bool, float]] = {
-    "llama": (gguf.MODEL_ARCH.LLAMA, True, 0.0),
-    "mixtral": (gguf.MODEL_ARCH.LLAMA, True, 0.0),
-    "qwen2": (gguf.MODEL_ARCH.QWEN2, False, 0.0),
-    "qwen2_moe": (gguf.MODEL_ARCH.QWEN2MOE, False, 0.0),
-    "qwen3": (gguf.MODEL_ARCH.QWEN3, False, 0.0),
-    "qwen3_moe": (gguf.MODEL_ARCH.QWEN3MOE, False, 0.0),
-    "gemma": (gguf.MODEL_ARCH.GEMMA, False, 1.0),
-    "gemma2": (gguf.MODEL_ARCH.GEMMA2, False, 1.0),
-    "gemma3_text": (gguf.MODEL_ARCH.GEMMA3, False, 1.0),
-    "gpt_oss": (gguf.MODEL_ARCH.GPT_OSS, False, 0.0),
-    "phi3": (gguf.MODEL_ARCH.PHI3, False, 0.0),
-    "olmo2": (gguf.MODEL_ARCH.OLMO2, False, 0.0),
-    "granite": (gguf.MODEL_ARCH.GRANITE, True, 0.0),
-    "cohere": (gguf.MODEL_ARCH.COMMAND_R, False, 0.0),
-    "cohere2": (gguf.MODEL_ARCH.COHERE2, False, 0.0),
-    "glm4": (gguf.MODEL_ARCH.GLM4, False, 0.0),
-    "smollm3": (gguf.MODEL_ARCH.SMOLLM3, True, 0.0),
-    "seed_oss": (gguf.MODEL_ARCH.SEED_OSS, False, 0.0),
-}
 _EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
             "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}  # fmt: skip
+# Tensors of all experts.
+_FUSED = re.compile(
+    r"(.+\.(?:mlp|feed_forward|block_sparse_moe))\.(?:experts\.)?(gate_up|down|input|output)_(?:proj(?:_bias)?|linear\.weight)"
+)
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+# Numbers of config.json → what files call them.
+_KEYS = {
+    "num_experts": "expert_count", "num_local_experts": "expert_count", "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count", "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "sliding_window": "attention.sliding_window", "logit_scale": "logit_scale",
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 # Of types that the package cannot quantize to: where numbers of 16 bits stand in a block, and the most they are times.
 _HALVES = {
     "Q2_K": (80, 82),
@@ -75,86 +71,134 @@ def write_gguf(
         extra: further metadata.
         tensors_in_a_part: of several files; 0: there is one.
     """
-    config = json.loads((folder / "config.json").read_text())
-    arch, neighbours, offset = _FAMILIES[config["model_type"]]
+    config = _config(folder)
+    family = FAMILIES[config["model_type"]]
     target.mkdir(parents=True, exist_ok=True)
-    file = target / "model.gguf"
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=tensors_in_a_part)
-    _add_metadata(writer, config, extra or {})
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    meant: dict[str, torch.Tensor] = {}
-    stacks: dict[str, dict[int, tuple[str, np.ndarray]]] = {}
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in _tensors(folder):
-        values = tensor.float().numpy()
-        parts = name.split(".")
-        if "experts" in parts:
-            index = int(parts[parts.index("experts") + 1])
-            stacks.setdefault(f"blk.{parts[2]}.{_EXPERTS[parts[-2]]}.{parts[-1]}", {})[index] = (name, values)
-            continue
-        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if name.endswith("sinks"):
-            theirs = f"{theirs}.weight"
-        assert theirs is not None, name
-        if name.endswith("norm.weight"):
-            values = values + np.float32(offset)
-        count = heads.get(parts[-2], 0) if neighbours else 0
-        if name.endswith("shared_expert_gate.weight"):
-            values = values.reshape(-1)
-        kind = kind_of(theirs) if values.ndim == 2 and "ffn_gate_inp" not in theirs else "F32"
-        packed, stands_for = _packed(_side_by_side(values, count), kind, len(meant))
-        writer.add_tensor(theirs, packed, raw_dtype=Type[kind])
-        meant[name] = torch.from_numpy(_halves(stands_for, count) - offset * name.endswith("norm.weight")).view(
-            tensor.shape
-        )
-    for theirs, stack in stacks.items():
-        experts = [stack[index] for index in range(len(stack))]
-        kind = kind_of(theirs) if theirs.endswith("weight") else "F32"
-        found = [_packed(values, kind, 1000 * index + len(meant)) for index, (_, values) in enumerate(experts)]
-        writer.add_tensor(theirs, np.stack([packed for packed, _ in found]), raw_dtype=Type[kind])
-        meant |= {name: torch.from_numpy(each) for (name, _), (_, each) in zip(experts, found, strict=True)}
+    writer = gguf.GGUFWriter(
+        target / "model.gguf", gguf.MODEL_ARCH_NAMES[family.arch], split_max_tensors=tensors_in_a_part
+    )
+    add_all(writer, {f"{writer.arch}.{key}": each for key, each in _metadata(config, family).items()})
+    add_all(writer, {"tokenizer.ggml.model": "no_vocab"} | dict(extra or {}))
+    if (factors := _rotary_factors(config)) is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    names = gguf.get_tensor_name_map(family.arch, config["num_hidden_layers"])
+    meant = {name: tensor.float().numpy().copy() for name, tensor in load_file(folder / "model.safetensors").items()}
+    stacks: dict[str, list[np.ndarray]] = {}
+    count = 0
+    for name, view in _views(meant, takes_turns=config["model_type"] == "gpt_oss"):
+        for theirs, piece in _pieces(name, view, family, config, names):
+            kind = kind_of(theirs) if _may_be_packed(theirs, piece, view) else "F32"
+            packed, kind = _write(view, piece, kind, count)
+            if "_exps." in theirs:
+                stacks.setdefault(f"{theirs} {kind}", []).append(packed)
+            else:
+                writer.add_tensor(theirs, packed, raw_dtype=Type[kind])
+            count += 1
+    for key, stack in stacks.items():
+        theirs, _, kind = key.partition(" ")
+        writer.add_tensor(theirs, np.stack(stack), raw_dtype=Type[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     reference = target / "reference"
     reference.mkdir()
-    (reference / "config.json").write_text(json.dumps(config))
-    save_file(
-        {name: values.contiguous() for name, values in meant.items()}, reference / "model.safetensors", {"format": "pt"}
-    )
+    (reference / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in meant.items()}
+    save_file(tensors, reference / "model.safetensors", {"format": "pt"})
     return Written(min(target.glob("*.gguf")), reference)
 
 
-def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
-    """Experts one by one."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if "experts.gate_up_proj" not in name and not re.search(r"experts\.down_proj(_bias)?$", name):
-            found[name] = tensor
+def _config(folder: Path) -> dict[str, Any]:
+    """By the names that most families have."""
+    found = transformers.AutoConfig.from_pretrained(folder)
+    own = json.loads((folder / "config.json").read_text())
+    fields = own | {name: getattr(found, name) for name in found.attribute_map}
+    kinds = getattr(found, "layers_block_type", None)
+    if "layer_types" not in fields and kinds:
+        fields["layer_types"] = kinds
+    fields.setdefault("max_position_embeddings", 256)
+    fields.setdefault("num_hidden_layers", len(fields.get("layer_types") or ()))
+    heads, kind = fields["num_attention_heads"], own["model_type"]
+    if kind in ("bloom", "gpt_neox", "mpt"):
+        fields["num_key_value_heads"] = heads
+    if kind == "falcon":
+        has_many = found.new_decoder_architecture or not found.multi_query
+        fields["num_key_value_heads"] = found.num_kv_heads if has_many else 1
+    if kind in ("bloom", "mpt", "falcon"):
+        fields["intermediate_size"] = 4 * fields["hidden_size"]
+    return fields
+
+
+def _views(meant: Mapping[str, np.ndarray], takes_turns: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """(name, values), experts one by one: writing to the values changes what is meant.
+
+    Args:
+        takes_turns: experts' gates and ups do, in one tensor.
+    """
+    for name in sorted(meant):
+        values = meant[name]
+        found = _FUSED.fullmatch(name)
+        if found is None:
+            yield name, values
             continue
-        # gpt-oss: gate's and up's outputs take turns, and stand behind the inputs.
-        stem, _, kind = name.removesuffix("_bias").rpartition(".")
-        parts = {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]} if kind[0] == "g" else {kind: tensor}
-        for part, values in parts.items():
-            for index, each in enumerate(values):
-                end = "bias" if name.endswith("_bias") else "weight"
-                found[f"{stem}.{index}.{part}.{end}"] = each.mT.contiguous() if end == "weight" else each.contiguous()
-    return sorted(found.items())
+        is_bias = name.endswith("bias")
+        # Others than Granite's have inputs first.
+        experts = values if is_bias or found[2] in ("input", "output") else values.swapaxes(1, 2)
+        half = experts.shape[1] // 2
+        first, second = (slice(0, None, 2), slice(1, None, 2)) if takes_turns else (slice(half), slice(half, None))
+        parts = {"down_proj": experts}
+        if found[2] in ("gate_up", "input"):
+            parts = {"gate_proj": experts[:, first], "up_proj": experts[:, second]}
+        for part, all_of_them in parts.items():
+            for index, each in enumerate(all_of_them):
+                yield f"{found[1]}.experts.{index}.{part}.{'bias' if is_bias else 'weight'}", each
 
 
-def _side_by_side(values: np.ndarray, heads: int) -> np.ndarray:
-    if not heads:
-        return values
-    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-    return halves.swapaxes(1, 2).reshape(values.shape)
+def _pieces(
+    name: str, view: np.ndarray, family: Family, config: Mapping[str, Any], names: gguf.TensorNameMap
+) -> Iterator[tuple[str, Piece]]:
+    parts = name.split(".")
+    if "experts" in parts:
+        yield f"blk.{parts[2]}.{_EXPERTS[parts[-2]]}.{parts[-1]}", Piece()
+        return
+    found = side_by_side(name, view.shape, config) if family.neighbours else None
+    found = family.pieces(name, view.shape, config) or found or [Piece()]
+    for piece in found:
+        renamed = name
+        for pattern, other in family.renames:
+            renamed = re.sub(pattern, other, renamed)
+        if piece.module:
+            renamed = f"model.layers.{parts[2]}.{piece.module}.{parts[-1]}"
+        theirs = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, renamed
+        if family.offset and name.endswith("norm.weight") and "linear_attn" not in name:
+            piece = replace(piece, offset=family.offset)
+        yield f"{theirs}.weight" if name.endswith("sinks") else theirs, piece
 
 
-def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-    if not heads:
-        return values
-    pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+def _may_be_packed(theirs: str, piece: Piece, view: np.ndarray) -> bool:
+    """Whether it is a matrix; llama.cpp leaves routers and filters as they are."""
+    shape = piece.shape or view.shape
+    return len(shape) > 1 and view.ndim == 2 and not re.search(r"ffn_gate_inp|conv|ssm_[ad]$|norm|exp_probs", theirs)
+
+
+def _write(view: np.ndarray, piece: Piece, kind: str, seed: int) -> tuple[np.ndarray, str]:
+    """What the file has of these values, which become what that stands for; and in which type: F16, where rows do not
+    make blocks."""
+    rows = slice(None) if piece.rows is None else piece.rows
+    place: Any = rows if piece.columns is None else np.ix_(np.arange(len(view)), piece.columns)
+    values = view[place]
+    if piece.is_rate:
+        return -np.exp(values).reshape(piece.shape or values.shape), "F32"
+    changed = (values * np.float32(piece.factor) + np.float32(piece.offset)).reshape(piece.shape or values.shape)
+    changed = changed.swapaxes(-1, -2) if piece.swapped else changed
+    if changed.shape[-1] % gguf.GGML_QUANT_SIZES[Type[kind]][0]:
+        kind = "F16"
+    packed, stands_for = _packed(changed, kind, seed)
+    stands_for = stands_for.swapaxes(-1, -2) if piece.swapped else stands_for
+    view[place] = (stands_for.reshape(values.shape) - np.float32(piece.offset)) / np.float32(piece.factor)
+    return packed, kind
 
 
 def _packed(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -177,61 +221,47 @@ def random_blocks(shape: tuple[int, ...], kind: str, largest: float, seed: int =
     return blocks.reshape(*shape[:-1], -1)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    get = config.get
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_vocab_size(config["vocab_size"])
-    if config["model_type"] == "gpt_oss":
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if get("layer_norm_eps"):
-        writer.add_layer_norm_eps(config["layer_norm_eps"])
-    else:
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    rope = get("rope_parameters") or {}
+def _metadata(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Under the architecture's name; what is about rotation included."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    epsilon = next(config[name] for name in _EPSILONS if config.get(name))
+    found = {
+        "context_length": config["max_position_embeddings"], "embedding_length": config["hidden_size"],
+        "block_count": config["num_hidden_layers"], "feed_forward_length": config.get("intermediate_size") or 0,
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": size,
+        "attention.value_length": size, "vocab_size": config["vocab_size"],
+        "attention.layer_norm_rms_epsilon" if config.get("rms_norm_eps") else "attention.layer_norm_epsilon": epsilon,
+    }  # fmt: skip
+    if config["model_type"] in ("gpt_oss", "minimax_m2"):
+        found["expert_feed_forward_length"] = config["intermediate_size"]
+    rope = config.get("rope_parameters") or {}
     if "sliding_attention" in rope:
-        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        found["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
-    writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
-    writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    rotated = config.get("rotary_dim") or int(size * (rope.get("partial_rotary_factor") or 1))
+    found |= {"rope.dimension_count": rotated, "rope.freq_base": rope.get("rope_theta") or 10000.0}
     if rope.get("rope_type") in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-        if rope["rope_type"] == "yarn":
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if rope.get("rope_type") == "llama3":
-        inverse, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](
-            transformers.LlamaConfig(**config), torch.device("cpu")
-        )
-        plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / inverse).numpy())
-    for name, add in {
-        "num_experts": writer.add_expert_count,
-        "num_local_experts": writer.add_expert_count,
-        "num_experts_per_tok": writer.add_expert_used_count,
-        "moe_intermediate_size": writer.add_expert_feed_forward_length,
-        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
-        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
-        "final_logit_softcapping": writer.add_final_logit_softcapping,
-        "sliding_window": writer.add_sliding_window,
-        "logit_scale": writer.add_logit_scale,
-        "attention_multiplier": writer.add_attention_scale,
-        "embedding_multiplier": writer.add_embedding_scale,
-        "residual_multiplier": writer.add_residual_scale,
-        "logits_scaling": writer.add_logit_scale,
-    }.items():
-        if get(name) is not None:
-            add(config[name])
-    if "tokenizer.ggml.model" not in extra:
-        writer.add_tokenizer_model("no_vocab")
-    add_all(writer, extra)
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope.get("rope_type") == "yarn":
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        found |= {f"rope.scaling.yarn_{name}": rope[name] for name in ("beta_fast", "beta_slow") if rope.get(name)}
+    found |= {key: config[name] for name, key in _KEYS.items() if config.get(name) is not None}
+    return found | family.metadata(config)
+
+
+def _rotary_factors(config: Mapping[str, Any]) -> np.ndarray | None:
+    """What Llama 3 divides frequencies by."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") != "llama3":
+        return None
+    inverse, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](
+        transformers.LlamaConfig(**config), torch.device("cpu")
+    )
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size)
+    factors: np.ndarray = (plain / inverse).numpy()
+    return factors
 
 
 def add_all(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:

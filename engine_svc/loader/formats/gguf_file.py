@@ -90,6 +90,10 @@ class GgufFile(CheckpointFormat):
             for name, part in zip(names, parts, strict=True):
                 yield name, HeldTensor(part)
 
+    def own_name(self, name: str) -> str:
+        """See TensorSource.own_name."""
+        return next((stored.name for names, stored in self._named() if name in names), name)
+
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
         """In the order of the files."""
         modules = architecture_of(self._facts).modules

@@ -30,7 +30,7 @@ from tests.support.native import needs_native
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import FAMILIES as DENSE
-from tests.support.tiny_models import ROPES, check_greedy, make_model
+from tests.support.tiny_models import HYBRIDS, ROPES, check_greedy, make_model
 
 PROMPTS = random_prompts(3, 25)
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -45,6 +45,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {}, "phi3-partial": {}, "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {},
     "seed-oss": {},
+}  # fmt: skip
+# Those whose blocks are tried too.
+IN_BLOCKS: dict[str, dict[str, Any]] = {
+    "bloom": {}, "falcon": {"ffn_hidden_size": 256}, "falcon-11b": {"ffn_hidden_size": 256},
+    "falcon-40b": {"ffn_hidden_size": 256}, "gpt-neox": {}, "gpt-neox-in-turn": {}, "mpt": {},
+    "mpt-clipped": {"attn_config": {"clip_qkv": 1.5}}, "phi": {}, "olmo3": {}, "exaone4": {}, "exaone4-full": {},
+    "ernie": {}, "glm": {}, "hunyuan": {},
+    "phimoe": {"router_jitter_noise": 0.01}, "olmoe": {"clip_qkv": None},
+    "dots": {"sliding_window": None, "max_window_layers": 3}, "ernie-moe": {}, "glm-moe": {}, "granite-moe-shared": {},
+    "hunyuan-moe": {}, "minimax-m2": {},
+    "llama4": {
+        "attention_chunk_size": 8192, "floor_scale": 8192, "no_rope_layer_interval": 4, "no_rope_layers": [],
+    },
+    "lfm2": {}, "lfm2-moe": {"routed_scaling_factor": 1.0}, "nemotron-h": {}, "nemotron-h-latent": {}, "jamba": {},
+    "mamba": {"intermediate_size": 128}, "falcon-mamba": {"intermediate_size": 128},
+    "mamba2": {"intermediate_size": 128}, "falcon-h1": {},
+    "falcon-h1-norms": {"mamba_norm_before_gate": False, "attention_bias": False, "lm_head_multiplier": 1.0},
+    "bamba": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+    "granite-hybrid": {}, "granite-hybrid-dense": {"position_embedding_type": "nope"},
+    "qwen3-next": {"mlp_only_layers": []}, "qwen3.5": {}, "qwen3.5-moe": {},
+    "deepseek-v2-plain": {}, "deepseek-v3": {}, "kimi-k2": {}, "glm-5": {},
+    "kimi-linear": {"num_expert_group": 1, "topk_group": 1},
 }  # fmt: skip
 # Of a shape that has room for blocks of 256 values.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -71,11 +93,17 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     check_greedy(tmp_path / "model", PROMPTS, answers(written.file), GREEDY.max_tokens)
 
 
+@pytest.mark.parametrize("family", IN_BLOCKS)
+def test_families_whose_tensors_are_changed(tmp_path: Path, family: str) -> None:
+    """Matrices are in blocks as far as their rows can be, others in 16 bits."""
+    model = make_model(tmp_path / "model", family, **IN_BLOCKS[family])
+    check(write_gguf(model, tmp_path / "gguf", lambda name: "Q8_0"))
+
+
 def test_every_architecture_is_here() -> None:
-    tried = {(DENSE | MIXTURES)[family][0] for family in FAMILIES}
-    assert {each.huggingface for each in ARCHITECTURES.values()} == {
-        f"{name.removesuffix('Text')}ForCausalLM" for name in tried
-    }
+    tried = {(DENSE | MIXTURES | HYBRIDS)[family][0].removesuffix("Text") for family in FAMILIES | IN_BLOCKS}
+    alike = {"Bamba"}  # that files call the same as another
+    assert {each.huggingface for each in ARCHITECTURES.values()} == {f"{name}ForCausalLM" for name in tried - alike}
 
 
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
@@ -201,10 +229,40 @@ def test_where_answers_end(tmp_path: Path) -> None:
     assert read_model_config(file, ModelFormOptions())["eos_token_id"] == [1, 2, 4]
 
 
-def test_families_that_are_not_read(tmp_path: Path) -> None:
-    file = write_metadata(tmp_path / "m.gguf", {}, "mamba")
-    with pytest.raises(StartupError, match=r"m\.gguf: the architecture 'mamba' is not read.*llama.*safetensors"):
+@pytest.mark.parametrize(("name", "reason"), [
+    ("rwkv7", "read are llama, .*mamba"), ("gptj", "llama.cpp has no more than a name for it"),
+])  # fmt: skip
+def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> None:
+    file = write_metadata(tmp_path / "m.gguf", {}, name)
+    with pytest.raises(StartupError, match=rf"m\.gguf: the architecture '{name}' is not read.*{reason}.*safetensors"):
         read_model_config(file, ModelFormOptions())
+
+
+@pytest.mark.parametrize(("family", "change", "message"), [
+    ("bloom", {"bloom.attention.head_count_kv": 2},
+     r"blk\.0\.attn_qkv\.bias of \[192\]: it has 192 rows; expected 128, .* of \[64, 32, 32\]"),
+    ("nemotron-h", {"nemotron_h_moe.ssm.group_count": 1},
+     r"blk\.0\.ssm_conv1d\.bias: shape \[176\] in the checkpoint does not begin with 152"),
+    ("falcon", {"falcon.feed_forward_length": 128},
+     r"blk\.0\.ffn_down\.weight.*: shape \[64, 272\] in the checkpoint, expected \[64, 136\]"),
+    ("jamba", {b"blk.3.ffn_gate_inp": b"blk.2.ffn_gate_inp"}, r"layers \[1, 2\] of a Jamba; expected them"),
+    ("deepseek-v3", {b"blk.1.attn_v_b": b"blk.1.attn_w_b"},
+     r"blk\.1\.attn_k_b\.weight of \[4, 16, 24\]: the file lacks blk\.1\.attn_v_b\.weight, which goes with it"),
+    ("lfm2", {}, r"not a whole GGUF file: the tensor \S+ of \S+ \[.*\] would end at byte \d+, and the file has \d+"),
+])  # fmt: skip
+def test_files_that_contradict_themselves(
+    tmp_path: Path, family: str, change: dict[Any, Any], message: str
+) -> None:  # fmt: skip
+    """What they lack, have too much of, or have of another shape is named with the file."""
+    model = make_model(tmp_path / "model", family, **IN_BLOCKS[family])
+    extra = {key: value for key, value in change.items() if isinstance(key, str)}
+    file = write_gguf(model, tmp_path / "gguf", lambda name: "Q8_0", extra).file
+    content = file.read_bytes()
+    for found, other in change.items():
+        content = content.replace(found, other) if isinstance(found, bytes) else content
+    file.write_bytes(content if change else content[:-64])
+    with pytest.raises(StartupError, match=rf"model\.gguf\b.*{message}"):
+        answers(file)
 
 
 def test_types_that_are_not_read(tmp_path: Path) -> None:
@@ -271,7 +329,7 @@ def test_a_tensor_too_many_or_too_few(tmp_path: Path) -> None:
     file.write_bytes(content.replace(b"blk.1.attn_output.weight", b"blk.1.attn_unknown.weight"[:24]))
     with pytest.raises(StartupError, match=r"model\.gguf: the model has no parameter for .*blk\.1\.attn_unknown"):
         answers(file)
-    file.write_bytes(content.replace(b"llama.block_count\x04\0\0\0\x03", b"llama.block_count\x04\0\0\0\x04"))
+    file.write_bytes(content.replace(b"llama.block_count\x05\0\0\0\x03", b"llama.block_count\x05\0\0\0\x04"))
     with pytest.raises(StartupError, match=r"model\.gguf: the checkpoint lacks layers\.3\."):
         answers(file)
 
