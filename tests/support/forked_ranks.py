@@ -1,6 +1,7 @@
 """Ranks that have imported everything when they begin: forks of a process that has done so, and does nothing else.
 
-To import what a rank needs takes longer than most tests of ranks. In all else they are as those that a worker starts.
+To import what a rank needs takes longer than most tests of ranks. In all else they are as those that a worker starts,
+or, with `run_forks`, as `python -c`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import multiprocessing
 import os
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
@@ -99,6 +102,29 @@ def start_forked(module: str, slots: SlotsPlace | None, inherited: list[int]) ->
         process = context.Process(target=run_rank, args=arguments, daemon=True)
         process.start()
     return Channel(ours), ForkedProcess(process)
+
+
+def run_forks(code: str, arguments: Sequence[Sequence[object]], seconds: float = 120) -> list[int | None]:
+    """Runs a program side by side, once with each list of arguments; exit codes, None of what did not end in time."""
+    multiprocessing.set_forkserver_preload(list(PRELOADED))
+    context = multiprocessing.get_context("forkserver")
+    processes = [context.Process(target=_run_code, args=(code, [str(each) for each in own])) for own in arguments]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    return codes
+
+
+def _run_code(code: str, arguments: list[str]) -> None:
+    """In the fork."""
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "-c", "exec"), {"__name__": "__main__"})
 
 
 @contextmanager

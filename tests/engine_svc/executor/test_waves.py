@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +13,8 @@ import pytest
 from engine_svc.executor.messages import Command
 from engine_svc.executor.waves import LockstepCommands
 from tests.support.data_ranks import free_port
+from tests.support.forked_ranks import run_forks
 
-ROOT = Path(__file__).parents[3]
 CODE = """
 import json, os, queue, random, sys, threading, time
 from collections import deque
@@ -94,15 +92,7 @@ os._exit(0)  # gloo's threads now and then abort a process that ends by itself
 def test_all_ranks_run_the_same_passes(tmp_path: Path, stages: int) -> None:
     """Of two data ranks with two tensor ranks each, or two stages: the first waits for the last one's tokens."""
     port = str(free_port())
-    processes = [
-        subprocess.Popen([sys.executable, "-c", CODE, str(rank), port, str(tmp_path), str(stages)], cwd=ROOT)
-        for rank in range(4)
-    ]
-    try:
-        assert [process.wait(120) for process in processes] == [0] * 4
-    finally:
-        for process in processes:
-            process.kill()
+    assert run_forks(CODE, [(rank, port, tmp_path, stages) for rank in range(4)]) == [0] * 4
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert all(each["own"] == 60 for each in ranks)
     assert all(each["passes"] == ranks[0]["passes"] for each in ranks)

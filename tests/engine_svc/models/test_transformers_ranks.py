@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from engine_svc.quantization.source import HeldTensor
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
+from tests.support.forked_ranks import run_forks
 from tests.support.model_zoo.configurations import tiny_configuration
 from tests.support.model_zoo.walk import _save
 from tests.support.rank_drafter import RankDrafter
@@ -111,12 +110,7 @@ def test_tensor_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
     others = [model_folder(family) for family in ("gemma3", "olmo2", "qwen3-moe")]
     folders = [model_folder("llama", num_key_value_heads=1, vocab_size=161), *saved, *others]
     given = [json.dumps(each) for each in ([str(folder) for folder in folders], PROMPTS[1:], 6)]
-    command = [sys.executable, "-c", CODE]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path), *given], cwd=Path(__file__).parents[3])
-        for rank in range(2)
-    ]
-    assert [process.wait(240) for process in processes] == [0, 0]
+    assert run_forks(CODE, [(rank, tmp_path, *given) for rank in range(2)], 240) == [0, 0]
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
     for folder, found in zip(folders, ranks[0], strict=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[3]
+from tests.support.forked_ranks import run_forks
+
 CODE = """
 import os, sys
 from dataclasses import replace
@@ -43,10 +42,7 @@ os._exit(0)  # gloo's threads now and then abort a process that ends by itself
 
 @pytest.mark.slow
 def test_a_sum_over_ranks_does_not_depend_on_how_much_is_summed(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", CODE, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(3)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert run_forks(CODE, [(rank, tmp_path) for rank in range(3)]) == [0, 0, 0]
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for _, found in ranks:
         for (dtype, count), rows in found.items():
@@ -75,7 +71,4 @@ os._exit(0)  # as above
 
 @pytest.mark.slow
 def test_a_group_sums_over_its_own_ranks_alone(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", GROUPS, str(rank), str(tmp_path)], cwd=ROOT) for rank in range(4)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0, 0]
+    assert run_forks(GROUPS, [(rank, tmp_path) for rank in range(4)]) == [0, 0, 0, 0]
