@@ -134,7 +134,19 @@ class LightningConfig:
     pace: float  # on the heads' rates, of this layer
 
 
-RecurrentConfig = MambaConfig | Mamba2Config | DeltaNetConfig | ShortConvolutionConfig | LightningConfig
+@dataclass(frozen=True, kw_only=True)
+class GatedUnitsConfig:
+    """Channels that fade as their gates say, behind a convolution and beside what goes through an activation."""
+
+    channels: int
+    heads: int  # the gates of each are made of its own channels
+    taps: int
+    activation: Activation
+
+
+RecurrentConfig = (
+    MambaConfig | Mamba2Config | DeltaNetConfig | ShortConvolutionConfig | LightningConfig | GatedUnitsConfig
+)
 
 
 @dataclass(frozen=True, kw_only=True)

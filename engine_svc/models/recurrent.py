@@ -28,13 +28,15 @@ class ChannelConvolution(torch.nn.Module):
     """A checkpoint's conv1d, one filter for each channel."""
 
     def __init__(
-        self, parts: Sequence[Part] | Mapping[str, Part], taps: int, *, bias: bool, context: LayerContext
-    ) -> None:
+        self, parts: Sequence[Part] | Mapping[str, Part], taps: int, *, bias: bool, context: LayerContext,
+        activates: bool = True,
+    ) -> None:  # fmt: skip
         """
         Args:
             parts: by name, where checkpoints may have each by itself.
         """
         super().__init__()
+        self._activates = activates
         self.channels = sum(part.count for part in (parts.values() if isinstance(parts, Mapping) else parts))
         self.weight = rows_parameter(parts, (taps, self.channels), context, lambda rows: rows.float()[:, 0].t())
         self.bias = rows_parameter(parts, (self.channels,), context) if bias else None
@@ -46,7 +48,7 @@ class ChannelConvolution(torch.nn.Module):
 
     def filters(self) -> Convolution:
         """As the operations take it."""
-        return Convolution(self.weight, self.bias)
+        return Convolution(self.weight, self.bias, self._activates)
 
 
 def rates(logarithms: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.models.config import (
+    GatedUnitsConfig,
     LightningConfig,
     Mamba2Config,
     MambaConfig,
@@ -11,6 +12,7 @@ from engine_svc.models.config import (
     ShortConvolutionConfig,
 )
 from engine_svc.models.delta_net import DELTA_NETS
+from engine_svc.models.gated_units import GatedUnits
 from engine_svc.models.lightning import LightningAttention
 from engine_svc.models.mamba import Mamba
 from engine_svc.models.mamba2 import Mamba2
@@ -31,4 +33,6 @@ def recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerCon
         return ShortConvolution(hidden_size, config, context)
     if isinstance(config, LightningConfig):
         return LightningAttention(hidden_size, config, context)
+    if isinstance(config, GatedUnitsConfig):
+        return GatedUnits(hidden_size, config, context)
     return DELTA_NETS[config.form](hidden_size, config, context)

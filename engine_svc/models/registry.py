@@ -86,6 +86,7 @@ ARCHITECTURES = {
     "Qwen3_5ForCausalLM": "engine_svc.models.qwen3_next",
     "Qwen3_5MoeForCausalLM": "engine_svc.models.qwen3_next",
     "RWForCausalLM": "engine_svc.models.falcon",
+    "RecurrentGemmaForCausalLM": "engine_svc.models.recurrent_gemma",
     "SeedOssForCausalLM": "engine_svc.models.seed_oss",
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
     "StableLmForCausalLM": "engine_svc.models.stablelm",

@@ -1,5 +1,5 @@
 // What recurrent layers keep of each sequence, and how a token changes it: short convolutions, selective state spaces
-// (Mamba, Mamba 2) and the gated delta rule. float, bfloat16 or float16 in memory, float32 in between.
+// (Mamba, Mamba 2), gated linear units and the gated delta rule. float, bfloat16 or float16 in memory, float32 in between.
 //
 // A sequence's tokens go in one after the other, by the same operations for a prompt as for a single token. A piece of work
 // is a sequence's head, or some of its channels: its state stays in a core's cache while the tokens pass.
@@ -212,9 +212,9 @@ struct ChannelScan {
 extern "C" {
 
 // inputs [tokens, channels] to output [tokens, channels]; weight [taps, channels], bias [channels] or null; history
-// [slots, taps - 1, channels].
+// [slots, taps - 1, channels]. SiLU of the sums, if asked for.
 void quire_convolve(int type, int stored, const Rows* inputs, const float* weight, const float* bias, void* history,
-                    const Sequences* sequences, int64_t channels, int64_t taps, void* output) {
+                    const Sequences* sequences, int64_t channels, int64_t taps, void* output, int activates) {
   with_types(type, stored, [&](auto value, auto state) {
     using Value = decltype(value);
     for_channels(*sequences, (decltype(state)*)history, taps - 1, channels, [&](int64_t index, int64_t start,
@@ -223,7 +223,7 @@ void quire_convolve(int type, int stored, const Rows* inputs, const float* weigh
       Value* to = (Value*)output + start * channels + c;
       convolve(tokens, weight + c, bias ? bias + c : nullptr, held, sequences->is_fresh[index], channels, taps, left,
                [&](int64_t t) { return load(from + t * inputs->stride, left); },
-               [&](int64_t t, Floats sum) { store(to + t * channels, sum * sigmoid(sum), left); });
+               [&](int64_t t, Floats sum) { store(to + t * channels, activates ? sum * sigmoid(sum) : sum, left); });
     });
   });
 }
@@ -242,6 +242,31 @@ void quire_gated_convolve(int type, int stored, const Rows* inputs, const float*
       convolve(tokens, weight + c, bias ? bias + c : nullptr, held, sequences->is_fresh[index], channels, taps, left,
                [&](int64_t t) { return part(t, 0) * part(t, 2); },
                [&](int64_t t, Floats sum) { store(to + t * channels, part(t, 1) * sum, left); });
+    });
+  });
+}
+
+// hidden, input_gates and decay_gates [tokens, channels], to output [tokens, channels]; the gates' biases and rates
+// [channels], states [slots, channels]. What goes in is times what the state loses, but for a sequence's first token.
+void quire_gated_units(int type, int stored, const Rows* hidden, const Rows* input_gates, const Rows* decay_gates,
+                       const float* input_bias, const float* decay_bias, const float* rates, void* states,
+                       const Sequences* sequences, int64_t channels, void* output) {
+  with_types(type, stored, [&](auto value, auto kept) {
+    using Value = decltype(value);
+    using Stored = decltype(kept);
+    for_channels(*sequences, (Stored*)states, 1, channels, [&](int64_t index, int64_t start, int64_t tokens, int64_t c,
+                 Stored* held, int64_t left) {
+      bool is_fresh = sequences->is_fresh[index];
+      Floats state = is_fresh ? zero() : load(held, left);
+      for (int64_t t = 0; t < tokens; ++t) {
+        auto from = [&](const Rows* rows) { return load(rows->row<Value>(start + t) + c, left); };
+        Floats decay = exponential(load(rates + c, left) * sigmoid(from(decay_gates) + load(decay_bias + c, left)));
+        Floats news = from(hidden) * sigmoid(from(input_gates) + load(input_bias + c, left));
+        if (t || !is_fresh) news = fma(state, decay, news * root(all(1.0f) - decay * decay));
+        store((Value*)output + (start + t) * channels + c, news, left);
+        state = rounded<Stored>(news);
+      }
+      store(held, state, left);
     });
   });
 }
@@ -377,6 +402,7 @@ void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const voi
 
 RECORDABLE(convolve)
 RECORDABLE(gated_convolve)
+RECORDABLE(gated_units)
 RECORDABLE(scan_channels)
 RECORDABLE(scan_heads)
 RECORDABLE(delta_rule)

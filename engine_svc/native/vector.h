@@ -15,6 +15,7 @@
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
 //   least, most, magnitude     min, max, absolute value
+//   root                       square root
 //   sum, greatest              over the lanes
 //   first(n), between(a, b)    masks: lanes below n; lanes from a on and below b (any values)
 //   at_least(a, b)             a mask of a >= b: not where either is no number

@@ -109,6 +109,7 @@ inline Floats minus_product(Floats a, Floats b, Floats c) { return _mm256_fnmadd
 inline Floats least(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 inline Floats most(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline Floats magnitude(Floats values) { return _mm256_andnot_ps(all(-0.0f), values); }
+inline Floats root(Floats values) { return _mm256_sqrt_ps(values); }
 
 inline float sum(Floats values) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(values), _mm256_extractf128_ps(values, 1));

@@ -99,6 +99,7 @@ inline Floats minus_product(Floats a, Floats b, Floats c) { return _mm512_fnmadd
 inline Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats most(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats magnitude(Floats values) { return _mm512_abs_ps(values); }
+inline Floats root(Floats values) { return _mm512_sqrt_ps(values); }
 inline float sum(Floats values) { return _mm512_reduce_add_ps(values); }
 inline float greatest(Floats values) { return _mm512_reduce_max_ps(values); }
 

@@ -106,6 +106,7 @@ inline Floats minus_product(Floats a, Floats b, Floats c) { return vfmsq_f32(c, 
 inline Floats least(Floats a, Floats b) { return vminq_f32(a, b); }
 inline Floats most(Floats a, Floats b) { return vmaxq_f32(a, b); }
 inline Floats magnitude(Floats values) { return vabsq_f32(values); }
+inline Floats root(Floats values) { return vsqrtq_f32(values); }
 inline float sum(Floats values) { return vaddvq_f32(values); }
 inline float greatest(Floats values) { return vmaxvq_f32(values); }
 

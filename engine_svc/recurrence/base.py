@@ -68,6 +68,7 @@ class Convolution:
 
     weight: torch.Tensor  # float32 [taps, channels], the token's own last
     bias: torch.Tensor | None  # float32 [channels]
+    activates: bool = True  # SiLU of what comes out
 
 
 class ScanInputs(NamedTuple):
@@ -87,6 +88,23 @@ class ScanParameters:
     skip: torch.Tensor  # D: [channels] or [heads]
     time_bias: torch.Tensor | None = None  # [heads]
     time_limits: tuple[float, float] = (0.0, float("inf"))  # of the steps of heads
+
+
+class UnitInputs(NamedTuple):
+    """What a real-gated linear recurrent unit (De et al. 2024) is given of each token. Any strides between tokens."""
+
+    hidden: torch.Tensor  # [tokens, channels]
+    input_gates: torch.Tensor  # before their bias and the sigmoid, of the same shape
+    decay_gates: torch.Tensor  # the same
+
+
+@dataclass(frozen=True, eq=False)
+class UnitParameters:
+    """What is the same for all tokens; all float32 [channels]."""
+
+    rates: torch.Tensor  # negative
+    input_bias: torch.Tensor
+    decay_bias: torch.Tensor
 
 
 class DeltaInputs(NamedTuple):
@@ -130,7 +148,7 @@ class Recurrence(ABC):
 
     @abstractmethod
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
-        """Each channel's filter over its sequence, then SiLU.
+        """Each channel's filter over its sequence, then SiLU, if it activates.
 
         Inputs count as far as the type of the state holds them.
 
@@ -160,6 +178,15 @@ class Recurrence(ABC):
 
         Args:
             gates: [tokens, channels], any stride between tokens.
+
+        Returns:
+            [tokens, channels]
+        """
+
+    @abstractmethod
+    def gated_units(self, inputs: UnitInputs, parameters: UnitParameters, state: LayerState) -> torch.Tensor:
+        """The recurrence of Griffin, whose states are [slots, channels]: they fade by exp(rate * gate), and get as much
+        of what comes in, through its gate, as keeps their size; all of a sequence's first token.
 
         Returns:
             [tokens, channels]

@@ -18,6 +18,8 @@ from engine_svc.recurrence.base import (
     Recurrence,
     ScanInputs,
     ScanParameters,
+    UnitInputs,
+    UnitParameters,
 )
 
 
@@ -58,14 +60,14 @@ class NativeRecurrence(Recurrence):
 
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
-        return self._convolve(self._kernels.convolve, inputs, convolution, state)
+        return self._convolve(self._kernels.convolve, inputs, convolution, state, int(convolution.activates))
 
     def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.gated_convolve."""
         return self._convolve(self._kernels.gated_convolve, inputs, convolution, state)
 
     def _convolve(
-        self, kernel: Callable[..., None], inputs: torch.Tensor, convolution: Convolution, state: LayerState
+        self, kernel: Callable[..., None], inputs: torch.Tensor, convolution: Convolution, state: LayerState, *more: int
     ) -> torch.Tensor:
         held, bias = state.convolution, convolution.bias
         taps, channels = convolution.weight.shape
@@ -73,7 +75,17 @@ class NativeRecurrence(Recurrence):
         kernel(
             TYPES[inputs.dtype], TYPES[held.dtype], _rows(inputs), convolution.weight.data_ptr(),
             None if bias is None else bias.data_ptr(), held.data_ptr(), _sequences(state), channels, taps,
-            output.data_ptr(),
+            output.data_ptr(), *more,
+        )  # fmt: skip
+        return output
+
+    def gated_units(self, inputs: UnitInputs, parameters: UnitParameters, state: LayerState) -> torch.Tensor:
+        """See Recurrence.gated_units."""
+        output = inputs.hidden.new_empty(inputs.hidden.shape)
+        self._kernels.gated_units(
+            *self._types(output, state), *map(_rows, inputs), parameters.input_bias.data_ptr(),
+            parameters.decay_bias.data_ptr(), parameters.rates.data_ptr(), state.recurrent.data_ptr(),
+            _sequences(state), output.shape[1], output.data_ptr(),
         )  # fmt: skip
         return output
 

@@ -21,6 +21,8 @@ from engine_svc.recurrence.base import (
     ScanInputs,
     ScanParameters,
     StateMetadata,
+    UnitInputs,
+    UnitParameters,
 )
 
 _NORM_EPSILON = 1e-6  # of queries and keys of the delta rule
@@ -31,7 +33,8 @@ class PlainRecurrence(Recurrence):
 
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
-        return F.silu(self._filter(inputs, convolution, state)).to(inputs.dtype)
+        filtered = self._filter(inputs, convolution, state)
+        return (F.silu(filtered) if convolution.activates else filtered).to(inputs.dtype)
 
     def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.gated_convolve."""
@@ -72,6 +75,22 @@ class PlainRecurrence(Recurrence):
                 output[rows] = (mine * reads[rows, :, None]).sum(1)
         output += hidden * parameters.skip
         return (output * F.silu(gates.float())).to(inputs.hidden.dtype)
+
+    def gated_units(self, inputs: UnitInputs, parameters: UnitParameters, state: LayerState) -> torch.Tensor:
+        """See Recurrence.gated_units."""
+        decays = torch.exp(parameters.rates * torch.sigmoid(inputs.decay_gates.float() + parameters.decay_bias))
+        news = inputs.hidden.float() * torch.sigmoid(inputs.input_gates.float() + parameters.input_bias)
+        sequences = state.sequences
+        kept = (1 - decays * decays).sqrt()
+        first = sequences.query_start_loc[:-1].long()
+        kept[first] = kept[first].masked_fill(sequences.is_fresh[:, None], 1.0)
+        news *= kept
+        output = torch.empty_like(news)
+        with _StatesInUse(state) as states:
+            for rows, mine in states.over_time():
+                mine.mul_(decays[rows]).add_(news[rows])
+                output[rows] = mine
+        return output.to(inputs.hidden.dtype)
 
     def scan_heads(self, inputs: ScanInputs, parameters: ScanParameters, state: LayerState) -> torch.Tensor:
         """See Recurrence.scan_heads."""

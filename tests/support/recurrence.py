@@ -17,6 +17,8 @@ from engine_svc.recurrence.base import (
     ScanInputs,
     ScanParameters,
     StateMetadata,
+    UnitInputs,
+    UnitParameters,
 )
 
 SLOTS = 7
@@ -73,9 +75,9 @@ class Operation:
         return list(output.split(sequences.query_lens_host))
 
 
-def convolution(bias: bool, is_gated: bool = False) -> Operation:
+def convolution(bias: bool, is_gated: bool = False, activates: bool = True) -> Operation:
     channels, taps = 37, 4
-    form = Convolution(normal(taps, channels, seed=1), normal(channels, seed=2) if bias else None)
+    form = Convolution(normal(taps, channels, seed=1), normal(channels, seed=2) if bias else None, activates)
 
     def run(recurrence: Recurrence, tokens: torch.Tensor, state: LayerState) -> torch.Tensor:
         return (recurrence.gated_convolve if is_gated else recurrence.convolve)(tokens, form, state)
@@ -87,12 +89,32 @@ def convolution(bias: bool, is_gated: bool = False) -> Operation:
 
     def expected(tokens: torch.Tensor) -> torch.Tensor:
         if not is_gated:
-            return F.silu(filtered(tokens))
+            return F.silu(filtered(tokens)) if activates else filtered(tokens)
         before, behind, values = tokens.chunk(3, dim=-1)
         return behind * filtered(before * values)
 
-    name = f"{'gated-' if is_gated else ''}convolution-{'with' if bias else 'without'}-bias"
+    kind = "gated-" if is_gated else "" if activates else "plain-"
+    name = f"{kind}convolution-{'with' if bias else 'without'}-bias"
     return Operation(name, (3 if is_gated else 1) * channels, (taps - 1, channels), (1,), run, expected)
+
+
+def gated_units() -> Operation:
+    channels = 300
+    parameters = UnitParameters(-normal(channels, seed=1).exp(), normal(channels, seed=2), normal(channels, seed=3))
+
+    def run(recurrence: Recurrence, tokens: torch.Tensor, state: LayerState) -> torch.Tensor:
+        return recurrence.gated_units(UnitInputs(*tokens.chunk(3, dim=-1)), parameters, state)
+
+    def expected(tokens: torch.Tensor) -> torch.Tensor:
+        hidden, inputs, decays = tokens.chunk(3, dim=-1)
+        rate = (decays + parameters.decay_bias.double()).sigmoid() * parameters.rates.double()
+        value = hidden * (inputs + parameters.input_bias.double()).sigmoid()
+        found = [value[0]]
+        for time in range(1, len(tokens)):
+            found.append(rate[time].exp() * found[-1] + (-torch.expm1(2 * rate[time])).sqrt() * value[time])
+        return torch.stack(found)
+
+    return Operation("gated-units", 3 * channels, (1, 1), (channels,), run, expected)
 
 
 def channels_scan() -> Operation:
@@ -174,7 +196,8 @@ def delta_rule(steps_by_key: bool = False, strongest: float = 1.0) -> Operation:
 
 
 OPERATIONS = (
-    convolution(bias=True), convolution(bias=False), convolution(bias=True, is_gated=True), channels_scan(),
+    convolution(bias=True), convolution(bias=False), convolution(bias=True, is_gated=True),
+    convolution(bias=True, activates=False), gated_units(), channels_scan(),
     heads_scan(), heads_scan(64, (0.2, 0.9)), heads_scan(1, bias=False), delta_rule(),
     delta_rule(steps_by_key=True, strongest=1.5),
 )  # fmt: skip

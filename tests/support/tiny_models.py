@@ -256,6 +256,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "linear_num_heads": 4, "num_local_experts": 8, "n_group": 4, "topk_group": 2, "q_lora_rank": None,
         "moe_intermediate_size": 32, "num_experts_per_tok": 2, "initializer_range": 0.15,
     }),
+    "recurrent-gemma": ("RecurrentGemma", {"lru_width": 64, "attention_window_size": 16, "num_hidden_layers": 4}),
     "mamba": ("Mamba", {"state_size": 8}),
     "falcon-mamba": ("FalconMamba", {"state_size": 8}),
     "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}),

@@ -39,7 +39,7 @@ def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
     check_greedy(folder, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
-@pytest.mark.parametrize("family", ["jamba", "bamba", "falcon-h1", "nemotron-h", "qwen3-next"])
+@pytest.mark.parametrize("family", ["jamba", "bamba", "falcon-h1", "nemotron-h", "qwen3-next", "recurrent-gemma"])
 def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
@@ -110,7 +110,7 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [
     "jamba", "bamba", "bamba-plain", "qwen3-next", "falcon-mamba", "lfm2-moe", "nemotron-h-latent", "falcon-h1",
-    "falcon-h1-norms", "minimax", "olmo-hybrid", "kimi-linear",
+    "falcon-h1-norms", "minimax", "olmo-hybrid", "kimi-linear", "recurrent-gemma",
 ])  # fmt: skip
 def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
@@ -174,6 +174,8 @@ RELEASED: dict[str, dict[str, Any]] = {
              "tie_word_embeddings": None, "tie_embedding": True},
     "nemotron-h": {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "ME*-M"},
     "minimax": _MINIMAX,
+    "recurrent-gemma": {"block_types": None, "_block_types": ["recurrent", "recurrent", "attention"],
+                        "rope_parameters": None, "partial_rotary_factor": 0.5},
     "kimi-linear": {
         "layer_types": None, "mlp_layer_types": None, "first_k_dense_replace": 1, "linear_head_dim": None,
         "linear_num_heads": None, "linear_conv_kernel_dim": None, "mla_use_nope": True,

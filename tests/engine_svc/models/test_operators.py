@@ -83,6 +83,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "minimax",
         "olmo-hybrid",
         "kimi-linear",
+        "recurrent-gemma",
         "glm4",
         "cohere-norms",
         "cohere2",

@@ -54,7 +54,7 @@ def staged(stages: int, **options: Any) -> dict[str, Any]:
         ("gemma2", 2, {"pipeline_layer_partition": "1,2"}), ("cohere2", 3, {}), ("olmo2", 2, {}),
         ("granite", 2, {"enforce_eager": True}), ("mixtral", 2, {}), ("qwen3-moe", 3, {}), ("deepseek-v3", 3, {}),
         ("gpt-oss", 2, {"attention_backend": "reference"}), ("llama4", 2, {}), ("bamba", 2, {}), ("jamba", 2, {}),
-        ("falcon-h1", 3, {}), ("nemotron-h", 5, {}),
+        ("falcon-h1", 3, {}), ("nemotron-h", 5, {}), ("recurrent-gemma", 2, {}),
         ("qwen3-next", 4, {}), ("gpt-neo", 2, {}), ("bloom-6-heads", 2, {}), ("opt", 2, {}), ("opt-projected", 3, {}),
         ("qwen3", 2, {"cpu_kernels": "torch", "async_scheduling": False}),
     ],
