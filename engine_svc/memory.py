@@ -6,16 +6,10 @@ import contextlib
 import ctypes
 import math
 import mmap
-import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 import torch
 
 _HUGE_PAGE = 2 << 20
-_MADV_COLLAPSE = 25  # of Linux 6.1 on
-_PAUSE = 39  # times as long as a page's move took
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
@@ -28,7 +22,7 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
     are read by a third faster.
 
     Args:
-        in_huge_pages: from the first touch on; otherwise once `use_huge_pages` says so.
+        in_huge_pages: not for what is touched a little in many places: each would take 2 MiB of zeros.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if num_bytes < _HUGE_PAGE:
@@ -38,44 +32,6 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
         if in_huge_pages:
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)
-
-
-def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
-    """From now on, for what `zeros_when_touched` has made without; what was touched moves there little by little.
-
-    A layer's KV cache has a part for each head. Warming up touches a little of every part: in huge pages that was a
-    gigabyte of zeros for a model of 28 layers and 8 heads, a tenth of its start.
-    """
-    places = [(each.data_ptr(), each.nbytes) for each in tensors if each.is_cpu and each.nbytes >= _HUGE_PAGE]
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    madvise = _madvise()
-    for address, num_bytes in places:
-        madvise(address, num_bytes, mmap.MADV_HUGEPAGE)
-    threading.Thread(target=_collapse, args=(places,), name="huge pages", daemon=True).start()
-
-
-def _collapse(places: Sequence[tuple[int, int]]) -> None:
-    """Has no tensor in hand: one that goes meanwhile is free, and what is there then keeps its values too.
-
-    A page's move locks out whoever touches memory anew, and takes milliseconds where a virtual machine first has to get
-    it from its host. So most of the time is left to the steps. A low priority would not do: who has the lock must not
-    wait for those that it locks out.
-    """
-    madvise = _madvise()
-    for address, num_bytes in places:
-        first = -(-address // _HUGE_PAGE) * _HUGE_PAGE
-        for page in range(first, address + num_bytes - _HUGE_PAGE + 1, _HUGE_PAGE):
-            begin = time.perf_counter()
-            madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # one at a time: it ends at one of which nothing was touched
-            time.sleep(_PAUSE * (time.perf_counter() - begin))
-
-
-def _madvise() -> Callable[[int, int, int], int]:
-    """The system's call for (address, bytes, advice): where it does not take it, nothing happens."""
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return cast("Callable[[int, int, int], int]", call)
 
 
 def keep_freed_memory() -> None:

@@ -142,7 +142,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """One cache for each layer, in the backend's own layout; a CPU's for `use_huge_pages`."""
+        """One cache for each layer, in the backend's own layout."""
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
         """The caches' second tier in host memory: the same layout with other blocks."""

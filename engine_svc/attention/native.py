@@ -29,7 +29,7 @@ class NativeBackend(AttentionBackend):
     """What is inside a block is the kernels' own (`engine_svc/native/paged.h`)."""
 
     name = "native"
-    block_dimension = 2
+    block_dimension = 0
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -52,10 +52,10 @@ class NativeBackend(AttentionBackend):
         return True
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [planes, num_kv_heads, num_blocks, block_size * head_dim]."""
+        """Per layer [num_blocks, planes, num_kv_heads, block_size * head_dim]: a huge page has some whole blocks."""
         shape = self.shape
-        size = (shape.planes, shape.num_kv_heads, num_blocks, shape.block_size * shape.head_dim)
-        return [zeros_when_touched(size, shape.stored, in_huge_pages=False) for _ in range(num_layers)]
+        size = (num_blocks, shape.planes, shape.num_kv_heads, shape.block_size * shape.head_dim)
+        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Nothing to prepare."""
@@ -77,7 +77,7 @@ class NativeBackend(AttentionBackend):
         query, output = _with_heads_together(query), query.new_empty(query.shape)
         sinks = None if options.sinks is None else options.sinks.float()
         self._kernels.attend(
-            *self._types, query.data_ptr(), query.stride(0), self._keys(cache), cache[-1].data_ptr(), cache.stride(1),
+            *self._types, query.data_ptr(), query.stride(0), *self._places(cache), cache.stride(0), cache.stride(2),
             metadata.block_table.data_ptr(), metadata.block_table.stride(0), metadata.query_start_loc.data_ptr(),
             metadata.seq_lens.data_ptr(), len(metadata.seq_lens_host), output.data_ptr(), shape.num_heads,
             shape.num_kv_heads, shape.head_dim, shape.block_size, options.scale, options.sliding_window or 0,
@@ -92,13 +92,13 @@ class NativeBackend(AttentionBackend):
         key, value, shape = _with_heads_together(key), _with_heads_together(value), self.shape
         self._kernels.write_cache(
             *self._types, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
-            self._keys(cache), cache[-1].data_ptr(), cache.stride(1), len(key), shape.num_kv_heads, shape.head_dim,
+            *self._places(cache), cache.stride(0), cache.stride(2), len(key), shape.num_kv_heads, shape.head_dim,
             shape.block_size,
         )  # fmt: skip
 
-    def _keys(self, cache: torch.Tensor) -> int | None:
-        """Where they lie; None where they are values."""
-        return None if self.shape.keys_are_values else cache.data_ptr()
+    def _places(self, cache: torch.Tensor) -> tuple[int | None, int]:
+        """Where the first block's keys lie, None where they are values; and its values."""
+        return None if self.shape.keys_are_values else cache.data_ptr(), cache[:, -1].data_ptr()
 
 
 def _with_heads_together(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ struct Call {
   const void* query;
   int64_t query_stride;  // values between tokens
   const void *keys, *values;
-  int64_t plane;  // values between heads
+  int64_t block_stride, head_stride;  // values between blocks, and between heads
   const int32_t* block_table;
   int64_t table_stride;
   const int32_t *query_start, *seq_lens;
@@ -140,8 +140,8 @@ class Work {
 
   Paged<Stored, Cached> cache_of(const Task& task) const {
     auto *keys = (const Cached*)call.keys, *values = (const Cached*)call.values;
-    return {keys ? keys + task.head * call.plane : nullptr, values + task.head * call.plane,
-            call.block_table + task.sequence * call.table_stride, call.block_size, call.dim};
+    return {keys ? keys + task.head * call.head_stride : nullptr, values + task.head * call.head_stride,
+            call.block_table + task.sequence * call.table_stride, call.block_stride, call.block_size, call.dim};
   }
 
   // A partition, before one of `next` (null: unknown).
@@ -219,16 +219,18 @@ extern "C" {
 
 // The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
 // and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
-// `plane` values between heads; keys is null where values are keys too. dim and block_size are multiples of 16. The cache
-// holds every parts-th position of a sequence, from `part` on. sinks and slopes are [heads], or null. lse [tokens, heads], unless null, gets the logarithms of the
-// rows' sums of exponentiated scores; of a row that sees nothing, minus infinity, and its output is 0.
+// so many values between blocks and between heads; keys is null where values are keys too. dim and block_size are multiples
+// of 16. The cache holds every parts-th position of a sequence, from `part` on. sinks and slopes are [heads], or null. lse
+// [tokens, heads], unless null, gets the logarithms of the rows' sums of exponentiated scores; of a row that sees nothing,
+// minus infinity, and its output is 0.
 void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
-                  int64_t plane, const int32_t* block_table, int64_t table_stride, const int32_t* query_start,
-                  const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads, int64_t kv_heads, int64_t dim,
-                  int64_t block_size, float scale, int64_t window, int chunked, int bidirectional, float softcap,
-                  const float* sinks, const float* slopes, int64_t part, int64_t parts, float* lse) {
-  Call call{query, query_stride, keys, values, plane, block_table, table_stride, query_start, seq_lens, num_seqs,
-            output, heads, kv_heads, dim, block_size,
+                  int64_t block_stride, int64_t head_stride, const int32_t* block_table, int64_t table_stride,
+                  const int32_t* query_start, const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads,
+                  int64_t kv_heads, int64_t dim, int64_t block_size, float scale, int64_t window, int chunked,
+                  int bidirectional, float softcap, const float* sinks, const float* slopes, int64_t part,
+                  int64_t parts, float* lse) {
+  Call call{query, query_stride, keys, values, block_stride, head_stride, block_table, table_stride, query_start,
+            seq_lens, num_seqs, output, heads, kv_heads, dim, block_size,
             {scale, softcap, window, window && chunked, bool(bidirectional), part, parts}, sinks, slopes, lse};
   with_type(type, [&](auto value) {
     with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });

@@ -82,11 +82,12 @@ const Cached* as_cached(const Value* rows, int64_t& stride, int64_t tokens, int6
 
 extern "C" {
 
-// key, value [tokens, kv_heads, dim], tokens `..._stride` values apart; `plane` values between the cache's heads. keys is
-// null where values are keys too; what has a slot below 0 is left out. `cached` is as with_cached numbers it.
+// key, value [tokens, kv_heads, dim], tokens `..._stride` values apart; so many values between the cache's blocks, and
+// between a block's heads. keys is null where values are keys too; what has a slot below 0 is left out. `cached` is as
+// with_cached numbers it.
 void quire_write_cache(int type, int cached, const void* key, const void* value, int64_t key_stride,
-                       int64_t value_stride, const int64_t* slots, void* keys, void* values, int64_t plane,
-                       int64_t tokens, int64_t kv_heads, int64_t dim, int64_t block_size) {
+                       int64_t value_stride, const int64_t* slots, void* keys, void* values, int64_t block_stride,
+                       int64_t head_stride, int64_t tokens, int64_t kv_heads, int64_t dim, int64_t block_size) {
   std::vector<Run> runs = find_runs(slots, tokens);
   auto write = [&](auto stored, auto in_cache) {
     using Stored = decltype(stored);
@@ -95,13 +96,14 @@ void quire_write_cache(int type, int cached, const void* key, const void* value,
     parallel_for(int64_t(runs.size()), tokens * kv_heads * dim > WORTH_A_THREAD, [&](int64_t i) {
       Cached memory[std::is_same_v<Cached, Stored> ? 1 : UNIT * MOST_DIM];
       int64_t token = runs[i].first, count = runs[i].last - token, within = slots[token] % block_size;
+      int64_t first = slots[token] / block_size * block_stride;
       for (int64_t head = 0; head < kv_heads; ++head) {
-        int64_t block = head * plane + (slots[token] - within) * dim;
+        int64_t block = first + head * head_stride;
         fetch<GROUP>(keys ? (const Cached*)keys + block + within * GROUP : nullptr, block_size * GROUP,
                      (const Cached*)values + block, within, count, dim);
       }
       for (int64_t head = 0; head < kv_heads; ++head) {
-        int64_t block = head * plane + (slots[token] - within) * dim, stride = key_stride;
+        int64_t block = first + head * head_stride, stride = key_stride;
         if (keys) {
           auto rows = as_cached((const Stored*)key + token * stride + head * dim, stride, count, dim, memory);
           write_keys<GROUP>(rows, stride, count, dim, (Cached*)keys + block + within * GROUP, block_size * GROUP);

@@ -72,10 +72,10 @@ _SIGNATURES = {
     "candidates": (_POINTER, *(_LONG,) * 4, *(_POINTER,) * 3, _LONG, *(_POINTER,) * 3),
     "sample_candidates": (*(_POINTER,) * 3, *(_LONG,) * 3, *(_POINTER,) * 6),
     "score": (_POINTER, _LONG, _LONG, _LONG, _INT, *(_POINTER,) * 3, _LONG, _POINTER, _POINTER),
-    "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 5),
+    "write_cache": (_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, *(_LONG,) * 6),
     "attend": (
-        _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER,
-        *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _POINTER, _LONG, _LONG, _POINTER,
+        _INT, _INT, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _LONG,
+        _POINTER, *(_LONG,) * 4, _FLOAT, _LONG, _INT, _INT, _FLOAT, _POINTER, _POINTER, _LONG, _LONG, _POINTER,
     ),
     "convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER, _INT),
     "gated_convolve": (_INT, _INT, *(_POINTER,) * 5, _LONG, _LONG, _POINTER),

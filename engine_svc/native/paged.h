@@ -1,9 +1,10 @@
 // The paged cache of keys and values, laid out as attention multiplies them.
 //
-// A layer's cache is keys and values of [kv_heads, blocks, block]. With the GROUP of their type (groups.h), a block of
-// keys is [dim / GROUP, block_size, GROUP]: a packed matrix whose outputs are keys, so that scores are a product with
-// queries. A block of values is [block_size / GROUP, dim, GROUP]: one whose outputs are the head's values, so that their
-// weighted sum is a product with weights. Keys that are values too are cached as values alone.
+// A layer's cache is blocks of keys and values, each of [kv_heads, part]: what few tokens need lies in few pages. With
+// the GROUP of their type (groups.h), a part of keys is [dim / GROUP, block_size, GROUP]: a packed matrix whose outputs are
+// keys, so that scores are a product with queries. A part of values is [block_size / GROUP, dim, GROUP]: one whose outputs
+// are the head's values, so that their weighted sum is a product with weights. Keys that are values too are cached as
+// values alone.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +23,10 @@ struct Paged {
   static constexpr int GROUP = Groups<Stored>::GROUP;
   const Cached *keys, *values;  // keys: null where they are values too
   const int32_t* blocks;
+  int64_t block_stride;  // values between blocks
   int64_t block_size, dim;
 
-  int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_size * dim; }
+  int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_stride; }
   int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
   // Of the unit that begins at `position`: its first group, and groups of the next ones along dim are `step` behind.
   const Cached* keys_at(int64_t position) const { return keys + start(position) + within(position) * GROUP; }

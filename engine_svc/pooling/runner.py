@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine_svc.memory import keep_freed_memory, use_huge_pages
+from engine_svc.memory import keep_freed_memory
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.encoder import Encoder
 from engine_svc.native.calls import NotRecordable
@@ -73,7 +73,6 @@ class PoolingRunner:
         """The blocks, unless they are there, and a first step: before any other."""
         if self._cache is None:
             (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
-            use_huge_pages([self._cache])
             self._recorded = self._record()
             self._warm_up()
 

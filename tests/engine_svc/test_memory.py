@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_svc.memory import use_huge_pages, zeros_when_touched
-from tests.support.waiting import eventually_now
+from engine_svc.attention.base import AttentionShape
+from engine_svc.attention.native import NativeBackend
+from engine_svc.memory import zeros_when_touched
+from tests.support.native import fastest_kernels, needs_native
 
 _HUGE_PAGE = 2 << 20
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -71,15 +73,15 @@ def test_weights_that_are_packed_leave_no_gaps_in_the_heap() -> None:
     assert int(ran.stdout) < 8 << 20
 
 
-def huge_bytes(tensor: torch.Tensor) -> int:
-    """How much of the memory that it lies in is in huge pages."""
+def bytes_held(tensor: torch.Tensor, kind: str = "Rss") -> int:
+    """How much of the memory that it lies in is there, or is there as smaps' `kind`."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
         if not first.endswith(":"):
             begin, end = (int(address, 16) for address in first.split("-"))
             inside = begin < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < end
-        elif inside and first == "AnonHugePages:":
+        elif inside and first == f"{kind}:":
             found += int(rest.split()[0]) * 1024
     return found
 
@@ -88,23 +90,26 @@ def huge_bytes(tensor: torch.Tensor) -> int:
     not hasattr(mmap, "MADV_HUGEPAGE") or not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(),
     reason="there are no huge pages here",
 )
-def test_what_was_touched_moves_to_huge_pages_later() -> None:
-    if not huge_bytes(zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1)):
+def test_memory_is_in_huge_pages_unless_it_is_not_to_be() -> None:
+    if not bytes_held(large := zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1), "AnonHugePages"):
         pytest.skip("free memory lies too scattered")
-    cache = zeros_when_touched((8, 3 * _HUGE_PAGE), torch.uint8, in_huge_pages=False)
-    cache[1::2, :2] = 7  # a little of some parts
-    assert huge_bytes(cache) == 0
-    use_huge_pages([cache])
-    if tuple(map(int, platform.release().split(".")[:2])) >= (6, 1):
-        eventually_now(lambda: huge_bytes(cache), "what was touched does not move")
-    cache[0] = 5  # what is touched from now on needs no move
-    assert huge_bytes(cache) > 0
-    assert cache[0].eq(5).all()
-    assert cache[1::2, :2].eq(7).all()
-    assert not cache[1::2, 2:].any()
+    small = zeros_when_touched((8, 3 * _HUGE_PAGE), torch.uint8, in_huge_pages=False)
+    small[1::2, :2] = 7  # a little of some parts
+    assert bytes_held(small, "AnonHugePages") == 0
+    assert small[1::2, :2].eq(7).all()
+    assert not small[1::2, 2:].any()
+    assert large.eq(1).all()
 
 
-def test_small_tensors_stay_as_they_are() -> None:
-    small = zeros_when_touched((3, 5), torch.float32, in_huge_pages=False)
-    use_huge_pages([small])
-    assert not small.any()
+def test_small_tensors_are_zeros_too() -> None:
+    assert not zeros_when_touched((3, 5), torch.float32).any()
+
+
+@needs_native
+def test_few_tokens_take_few_pages_of_a_cache() -> None:
+    shape = AttentionShape(8, 8, 64, 16, torch.float32, torch.device("cpu"))
+    backend = NativeBackend(shape, fastest_kernels())
+    (cache,) = backend.allocate(1024, 1)
+    tokens = torch.zeros(32, 8, 64)
+    backend.write(tokens, tokens, cache, torch.arange(32))
+    assert 0 < bytes_held(cache) <= 2 * _HUGE_PAGE  # of all heads' keys and values
