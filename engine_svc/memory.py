@@ -6,10 +6,16 @@ import contextlib
 import ctypes
 import math
 import mmap
+import threading
+import time
+from collections.abc import Iterable, Sequence
 
 import torch
 
 _HUGE_PAGE = 2 << 20
+_MADV_POPULATE_WRITE = 23  # of Linux 5.14 on
+_AHEAD_BYTES = 1 << 30  # of all layers
+_PAUSE = 19  # times as long as a page took
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
@@ -32,6 +38,35 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
         if in_huge_pages:
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)
+
+
+def touch_ahead(caches: Iterable[torch.Tensor]) -> None:
+    """Has the system provide the first pages of the layers' KV caches little by little, before steps touch them.
+
+    A step waits for what it touches first: milliseconds for each page where a virtual machine has to get it from its
+    host.
+
+    Args:
+        caches: of `zeros_when_touched`, used from their beginning on.
+    """
+    places = [(each.data_ptr(), each.nbytes) for each in caches if each.is_cpu and each.nbytes >= _HUGE_PAGE]
+    if places and hasattr(mmap, "MADV_HUGEPAGE"):
+        threading.Thread(target=_populate, args=(places,), name="pages ahead", daemon=True).start()
+
+
+def _populate(places: Sequence[tuple[int, int]]) -> None:
+    """Has no tensor in hand: one that goes meanwhile is free. What is there keeps its values."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for offset in range(0, _AHEAD_BYTES // len(places), _HUGE_PAGE):
+        for address, num_bytes in places:
+            if offset >= num_bytes:
+                continue
+            page = address // mmap.PAGESIZE * mmap.PAGESIZE + offset
+            begin = time.perf_counter()
+            if madvise(page, min(_HUGE_PAGE, num_bytes - offset), _MADV_POPULATE_WRITE):
+                return  # an older system, or the memory has gone
+            time.sleep(_PAUSE * (time.perf_counter() - begin))
 
 
 def keep_freed_memory() -> None:

@@ -19,6 +19,7 @@ from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import load_model
+from engine_svc.memory import touch_ahead
 from engine_svc.models.attention import AnyLayerCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
@@ -213,6 +214,7 @@ class Runner:
         self._warm_up(num_blocks)
         if isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self._record_steps()
+        touch_ahead(self._all_caches)
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
         if self._answers is not None:

@@ -11,8 +11,9 @@ import torch
 
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.native import NativeBackend
-from engine_svc.memory import zeros_when_touched
+from engine_svc.memory import touch_ahead, zeros_when_touched
 from tests.support.native import fastest_kernels, needs_native
+from tests.support.waiting import eventually_now
 
 _HUGE_PAGE = 2 << 20
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -103,6 +104,18 @@ def test_memory_is_in_huge_pages_unless_it_is_not_to_be() -> None:
 
 def test_small_tensors_are_zeros_too() -> None:
     assert not zeros_when_touched((3, 5), torch.float32).any()
+
+
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="this system provides nothing ahead"
+)
+def test_the_first_pages_of_every_cache_are_there_before_they_are_touched() -> None:
+    caches = [zeros_when_touched((3 * _HUGE_PAGE,), torch.uint8, in_huge_pages=False) for _ in range(2)]
+    caches[0][5] = 7
+    touch_ahead([*caches, torch.zeros(3)])
+    eventually_now(lambda: all(bytes_held(cache) >= cache.nbytes for cache in caches), "the pages do not come")
+    assert caches[0][5] == 7
+    assert all(cache.sum() == expected for cache, expected in zip(caches, (7, 0), strict=True))
 
 
 @needs_native
