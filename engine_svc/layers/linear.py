@@ -58,10 +58,10 @@ class ColumnParallelLinear(_SplitLinear):
         """
         super().__init__(Split(dict(parts), Part(0, input_size, input_size), layout), bias=bias, context=context)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, input_size] → [tokens, rows of this rank]."""
+    def forward(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        """[tokens, input_size] → [tokens, rows of this rank]; float32, if wide."""
         assert self._product is not None
-        return self._product(hidden)
+        return self._product(hidden, wide=wide)
 
 
 def whole_linear(input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> ColumnParallelLinear:

@@ -31,6 +31,13 @@ def _linear(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple
     return _plain(parameters["rope_theta"], dim) / parameters["factor"], 1.0
 
 
+def _proportional(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
+    """The first part of the frequencies that all values would have; the rest of these is not rotated (Gemma 4)."""
+    rotated = int(parameters.get("partial_rotary_factor", 1.0) * dim // 2)
+    plain = _plain(parameters["rope_theta"], dim) / parameters.get("factor", 1.0)
+    return torch.where(torch.arange(dim // 2) < rotated, plain, 0.0), 1.0
+
+
 def _llama3(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
     """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
     plain = _plain(parameters["rope_theta"], dim)
@@ -90,6 +97,7 @@ def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length
 # `dynamic` begins as the plain one; `rotary_table` changes it past the trained length.
 SCALINGS: dict[str, Scaling] = {
     "default": _default, "none": _none, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
+    "proportional": _proportional,
 }  # fmt: skip
 
 

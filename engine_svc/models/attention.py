@@ -95,12 +95,16 @@ class Attention(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
+        return self.o_proj(self._attended(hidden, cache, step))
+
+    def _attended(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, query heads * head_dim]."""
         projected = self.qkv_proj(hidden)
         if self._norms in ("each", "all"):
             self._normalise(projected)
         if self._clip is not None:
             self._ops.clip(projected, self._clip)
-        return self.o_proj(self._attend(projected.view(len(hidden), -1, self._head_dim), cache, step))
+        return self._attend(projected.view(len(hidden), -1, self._head_dim), cache, step)
 
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""

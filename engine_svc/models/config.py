@@ -239,6 +239,7 @@ class ModelConfig(ModelFacts):
     attention_slopes: tuple[float, ...] = ()  # the same, of all heads; empty: none
     bidirectional: bool = False  # the same
     gates_attention: bool = False  # a gate for each value of its output
+    gates_heads: bool = False  # one for each head's
     windows_are_chunks: bool = False
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart

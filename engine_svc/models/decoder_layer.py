@@ -12,7 +12,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, StepInputs
 from engine_svc.models.config import ModelConfig
-from engine_svc.models.gated_attention import GatedAttention
+from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
@@ -201,6 +201,8 @@ def create_layer(config: ModelConfig, context: LayerContext, index: int) -> Deco
 def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
     if config.latent:
         return LatentAttention(config, config.latent, context)
+    if config.gates_heads:
+        return HeadGatedAttention(config, context, index)
     return (GatedAttention if config.gates_attention else Attention)(config, context, index)
 
 

@@ -1,11 +1,11 @@
-"""Attention whose output goes through a gate for each of its values (Qwen3-Next)."""
+"""Attention whose output goes through gates: of each of its values (Qwen3-Next), or of each head (LFM3)."""
 
 from __future__ import annotations
 
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.linear import ColumnParallelLinear, qkv_parts
+from engine_svc.layers.linear import ColumnParallelLinear, even_parts, qkv_parts
 from engine_svc.layers.split import Part
 from engine_svc.models.attention import Attention, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
@@ -30,3 +30,19 @@ class GatedAttention(Attention):
         query, gates = pairs.unflatten(1, (self._heads, 2)).unbind(2)
         together = self._ops.join((query, keys_and_values)).view(len(hidden), -1, self._head_dim)
         return self.o_proj(self._ops.gate(self._attend(together, cache, step), self._ops.join((gates,))))
+
+
+class HeadGatedAttention(Attention):
+    """The gates are made by a matrix of their own."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        heads = even_parts(context.groups.tensor, {"": config.num_heads})
+        self.g_proj = ColumnParallelLinear(config.hidden_size, heads, bias=False, context=context.at("g_proj"))
+
+    def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """See Attention.forward."""
+        values = self._attended(hidden, cache, step).view(-1, self._head_dim)
+        gates = self.g_proj(hidden, wide=True).view(-1, 1)
+        gated = self._ops.add(self._ops.zeros_like(values), values, gates)
+        return self.o_proj(gated.view(len(hidden), -1))

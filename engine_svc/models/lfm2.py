@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_svc.models.config import ModelConfig, MoeConfig, ShortConvolutionConfig, base_config
 
-_NAMES = {
+LFM_MODULES = {
     "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "embedding_norm": "norm",
     "q_layernorm": "q_norm", "k_layernorm": "k_norm",
 }  # fmt: skip
@@ -25,7 +25,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     return base_config(
         {"rope_theta": 1e6, "intermediate_size": None, **config},
         intermediate_size=config["intermediate_size"] if is_mixture else _intermediate_size(config), qk_norm="head",
-        norm_eps=config.get("norm_eps", 1e-5), module_names=_NAMES,
+        norm_eps=config.get("norm_eps", 1e-5), module_names=LFM_MODULES,
         tie_word_embeddings=config.get("tie_embedding", config.get("tie_word_embeddings", True)),
         recurrent={index: convolution for index in layers if types[index] == "conv"},
         moe=_mixtures(config) if is_mixture else (None,) * len(layers),

@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
     "Lfm2ForCausalLM": "engine_svc.models.lfm2",
     "Lfm2MoeForCausalLM": "engine_svc.models.lfm2",
+    "Lfm3ForCausalLM": "engine_svc.models.lfm3",
     "Llama4ForCausalLM": "engine_svc.models.llama4",
     "LlamaForCausalLM": "engine_svc.models.llama",
     "MPTForCausalLM": "engine_svc.models.mpt",

@@ -191,6 +191,12 @@ _MULTIPLIED: dict[str, Any] = {
     "ssm_out_multiplier": 0.4, "mlp_multipliers": [0.9, 0.6], "ssm_multipliers": [0.7, 1.1, 0.9, 1.2, 0.8],
 }  # fmt: skip
 _CONVOLUTIONS: dict[str, Any] = {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
+_LFM3: dict[str, Any] = {
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 16,
+}
 # Transformers writes the three convolutions of such layers as if they were of one size.
 _APART: dict[str, Any] = {"linear_num_key_heads": 4, "linear_value_head_dim": 12}
 _GRANITE: dict[str, Any] = {
@@ -229,6 +235,10 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-moe": ("Lfm2Moe", _CONVOLUTIONS | {
         "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "routed_scaling_factor": 1.5,
+    }),
+    "lfm3": ("Lfm3", _LFM3),
+    "lfm3-plain": ("Lfm3", _LFM3 | {
+        "use_sandwich_norm": False, "use_attention_gate": False, "attention_bias": True, "conv_bias": True,
     }),
     "nemotron-h": ("NemotronH", _NEMOTRON),
     "nemotron-h-latent": ("NemotronH", _NEMOTRON | {

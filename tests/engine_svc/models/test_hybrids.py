@@ -110,7 +110,7 @@ def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [
     "jamba", "bamba", "bamba-plain", "qwen3-next", "falcon-mamba", "lfm2-moe", "nemotron-h-latent", "falcon-h1",
-    "falcon-h1-norms", "minimax", "olmo-hybrid", "kimi-linear", "recurrent-gemma",
+    "falcon-h1-norms", "minimax", "olmo-hybrid", "kimi-linear", "recurrent-gemma", "lfm3",
 ])  # fmt: skip
 def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)

@@ -78,6 +78,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "granite-hybrid",
         "qwen3-next",
         "lfm2-moe",
+        "lfm3",
         "nemotron-h-latent",
         "falcon-h1",
         "minimax",

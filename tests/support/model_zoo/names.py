@@ -59,6 +59,7 @@ NAMES: dict[str, str] = {
     "KimiLinearForCausalLM": "Kimi Linear",
     "Lfm2ForCausalLM": "LFM2",
     "Lfm2MoeForCausalLM": "LFM2 8B A1B",
+    "Lfm3ForCausalLM": "LFM3",
     "Llama4ForCausalLM": "Llama 4 Scout, Maverick: text",
     "LlamaForCausalLM": "Llama 2 to 3.3, Vicuna, Yi, TinyLlama, SmolLM 1 and 2, DeepSeek LLM, xLAM, Hermes, InternLM 3",
     "LongcatFlashForCausalLM": "LongCat Flash",
