@@ -9,6 +9,8 @@ from typing import Any
 
 from engine_svc.core.pooling_engine import PoolingEngine
 from engine_svc.kv_cache.sizing import KvCacheSize
+from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.model_info import ModelInfo, make_model_info
 from engine_svc.parallel.layout import layout_of
 from engine_svc.pooling_form.form import PoolingForm, pooling_form
@@ -39,7 +41,8 @@ def build_pooling(
     form = pooling_form(config, folder, options.pooling)
     tokens = _token_ids(form, model)
     # Late: torch takes a second or two to import, and the worker answers by then.
-    with without_collection():
+    source = create_format(folder, options.load)
+    with without_collection(), memory_ahead(source, options.kernels.device):
         from engine_svc.executor.device import choose_device
         from engine_svc.pooling.rank import PoolingRank
         from engine_svc.pooling.runner import PoolingRunner

@@ -6,6 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from engine_svc.executor.base import Executor
+from engine_svc.loader.folder import weights_folder
+from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.collection import without_collection
@@ -33,8 +36,9 @@ class UniprocExecutor(Executor):
                 "--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size and "
                 "--pipeline-parallel-size."
             )
+        source = create_format(weights_folder(model, options.load), options.load)
         # Late: it takes a second or two to import, and the worker answers by then.
-        with without_collection():
+        with without_collection(), memory_ahead(source, options.kernels.device):
             import torch
 
             from engine_svc.executor.device import choose_device
@@ -97,7 +101,6 @@ def _check_alone(model: ModelOptions, options: EngineOptions) -> None:
     Raises:
         StartupError: other workers' steps need this one's experts, also while it has nothing to do.
     """
-    from engine_svc.loader.folder import weights_folder
     from engine_svc.loader.model import has_experts
 
     if options.parallel.data_parallel_size > 1 and has_experts(weights_folder(model, options.load), options):

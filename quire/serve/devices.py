@@ -15,11 +15,18 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SECONDS = 60.0
 
 
-def count_gpus() -> int:
-    """GPUs that processes of this environment see. Asked in a process of its own, which lets go of the driver."""
+def has_driver() -> bool:
+    """Whether this process could use GPUs, if there are any."""
     try:
         ctypes.CDLL(_DRIVER)
     except OSError:
+        return False
+    return True
+
+
+def count_gpus() -> int:
+    """GPUs that processes of this environment see. Asked in a process of its own, which lets go of the driver."""
+    if not has_driver():
         return 0
     command = [sys.executable, "-m", "quire.serve.devices"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603  (our own)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import shutil
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.cache_scales import is_cache_scale
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.safetensors_files import Safetensors
+from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.loader.weights import randomize
 from engine_svc.plan import KvCacheSpec
@@ -302,6 +305,22 @@ async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytes
     read_ahead(create_format(folder, LoadOptions()))
     await eventually(lambda: told == [str(folder / "model.safetensors")])
     read_ahead(create_format(folder / "nowhere", LoadOptions()))  # which is for the loader to say
+
+
+async def test_memory_is_touched_ahead_and_given_back(tmp_path: Path) -> None:
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(256 << 20)
+    source, before = create_format(tmp_path, LoadOptions()), held()
+    with memory_ahead(source, "cpu"):
+        await eventually(lambda: held() - before > 200 << 20)
+    assert held() - before < 50 << 20
+    with memory_ahead(source, "cuda"):
+        assert "memory ahead" not in [thread.name for thread in threading.enumerate()]
+    with memory_ahead(create_format(tmp_path / "nowhere", LoadOptions()), "cpu"):
+        pass  # which is for the loader to say
 
 
 def without_norm(tensors: dict[str, torch.Tensor]) -> None:

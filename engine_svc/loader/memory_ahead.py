@@ -1,0 +1,59 @@
+"""Has the system provide memory for the weights while the worker is still busy with other things."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+
+from engine_svc.loader.formats.base import LoadFormat
+from quire.errors import StartupError
+from quire.serve.devices import has_driver
+
+_CHUNK = 16 << 20
+_MOST_BYTES = 2 << 30  # where it matters there is no time for more
+
+
+@contextlib.contextmanager
+def memory_ahead(source: LoadFormat, device: str) -> Iterator[None]:
+    """Meanwhile a thread touches as much memory as the weights' files have; at the end the system has it back.
+
+    A virtual machine's host gives memory when the machine first touches it, at half a gigabyte a second: a small
+    model's weights would wait for that longer than for all else. What was just given back is at hand for who touches
+    memory next.
+
+    Args:
+        source: of the weights; what is wrong with it is left to the loader to say.
+        device: as --device has it. Weights on a GPU need none of this.
+    """
+    if device == "cuda" or (device == "auto" and has_driver()) or not hasattr(mmap, "MADV_HUGEPAGE"):
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_touch, args=(source, stop), name="memory ahead", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _touch(source: LoadFormat, stop: threading.Event) -> None:
+    with contextlib.suppress(OSError, StartupError):
+        num_bytes = sum(file.stat().st_size for file in source.files())
+        free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # nothing that was read ahead is to make room for this
+        chunks = min(num_bytes, free // 2, _MOST_BYTES) // _CHUNK
+        if not chunks:
+            return
+        with mmap.mmap(-1, chunks * _CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            memory.madvise(mmap.MADV_HUGEPAGE)  # which weights are in, too
+            for start in range(0, len(memory), _CHUNK):
+                if stop.is_set():
+                    break
+                piece = (ctypes.c_char * _CHUNK).from_buffer(memory, start)
+                ctypes.memset(piece, 0, _CHUNK)  # without Python's lock
+                del piece  # or the memory could not be closed
