@@ -16,26 +16,7 @@ from click.shell_completion import CompletionItem
 import quire
 from quire.collection import end_without_collection, without_collection
 from quire.errors import StartupError
-from quire.options.batch import BatchOptions
-from quire.options.bench import BenchResultOptions, BenchSamplingOptions, BenchServerOptions, BenchTrafficOptions
-from quire.options.bench_engine import LatencyOptions, ThroughputOptions
-from quire.options.collect_env import CollectEnvOptions
 from quire.options.command import OptionsCommand
-from quire.options.dataset import DatasetOptions
-from quire.options.engine import EngineOptions
-from quire.options.gateway import GatewayOptions
-from quire.options.load import LoadOptions
-from quire.options.log import LogOptions
-from quire.options.model import ModelOptions
-from quire.options.model_form import ModelFormOptions
-from quire.options.parallel import ParallelOptions
-from quire.options.router import RouterOptions
-from quire.options.save import SaveOptions
-from quire.options.serve import ServeOptions
-from quire.options.server import GrpcServerOptions, RpcSecurityOptions
-from quire.options.tokenizer import TokenizerOptions
-from quire.options.tracing import TracingOptions
-from quire.options.workers import WorkersOptions
 from quire.supervised import Stage, end_with_supervisor, report
 
 GRPC_PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053}
@@ -56,6 +37,20 @@ def _main_of(module: str) -> Callable[..., None]:
             sys.exit(1)
 
     return run
+
+
+def _command(name: str, text: str, groups: Mapping[str, str], *arguments: Any) -> click.Command:
+    """A command of options; the modules of all would be a third of what a service without torch imports.
+
+    Args:
+        groups: keyword of what runs → module and dataclass in quire.options.
+        arguments: see OptionsCommand.
+    """
+    classes = {}
+    for keyword, place in groups.items():
+        module, _, options = place.rpartition(".")
+        classes[keyword] = getattr(importlib.import_module(f"quire.options.{module}"), options)
+    return OptionsCommand(name, text, classes, *arguments)
 
 
 def _client_command(name: str, module: str = "quire.client.command") -> click.Command:
@@ -107,38 +102,39 @@ class _Commands(click.Group):
 
 
 _RPC = {
-    "server": GrpcServerOptions, "security": RpcSecurityOptions, "log": LogOptions, "tracing": TracingOptions,
+    "server": "server.GrpcServerOptions", "security": "server.RpcSecurityOptions", "log": "log.LogOptions",
+    "tracing": "tracing.TracingOptions",
 }  # fmt: skip
 
-_ENGINE = {"model": ModelOptions, "engine": EngineOptions, "log": LogOptions}
+_ENGINE = {"model": "model.ModelOptions", "engine": "engine.EngineOptions", "log": "log.LogOptions"}
 
 _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "latency": partial(
-            OptionsCommand,
+            _command,
             "latency",
             "Measures how long an engine of MODEL takes for one batch, without a server around it.",
-            {"latency": LatencyOptions, **_ENGINE},
+            {"latency": "bench_engine.LatencyOptions", **_ENGINE},
             _main_of("engine_svc.benchmark.latency"),
             {"enable_prefix_caching": False},
         ),
         "throughput": partial(
-            OptionsCommand,
+            _command,
             "throughput",
             "Measures how fast an engine of MODEL answers many prompts at once, without a server around it.",
-            {"throughput": ThroughputOptions, "dataset": DatasetOptions, **_ENGINE},
+            {"throughput": "bench_engine.ThroughputOptions", "dataset": "dataset.DatasetOptions", **_ENGINE},
             _main_of("engine_svc.benchmark.throughput"),
         ),
         "serve": partial(
-            OptionsCommand,
+            _command,
             "serve",
             "Measures a running server with an OpenAI API: Quire's, or any other.",
             {
-                "server": BenchServerOptions,
-                "traffic": BenchTrafficOptions,
-                "dataset": DatasetOptions,
-                "sampling": BenchSamplingOptions,
-                "result": BenchResultOptions,
+                "server": "bench.BenchServerOptions",
+                "traffic": "bench.BenchTrafficOptions",
+                "dataset": "dataset.DatasetOptions",
+                "sampling": "bench.BenchSamplingOptions",
+                "result": "bench.BenchResultOptions",
             },
             _main_of("quire.bench.serve"),
         ),
@@ -148,10 +144,10 @@ _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 _WORKERS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "list": partial(
-            OptionsCommand,
+            _command,
             "list",
             "Shows the workers of a running router, or why it placed a request where it did.",
-            {"workers": WorkersOptions, "security": RpcSecurityOptions},
+            {"workers": "workers.WorkersOptions", "security": "server.RpcSecurityOptions"},
             _main_of("quire.client.workers"),
         ),
         **{name: partial(_of_operator, name) for name in ("drain", "undrain", "pause", "resume", "sleep", "wake")},
@@ -159,9 +155,9 @@ _WORKERS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 )
 
 _STACK = {
-    "serve": ServeOptions, "model": ModelOptions, "gateway": GatewayOptions, "tokenizer": TokenizerOptions,
-    "router": RouterOptions, "engine": EngineOptions, "security": RpcSecurityOptions, "log": LogOptions,
-    "tracing": TracingOptions,
+    "serve": "serve.ServeOptions", "model": "model.ModelOptions", "gateway": "gateway.GatewayOptions",
+    "tokenizer": "tokenizer.TokenizerOptions", "router": "router.RouterOptions", "engine": "engine.EngineOptions",
+    "security": "server.RpcSecurityOptions", "log": "log.LogOptions", "tracing": "tracing.TracingOptions",
 }  # fmt: skip
 _OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address": ()}  # defaults: services of its own
 
@@ -169,7 +165,7 @@ _OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address"
 COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "serve": partial(
-            OptionsCommand,
+            _command,
             "serve",
             "Starts gateway, router, tokenizer and engines on this machine and serves MODEL.",
             _STACK,
@@ -177,7 +173,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             _OF_THE_STACK,
         ),
         "doctor": partial(
-            OptionsCommand,
+            _command,
             "doctor",
             "Looks at the machine, MODEL and the options, and says what would go wrong in a start by `quire serve`.",
             _STACK,
@@ -185,60 +181,60 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             _OF_THE_STACK,
         ),
         "run-batch": partial(
-            OptionsCommand,
+            _command,
             "run-batch",
             "Answers the requests of a file by MODEL, and ends.",
-            {"batch": BatchOptions, **_STACK},
+            {"batch": "batch.BatchOptions", **_STACK},
             _main_of("quire.batch.run"),
             _OF_THE_STACK,
         ),
         "gateway": partial(
-            OptionsCommand,
+            _command,
             "gateway",
             "Starts the HTTP gateway alone.",
             {
-                "gateway": GatewayOptions,
-                "security": RpcSecurityOptions,
-                "log": LogOptions,
-                "tracing": TracingOptions,
+                "gateway": "gateway.GatewayOptions",
+                "security": "server.RpcSecurityOptions",
+                "log": "log.LogOptions",
+                "tracing": "tracing.TracingOptions",
             },
             _main_of("gateway.main"),
         ),
         "tokenizer": partial(
-            OptionsCommand,
+            _command,
             "tokenizer",
             "Starts the tokenizer service of MODEL alone.",
-            {"model": ModelOptions, "tokenizer": TokenizerOptions, **_RPC},
+            {"model": "model.ModelOptions", "tokenizer": "tokenizer.TokenizerOptions", **_RPC},
             _main_of("tokenizer_svc.main"),
             {"port": GRPC_PORTS["tokenizer"]},
         ),
         "router": partial(
-            OptionsCommand,
+            _command,
             "router",
             "Starts the router alone.",
-            {"router": RouterOptions, **_RPC},
+            {"router": "router.RouterOptions", **_RPC},
             _main_of("router.main"),
             {"port": GRPC_PORTS["router"]},
         ),
         "engine": partial(
-            OptionsCommand,
+            _command,
             "engine",
             "Starts one engine worker of MODEL alone.",
-            {"model": ModelOptions, "engine": EngineOptions, **_RPC},
+            {"model": "model.ModelOptions", "engine": "engine.EngineOptions", **_RPC},
             _main_of("engine_svc.main"),
             {"port": GRPC_PORTS["engine"]},
         ),
         "save-sharded-state": partial(
-            OptionsCommand,
+            _command,
             "save-sharded-state",
             "Writes the weights of MODEL as each rank loads them, for --load-format sharded_state.",
             {
-                "model": ModelOptions,
-                "form": ModelFormOptions,
-                "load": LoadOptions,
-                "parallel": ParallelOptions,
-                "save": SaveOptions,
-                "log": LogOptions,
+                "model": "model.ModelOptions",
+                "form": "model_form.ModelFormOptions",
+                "load": "load.LoadOptions",
+                "parallel": "parallel.ParallelOptions",
+                "save": "save.SaveOptions",
+                "log": "log.LogOptions",
             },
             _main_of("engine_svc.loader.save"),
         ),
@@ -250,10 +246,10 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             context_settings={"help_option_names": ["-h", "--help"]},
         ),
         "collect-env": partial(
-            OptionsCommand,
+            _command,
             "collect-env",
             "Prints what a report of a fault should say of this machine; secrets are left out.",
-            {"collect_env": CollectEnvOptions},
+            {"collect_env": "collect_env.CollectEnvOptions"},
             _main_of("quire.environment.command"),
         ),
         "chat": partial(_client_command, "chat"),
