@@ -16,33 +16,47 @@ _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _FIRST, _SHORT = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}|{_MARKS}"
 _GPT4O = rf"{_FIRST}{_UPPER}*{_LOWER}+{_SHORT}|{_FIRST}{_UPPER}+{_LOWER}*{_SHORT}|\p{{N}}{{1,3}}|{_MARKS}"
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)  # fmt: skip
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
     """One way."""
 
-    pattern: str | None  # None: GPT-2's
+    patterns: tuple[str, ...]  # one after the other; none: GPT-2's
     digits: bool = False  # each by itself, before anything else
+    punctuation: bool = False  # apart, before anything else
+    triples: bool = False  # of digits, behind anything else
     begins: bool = False  # texts begin with the vocabulary's token for it, where a file does not say
     ignore_merges: bool = False  # words that are tokens are not merged from parts
     composes: bool = False  # characters are composed first (NFC)
 
 
-_GPT2 = PreTokenizer(None)
-_DIGITS = PreTokenizer(None, digits=True)
-_LLAMA = PreTokenizer(_LLAMA3, begins=True, ignore_merges=True)
-_QWEN = PreTokenizer(_QWEN2, composes=True)
-_O200K = PreTokenizer(_GPT4O)
+_GPT2 = PreTokenizer(())
+_DIGITS = PreTokenizer((), digits=True)
+_LLAMA = PreTokenizer((_LLAMA3,), begins=True, ignore_merges=True)
+_QWEN = PreTokenizer((_QWEN2,), composes=True)
+_O200K = PreTokenizer((_GPT4O,))
 
 BYTE_LEVEL: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jina-en", "jina-es", "jina-de"), _GPT2),
     **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "exaone", "command-r"), _DIGITS),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer(_LLAMA3)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _O200K),
-    "tekken": PreTokenizer(_TEKKEN, begins=True, ignore_merges=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _O200K),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
+    "qwen35": PreTokenizer((_QWEN35,), composes=True),
+    "hunyuan": PreTokenizer((_QWEN2,)),
+    "bloom": PreTokenizer((_BLOOM,)),
+    "falcon": PreTokenizer((), punctuation=True, triples=True),
+    "tekken": PreTokenizer((_TEKKEN,), begins=True, ignore_merges=True),
 }
 
 
@@ -52,10 +66,14 @@ def byte_level_steps(rules: PreTokenizer) -> dict[str, Any]:
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
-        "use_regex": rules.pattern is None,
+        "use_regex": not rules.patterns,
     }
     steps: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if rules.digits else []
-    if rules.pattern is not None:
-        split = {"type": "Split", "pattern": {"Regex": rules.pattern}, "behavior": "Isolated", "invert": False}
-        steps.append(split)
-    return {"type": "Sequence", "pretokenizers": [*steps, spelling]}
+    steps += [{"type": "Punctuation", "behavior": "Contiguous"}] if rules.punctuation else []
+    steps += [_split(pattern) for pattern in rules.patterns]
+    behind = [{"type": "Digits", "individual_digits": False}, _split("[0-9][0-9][0-9]")] if rules.triples else []
+    return {"type": "Sequence", "pretokenizers": [*steps, spelling, *behind]}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

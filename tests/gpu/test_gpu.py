@@ -56,7 +56,8 @@ def test_what_scores_are_made_of(special: str) -> None:
     "family",
     [
         "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss",
-        "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared",
+        "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared", "bloom", "falcon-rw", "mpt-clipped",
+        "nemotron-h", "nemotron-h-latent",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("eager", [False, True])

@@ -75,9 +75,9 @@ products = [
      {"BIAS": bias, "TILE_M": experts.TILE_M, "TILE_N": experts._TILE_N, "TILE_K": experts._TILE_K}, {"num_warps": 4})
     for bias in (False, True)
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
-    (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(3)
+    (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(6)
 ] + [
-    (activation._activate_kernel, {"COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in (1, 3, 4)
+    (activation._activate_kernel, {"COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in (0, 1, 3, 4, 5)
 ] + [
     (rotary._rotate_kernel,
      {"NUM_QUERY": 4, "DIM": 96, "DIM_PADDED": 128, "HALF": half, "WITH_NORMS": True, "INTERLEAVED": interleaved},

@@ -30,10 +30,13 @@ def train(rules: PreTokenizer) -> Tokenizer:
     if rules.composes:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rules.digits else []
-    if rules.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(rules.pattern), "isolated"))
-    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.pattern is None)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, spelling])
+    steps += [pre_tokenizers.Punctuation("contiguous")] if rules.punctuation else []
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rules.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not rules.patterns))
+    if rules.triples:
+        triples = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+        steps += [pre_tokenizers.Digits(individual_digits=False), triples]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet))
