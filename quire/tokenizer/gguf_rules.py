@@ -17,12 +17,12 @@ _FIRST, _SHORT = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = rf"{_FIRST}{_UPPER}*{_LOWER}+|{_FIRST}{_UPPER}+{_LOWER}*|\p{{N}}|{_MARKS}"
 _GPT4O = rf"{_FIRST}{_UPPER}*{_LOWER}+{_SHORT}|{_FIRST}{_UPPER}+{_LOWER}*{_SHORT}|\p{{N}}{{1,3}}|{_MARKS}"
 _QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+_NUMBERS, _CJK = r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+"  # noqa: RUF001
+_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-)  # fmt: skip
-_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ BYTE_LEVEL: Mapping[str, PreTokenizer] = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "kormo"), _QWEN),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _O200K),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(_DEEPSEEK3)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer((_NUMBERS, _CJK, _WORDS))),
     "qwen35": PreTokenizer((_QWEN35,), composes=True),
     "hunyuan": PreTokenizer((_QWEN2,)),
     "bloom": PreTokenizer((_BLOOM,)),
