@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_svc.kernels.coded import coded_product
-from engine_svc.ops.base import Ops
+from engine_svc.ops.base import ExpertsForm, Ops
 from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.packing_triton import pack_codes
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
@@ -79,6 +79,18 @@ def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
     for first, second in ((gate_up, down), (gate_up, wide_down), (wide_up, down)):
         found = ops.experts(first, second)(hidden, weights, ids)
         torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
+
+
+@every_ops
+@pytest.mark.parametrize("grid", [INT4, E4M3], ids=lambda grid: grid.name)
+def test_experts_without_gates(ops: Ops, grid: Grid) -> None:
+    """Nemotron's, whose activation is ReLU, squared."""
+    up, down = coded(grid, 4, 40, 48, with_offset=True), coded(grid, 4, 48, 40, seed=1)
+    hidden, form = torch.randn(9, 48), ExpertsForm("relu2", is_gated=False)
+    weights, ids = torch.randn(9, 4).softmax(-1).topk(2)
+    expected = experts_by_definition(hidden, weights, ids, up.wide(torch.float32), down.wide(torch.float32), form)
+    found = ops.experts(up, down, form)(hidden, weights, ids)
+    torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
 
 
 @every_ops
