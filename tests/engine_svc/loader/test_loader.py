@@ -137,7 +137,7 @@ NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (remove("config.json"), r"no model folder.*config\.json"),
     "no JSON": (write("config.json", "{"), r"config\.json cannot be read"),
-    "architecture": (configured(architectures=["XGLMForCausalLM"]), r"XGLMForCausalLM.*docs/models\.md"),
+    "architecture": (configured(architectures=["BigBirdForCausalLM"]), r"BigBirdForCausalLM.*docs/models\.md"),
     "no architecture": (configured(architectures=None), r"not supported: .*docs/models\.md"),
     "activation": (configured(hidden_act="quick_gelu"), "quick_gelu.*silu"),
     "quantized": (configured(quantization_config={"quant_method": "aqlm"}), "aqlm"),
