@@ -73,9 +73,7 @@ def _dots(facts: Facts) -> dict[str, Any]:
 
 
 def _ernie_moe(facts: Facts) -> dict[str, Any]:
-    """
-    The size of all shared experts in one is that of their tensor: files say another.
-    """
+    """The size of all shared experts in one is that of their tensor: files say another."""
     found, size = experts(facts), facts.need("expert_feed_forward_length")
     shared = facts.rows("ffn_gate_shexp.weight")
     return {
