@@ -121,7 +121,7 @@ def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
     finally:
         executor.close()
         executor.close()
-        assert children() == before
+        assert children() <= before  # what another test has left may end meanwhile
 
 
 @pytest.mark.parametrize(
