@@ -1,11 +1,12 @@
 // Weights of 4 or 8 bits that codes stand for: grid[code] * scale + offset.
 //
 // A panel is chunks of CHUNK inputs, and a chunk is the scales [spans, PANEL], the offsets likewise, if there are any, and
-// the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, the first in the lowest bits, or [CHUNK, PANEL]
-// of 8 bits; matrix registers have orders of their own (coded_amx.h, coded_pairs.h). Inputs of a span share a scale.
+// the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, of even ones in the lower half, of odd ones in
+// the upper half, the first in each one's lowest bits, or [CHUNK, PANEL] of 8 bits; matrix registers have orders of their own (coded_amx.h, coded_pairs.h). Inputs of a span share a scale.
 //
-// A product is the one with what the codes stand for, in the same order, and equal to it bit for bit: blocks are widened
-// into the first-level cache, once for all rows of a task, as weights of the type Wide.
+// Where pairs of bfloat16 are multiplied without matrix registers, codes of 4 bits are looked up as they are, and what is
+// scaled are the sums of spans: coded_spans.h. All other products are those with what the codes stand for, in the same
+// order, and equal to them bit for bit: coded_wide.h.
 #pragma once
 
 #include <cstring>
@@ -80,6 +81,7 @@ struct Scales {
       for (int64_t i = 0; i < count; i += LANES) store(offset[0] + i, load(scale[0] + i) * all(-raised));
     return chunk + bytes;
   }
+  int64_t numbers() const { return count; }  // of scales, and of offsets
 
  private:
   int scale_type, offset_type;
@@ -92,143 +94,5 @@ struct Scales {
     });
   }
 };
-
-// Where weights go that have been widened, those of inputs k and k + 1 of a panel's v-th LANES outputs at a time: into
-// a block of a panel of Wide.
-template <class Wide>
-struct Block {
-  static constexpr bool FETCHES = true;
-  typename Wide::Stored* to;
-
-  void take(int64_t k, int v, Floats first, Floats second) const {
-    typename Wide::Stored* place = to + k * PANEL + v * LANES * Wide::GROUP;
-    if constexpr (Wide::GROUP == 1)
-      store(place, first), store(place + PANEL, second);
-    else
-      store_pairs(place, first, second);
-  }
-};
-
-// Or into the sums of a few rows, at once; nothing then keeps the processor from looking ahead by itself.
-template <class Wide, int ROWS>
-struct RowSums {
-  static constexpr bool FETCHES = false;
-  const typename Wide::Input* input;
-  int64_t stride;
-  typename Wide::Sum (&sums)[ROWS][VECTORS];
-
-  void take(int64_t k, int v, Floats first, Floats second) const {
-    if constexpr (Wide::GROUP == 1) {
-#pragma GCC unroll 12
-      for (int m = 0; m < ROWS; ++m) {
-        const typename Wide::Input* from = input + m * stride + k;
-        sums[m][v] = Wide::add(Wide::add(sums[m][v], Wide::input(from), first), Wide::input(from + 1), second);
-      }
-    } else {
-      auto weight = Wide::pair(first, second);
-#pragma GCC unroll 12
-      for (int m = 0; m < ROWS; ++m) sums[m][v] = Wide::add(sums[m][v], Wide::input(input + m * stride + k), weight);
-    }
-  }
-};
-
-// Inputs [begin, end) of a chunk, multiples of 8; the first one has number 0 where they go.
-template <class Taker>
-[[gnu::always_inline]] inline void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& form,
-                                                 int64_t begin, int64_t end, const Taker& to) {
-  Table grid = table(form.grid);
-  for (int64_t k = begin; k < end; k += 8) {
-    int64_t span = k / form.span;
-    auto from = (const int32_t*)codes + k / 8 * PANEL;
-    if (Taker::FETCHES) prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      Ints eight = load_ints(from + v * LANES);
-      Floats scale = load(scales.scale[span] + v * LANES), offset = load(scales.offset[span] + v * LANES);
-#pragma GCC unroll 4
-      for (int i = 0; i < 8; i += 2) {
-        Floats first = fma(look_up(grid, eight), scale, offset);
-        eight = shift_right<4>(eight);
-        to.take(k - begin + i, v, first, fma(look_up(grid, eight), scale, offset));
-        eight = shift_right<4>(eight);
-      }
-    }
-  }
-}
-
-template <class Code, class Taker>
-[[gnu::always_inline]] inline void widen_bytes(const char* codes, const Scales& scales, const CodedForm& form,
-                                               int64_t begin, int64_t end, const Taker& to) {
-  for (int64_t k = begin, span = begin / form.span; k < end; ++span) {
-    const float *scale = scales.scale[span], *offset = scales.offset[span];
-    for (int64_t last = std::min(end, (span + 1) * form.span); k < last; k += 2) {
-      auto from = (const Code*)codes + k * PANEL;
-      if (Taker::FETCHES) prefetch_coded((const char*)from, 2 * PANEL);
-#pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) {
-        Floats by = load(scale + v * LANES), and_then = load(offset + v * LANES);
-        to.take(k - begin, v, fma(load(from + v * LANES), by, and_then), fma(load(from + PANEL + v * LANES), by, and_then));
-      }
-    }
-  }
-}
-
-template <class Taker>
-[[gnu::always_inline]] inline void widen_codes(const char* codes, const Scales& scales, const CodedForm& form,
-                                               int64_t begin, int64_t end, const Taker& to) {
-  switch (form.codes) {
-    case NIBBLES: return widen_nibbles(codes, scales, form, begin, end, to);
-    case INT8_CODES: return widen_bytes<int8_t>(codes, scales, form, begin, end, to);
-    case E4M3_TABLES:
-    case E4M3_CODES: return widen_bytes<e4m3>(codes, scales, form, begin, end, to);
-    case E5M2_CODES: return widen_bytes<e5m2>(codes, scales, form, begin, end, to);
-  }
-}
-
-// As a panel of Wide; apart, so that its loops have the registers to themselves.
-template <class Wide>
-[[gnu::noinline]] void widen_block(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin,
-                                   int64_t end, typename Wide::Stored* to) {
-  widen_codes(codes, scales, form, begin, end, Block<Wide>{to});
-}
-
-// Rows whose sums leave room in registers for what is widened meanwhile: storing and loading it costs more than it spares.
-constexpr int LEAST_ROWS = REGISTERS == 32 ? 4 : 1;
-
-template <class Wide, int ROWS>
-void sum_few(int64_t rows, const Operands<Coded<Wide>>& call, int64_t first, const char* chunk, float* sums) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return sum_few<Wide, ROWS - 1>(rows, call, first, chunk, sums);
-  Scales scales(*call.form);
-  typename Wide::Sum local[ROWS][VECTORS];
-#pragma GCC unroll 12
-  for (int i = 0; i < ROWS * VECTORS; ++i) local[i / VECTORS][i % VECTORS] = zero();
-  RowSums<Wide, ROWS> to{call.input + first * call.stride, call.stride, local};
-  for (int64_t k = 0, bytes = call.form->chunk_bytes(); k < call.steps; k += CHUNK, chunk += bytes, to.input += CHUNK)
-    widen_codes(scales.read(chunk), scales, *call.form, 0, CHUNK, to);
-#pragma GCC unroll 12
-  for (int i = 0; i < ROWS * VECTORS; ++i) store(sums + i * LANES, local[i / VECTORS][i % VECTORS]);
-}
-
-// The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
-template <class Wide, std::enable_if_t<!Wide::TILES, int> = 0>
-void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
-  constexpr int64_t BLOCK = std::min<int64_t>(CHUNK, BLOCK_BYTES / (PANEL * sizeof(typename Wide::Stored)));
-  const char* chunk = call.panel(index);
-  if (last - first <= LEAST_ROWS) return sum_few<Wide, LEAST_ROWS>(last - first, call, first, chunk, sums);
-  alignas(LINE) typename Wide::Stored wide[BLOCK * PANEL];
-  Scales scales(*call.form);
-  Part<Wide> part{call.input + first * call.stride, call.stride, wide, BLOCK / Wide::GROUP, true, sums, {}, nullptr};
-  for (int64_t k = 0, bytes = call.form->chunk_bytes(); k < call.steps; k += CHUNK, chunk += bytes) {
-    const char* codes = scales.read(chunk);
-    for (int64_t begin = 0; begin < CHUNK; begin += BLOCK, part.input += BLOCK, part.fresh = false) {
-      widen_block<Wide>(codes, scales, *call.form, begin, begin + BLOCK, wide);
-      if (last - first <= FEW_ROWS)
-        multiply_rows<Wide, VECTORS, false, FEW_ROWS>(last - first, part);
-      else
-        multiply_tiles(last - first, part, nullptr);
-    }
-  }
-}
 
 }  // namespace quire

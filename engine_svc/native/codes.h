@@ -23,6 +23,9 @@ inline uint8_t sign_of(const CodedForm& form) {
   return !TILES && form.codes == INT8_CODES ? 0x80 : 0;
 }
 
+// Where 32 bits have the i-th code of eight.
+inline int bit_of(int64_t i) { return int(i / 2 * 4 + i % 2 * 16); }
+
 // Codes [CHUNK] of one output, where the n-th of a panel has its place. Those of 8 bits become the bytes of numbers.
 template <bool TILES>
 inline void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, char* to) {
@@ -36,7 +39,7 @@ inline void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, ch
   } else {
     for (int64_t k = 0; k < CHUNK; k += 8) {
       uint32_t eight = 0;
-      for (int i = 0; i < 8; ++i) eight |= uint32_t(from[k + i]) << 4 * i;
+      for (int i = 0; i < 8; ++i) eight |= uint32_t(from[k + i]) << bit_of(i);
       ((uint32_t*)to)[k / 8 * PANEL + n] = eight;
     }
   }
@@ -52,7 +55,7 @@ inline void unpack_codes(const char* from, const CodedForm& form, int64_t n, uin
     auto words = (const uint16_t*)(from + n * CHUNK / 2);
     for (int64_t k = 0; k < CHUNK; ++k) codes[k] = words[k % 32] >> k / 32 * 4 & 15;
   } else {
-    for (int64_t k = 0; k < CHUNK; ++k) codes[k] = ((const uint32_t*)from)[k / 8 * PANEL + n] >> k % 8 * 4 & 15;
+    for (int64_t k = 0; k < CHUNK; ++k) codes[k] = ((const uint32_t*)from)[k / 8 * PANEL + n] >> bit_of(k % 8) & 15;
   }
 }
 

@@ -113,15 +113,19 @@ void multiply_stack(const Sorted& sorted, const Stack& stack, const Inputs<Type>
   auto of_expert = [&](int64_t expert) {
     return operands<Type>(inputs.values.get(), inputs.stride, stack.packed, expert, stack.outputs, stack.size);
   };
+  Operands<Type> first_expert = of_expert(0);
+  auto sums = sum_inputs(first_expert, sorted.start.back());
   std::vector<Chunk> all = chunks(sorted, ROWS<Type>);
-  Pieces pieces(stack.outputs, of_expert(0).panel_bytes);
+  Pieces pieces(stack.outputs, first_expert.panel_bytes);
   parallel_for(int64_t(all.size()) * pieces.count(), [&](int64_t task) {
     auto [expert, first, last] = all[task / pieces.count()];
     int64_t piece = task % pieces.count(), padded = pieces.panels * PANEL;
     Result result{output, stack.outputs, stack.bias, stack.packed.scale, stack.packed.correction, inputs.scale.get()};
     if (stack.bias) result.bias += expert * padded;
     if (stack.packed.scale) result.scale += expert * padded, result.correction += expert * padded;
-    multiply_panels<Type, Out>(of_expert(expert), result, first, last, pieces.begin(piece), pieces.end(piece));
+    Operands<Type> call = of_expert(expert);
+    call.input_sums = sums.get(), call.rows = first_expert.rows;
+    multiply_panels<Type, Out>(call, result, first, last, pieces.begin(piece), pieces.end(piece));
   });
 }
 

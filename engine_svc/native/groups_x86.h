@@ -41,6 +41,9 @@ struct Bf16Groups {
   static constexpr bool TILES = false;
   static Weight weight(const Stored* from, int) { return _mm512_loadu_si512(from); }
   static Weight pair(Floats first, Floats second) { return pairs(first, second); }
+  using Table = Ints;  // twice, for 5 bits say a place
+  static Table table(const float* numbers) { return (Ints)_mm512_cvtne2ps_pbh(load(numbers), load(numbers)); }
+  static Weight look_up(Table table, Ints places) { return _mm512_permutexvar_epi16(places, table); }
   static Ints input(const Input* from) { return repeat_group(from); }
   static Sum add(Sum sum, Ints input, Weight weight) {
     return _mm512_dpbf16_ps(sum, (__m512bh)input, (__m512bh)weight);

@@ -36,13 +36,15 @@ void run(const Operands<Type>& call, const Result& result, int64_t rows) {
 template <class Type, class Out, class Value>
 void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t size, const Packed& weight,
                      const Result& result) {
-  auto product = [&](const typename Type::Input* from, int64_t row_stride) {
-    return operands<Type>(from, row_stride, weight, 0, result.outputs, size);
+  auto multiply = [&](const typename Type::Input* from, int64_t row_stride, const Result& part, int64_t count) {
+    Operands<Type> call = operands<Type>(from, row_stride, weight, 0, result.outputs, size);
+    auto sums = sum_inputs(call, count);
+    run<Type, Out>(call, part, count);
   };
   const int64_t* order = weight.form.input_order;
   if constexpr (std::is_same_v<typename Type::Input, Value>)
     if (steps_of<Type>(size) * Type::GROUP == size && !order && rows <= rows_as_they_come<Type>(weight.form))
-      return run<Type, Out>(product(input, stride), result, rows);
+      return multiply(input, stride, result, rows);
   for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
     int64_t count = std::min(ROWS_AT_ONCE, rows - first), strips = (count + STRIP - 1) / STRIP;
     bool worth = count * size > WORTH_A_THREAD_TO_PREPARE;
@@ -52,7 +54,7 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
       parallel_for(strips, worth, [&](int64_t i) { inputs.arrange(i * STRIP, std::min(STRIP, count - i * STRIP)); });
     Result part = result;
     part.output = (Out*)result.output + first * result.outputs, part.input_scale = inputs.scale.get();
-    run<Type, Out>(product(inputs.values.get(), inputs.stride), part, count);
+    multiply(inputs.values.get(), inputs.stride, part, count);
   }
 }
 

@@ -51,6 +51,8 @@ struct Operands {
   const char* weight;
   int64_t steps, panel_bytes;
   const CodedForm* form = nullptr;  // of coded weights
+  const float* input_sums = nullptr;  // [spans, rows]: see coded_spans.h
+  int64_t rows = 0;                   // that have been summed
 
   const typename Type::Stored* panel(int64_t index) const {
     return (const typename Type::Stored*)(weight + index * panel_bytes);

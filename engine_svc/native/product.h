@@ -1,8 +1,9 @@
 // A product's pieces, from sums to outputs.
 #pragma once
 
-#include "coded.h"
+#include "coded_wide.h"
 #include "inputs.h"
+#include "parallel.h"
 #if defined(__AMX_TILE__)
 #include "coded_pairs.h"
 #endif
@@ -10,6 +11,7 @@
 namespace quire {
 
 constexpr int64_t PIECE_BYTES = 128 << 10;
+constexpr int64_t WORTH_A_THREAD_TO_SUM = 1 << 16;  // values
 
 enum class Kind : int { PLAIN, INT8, CODED };
 
@@ -46,6 +48,22 @@ Operands<Type> operands(const typename Type::Input* input, int64_t stride, const
   int64_t steps = steps_of<Type>(size), bytes = steps * PANEL * Type::GROUP * sizeof(typename Type::Stored);
   if constexpr (IS_CODED<Type>) bytes = steps / CHUNK * packed.form.chunk_bytes();
   return {input, stride, (const char*)packed.weight + index * panels_of(outputs) * bytes, steps, bytes, &packed.form};
+}
+
+// Sums up the spans of a product's rows, if that is what its offsets are multiplied by; the call needs what is returned.
+template <class Type>
+std::unique_ptr<float[]> sum_inputs(Operands<Type>& call, int64_t rows) {
+  if constexpr (SCALES_SUMS<Type>)
+    if (call.form->codes == NIBBLES && call.form->offset_type >= 0) {
+      int64_t span = call.form->span;
+      std::unique_ptr<float[]> sums(new float[call.steps / span * rows]);
+      call.input_sums = sums.get(), call.rows = rows;
+      parallel_for(rows, rows * call.steps > WORTH_A_THREAD_TO_SUM, [&](int64_t row) {
+        sum_spans_of(call.input + row * call.stride, call.steps, span, rows, sums.get() + row);
+      });
+      return sums;
+    }
+  return nullptr;
 }
 
 // What the sums of a product become: output [rows, outputs]. The others are of the packed outputs: bias (null: none),

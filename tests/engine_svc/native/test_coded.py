@@ -1,4 +1,8 @@
-"""Products with weights of 4 and 8 bits: those with what the codes stand for, bit for bit, at every level and type."""
+"""Products with weights of 4 and 8 bits, at every level and type: those with what the codes stand for, bit for bit.
+
+But where pairs of bfloat16 are multiplied without matrix registers, and codes have 4 bits: there sums of spans are scaled, and
+not weights (coded_spans.h). These products are compared with float64, and a row with itself beside others.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,24 @@ def plain(found: Kernels, weight: torch.Tensor, dtype: torch.dtype) -> Product:
     return lambda hidden, wide=False: product(hidden if rounds else hidden.float(), wide=True)
 
 
+def scales_sums(found: Kernels, weight: CodedWeight, dtype: torch.dtype) -> bool:
+    """Whether a product is not the one with rounded weights, but nearer to what the codes stand for."""
+    return dtype == torch.bfloat16 and weight.grid.bits == 4 and found.level in ("avx512_bf16", "neon_bf16")
+
+
+def check_exactness(found: torch.Tensor, weight: CodedWeight, hidden: torch.Tensor) -> None:
+    """Of a product whose sums are scaled: against float64, with numbers of its grid as bfloat16 has them."""
+    grid = torch.tensor(weight.grid.values).bfloat16().float()
+    rounded = replace(weight, grid=Grid(weight.grid.name, tuple(grid.tolist())))
+    expected, sizes = (
+        hidden.double() @ meaning(rounded).double().T,
+        hidden.double().abs() @ meaning(weight).double().abs().T,
+    )
+    greatest = (weight.scale.abs().max() * max(map(abs, weight.grid.values)) + 1e-9).item()
+    bound = 2e-6 * (sizes + greatest * hidden.double().abs().sum(-1, keepdim=True))
+    assert ((found.double() - expected).abs() <= bound).all()
+
+
 def product_of(found: Kernels, weight: CodedWeight, dtype: torch.dtype, bias: torch.Tensor | None = None) -> Product:
     return matrix_product(found, pack_coded(found, weight, dtype), weight.shape, bias)
 
@@ -89,6 +111,9 @@ def test_it_is_the_product_with_what_the_codes_stand_for(
         weight = coded(grid, shape, group, has_offset=has_offset)
         numbers, product = meaning(weight), product_of(found, weight, dtype)
         expected = plain(found, numbers, dtype)(hidden)
+        if scales_sums(found, weight, dtype):
+            expected = product(hidden, wide=True)
+            check_exactness(expected, weight, hidden)
         for rows in (1, 7, 16, 40):
             assert product(hidden[:rows], wide=True).equal(expected[:rows]), (group, has_offset, rows)
         torch.testing.assert_close(expected.double(), hidden.double() @ numbers.double().T, atol=0.02, rtol=0.01)
@@ -104,8 +129,11 @@ def test_a_row_is_the_same_beside_any_others(level: str, dtype: torch.dtype, gri
     product = product_of(kernels(level), weight, dtype, bias)
     whole = product(hidden, wide=True)
     assert product(hidden).equal(whole.to(dtype))
-    expected = plain(kernels(level), meaning(weight), dtype)(hidden) + bias
-    torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
+    if scales_sums(kernels(level), weight, dtype):
+        check_exactness(whole - bias, weight, hidden)
+    else:
+        expected = plain(kernels(level), meaning(weight), dtype)(hidden) + bias
+        torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
     for count in COUNTS:
         assert product(hidden[:count], wide=True).equal(whole[:count]), count
         assert product(hidden[MOST - count :], wide=True).equal(whole[MOST - count :]), count
@@ -141,7 +169,10 @@ def test_what_lies_between_two_numbers_becomes_the_even_one(level: str, grid: Gr
     hidden = torch.eye(256, dtype=torch.bfloat16)
     product = product_of(kernels(level), weight, torch.bfloat16)
     whole = product(hidden, wide=True)
-    assert whole.equal(plain(kernels(level), meaning(weight), torch.bfloat16)(hidden))
+    if scales_sums(kernels(level), weight, torch.bfloat16):
+        assert whole.equal(meaning(weight).T)  # no weight is rounded
+    else:
+        assert whole.equal(plain(kernels(level), meaning(weight), torch.bfloat16)(hidden))
     for count in (1, 2, 3):
         parts = [product(rows, wide=True) for rows in hidden.split(count)]
         assert torch.cat(parts).equal(whole), count

@@ -146,7 +146,7 @@ def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
 @every_level
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_experts_in_mxfp4(level: str, name: str) -> None:
-    """Bit for bit those of what the codes stand for."""
+    """Those of what the codes stand for: to the bit, or, where sums of spans are scaled (coded_spans.h), but for the order."""
     experts, size, inner = 3, 96, 64
     ops, dtype, random = NativeOps(kernels(level)), torch.bfloat16, torch.Generator().manual_seed(0)
 
@@ -159,7 +159,13 @@ def test_forms_of_experts_in_mxfp4(level: str, name: str) -> None:
     hidden, form = normal(MOST, size, dtype=dtype), forms_of_experts(experts, size, inner, dtype)[name]
     weights, ids = normal(MOST, experts, dtype=torch.float32, seed=3).softmax(-1).topk(2)
     expected = ops.experts(gate_up.wide(dtype), down.wide(dtype), form)(hidden, weights, ids)
-    assert ops.experts(gate_up, down, form)(hidden, weights, ids).equal(expected)
+    product = ops.experts(gate_up, down, form)
+    found = product(hidden, weights, ids)
+    if level not in ("avx512_bf16", "neon_bf16"):
+        assert found.equal(expected)
+    assert (found - expected).norm() / expected.norm() < 5e-3
+    for count in (1, 2, 40):
+        assert product(hidden[:count], weights[:count], ids[:count]).equal(found[:count])
 
 
 @every_level

@@ -185,6 +185,14 @@ void stored_pairs() {
       equal(widened(to[2 * i]), even[i], "store_pairs");
       equal(widened(to[2 * i + 1]), odd[i], "store_pairs");
     }
+    float numbers[16];
+    int32_t places[LANES];
+    for (int i = 0; i < 16; ++i) numbers[i] = float(i) - 7.5f;
+    for (int i = 0; i < LANES; ++i) places[i] = int32_t(0x9e3779b9u * uint32_t(i + 1));
+    auto pairs = Type::look_up(Type::table(numbers), load_ints(places));
+    std::memcpy(to, &pairs, sizeof(pairs));
+    for (int i = 0; i < 2 * LANES; ++i)
+      equal(widened(to[i]), numbers[uint32_t(places[i / 2]) >> i % 2 * 16 & 15], "look_up pairs");
   }
 }
 

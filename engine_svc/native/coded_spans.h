@@ -1,0 +1,183 @@
+// Sums of a panel of codes of 4 bits where pairs of bfloat16 are multiplied: sums are scaled, and not weights.
+//
+// A grid's numbers are looked up as bfloat16, a pair at a time, and multiplied at once. The products of a span are added up
+// in order, in float32, from zero; then come totals:
+//
+//   total += offset * (the sum of the span's inputs), of all spans of a chunk; total += scale * (the span's sum), of each
+//
+// in one rounding each. So nothing is rounded to bfloat16 but a grid's numbers, where it does not hold them (nf4, fp4). That
+// is the same whatever stands beside a row: a few rows look codes up as they go; for more of them a chunk is widened, not
+// scaled, into the first-level cache before.
+#pragma once
+
+#include "coded.h"
+
+namespace quire {
+
+// Whether it is so for codes of 4 bits that are multiplied as this type.
+template <class Type>
+constexpr bool SCALES_SUMS = false;
+template <class Wide>
+constexpr bool SCALES_SUMS<Coded<Wide>> = !Wide::TILES && Wide::GROUP == 2;
+
+constexpr int SPAN_ROWS = 3;  // of a tile: their sums and totals are all in registers
+// Rows that look codes up by themselves: many where that is one instruction, which others do not wait for.
+constexpr int64_t LOOKING_ROWS = LANES == 16 ? 32 : SPAN_ROWS;
+
+// Pairs out of codes: of eight inputs and a panel's outputs.
+template <class Wide>
+struct CodePairs {
+  static constexpr int INPUTS = 8;
+  const int32_t* from;
+  typename Wide::Table table;
+  Ints eight[VECTORS];
+
+  void read() {
+    prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) eight[v] = load_ints(from + v * LANES);
+    from += PANEL;
+  }
+  // Of the v-th outputs and the next two inputs.
+  typename Wide::Weight take(int v) {
+    auto pairs = Wide::look_up(table, eight[v]);
+    eight[v] = shift_right<4>(eight[v]);
+    return pairs;
+  }
+};
+
+// Likewise out of a block of a panel of Wide.
+template <class Wide>
+struct WidePairs {
+  static constexpr int INPUTS = 2;
+  const typename Wide::Stored* from;
+
+  void read() { from += INPUTS * PANEL; }
+  typename Wide::Weight take(int v) { return Wide::weight(from + (v * LANES - PANEL) * INPUTS, 0); }
+};
+
+// Some rows of a product, of the inputs of one chunk.
+template <class Wide>
+struct SpanRows {
+  const typename Wide::Input* input;
+  int64_t stride;
+  const float* input_sums;  // [spans, summed], or null: there are no offsets
+  int64_t summed;
+  float* totals;  // [rows, PANEL]
+};
+
+// What offsets add.
+template <int ROWS, class Rows>
+inline void add_offsets(const Rows& rows, const Scales& scales, Floats (&totals)[ROWS][VECTORS]) {
+  const float *input_sums = rows.input_sums, *offset = scales.offset[0], *end = offset + scales.numbers();
+  for (; offset < end; offset += PANEL, input_sums += rows.summed)
+#pragma GCC unroll 3
+    for (int m = 0; m < ROWS; ++m) {
+      Floats input_sum = all(input_sums[m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) totals[m][v] = fma(input_sum, load(offset + v * LANES), totals[m][v]);
+    }
+}
+
+// What a chunk adds to ROWS rows; apart, so that its loops have the registers to themselves.
+template <int ROWS, class Wide, class Pairs>
+[[gnu::noinline]] void add_chunk(Pairs pairs, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
+  Floats totals[ROWS][VECTORS];
+#pragma GCC unroll 12
+  for (int i = 0; i < ROWS * VECTORS; ++i) totals[i / VECTORS][i % VECTORS] = load(rows.totals + i * LANES);
+  if (rows.input_sums) add_offsets(rows, scales, totals);
+  auto input = rows.input;
+  int64_t stride = rows.stride;
+  const float* scale = scales.scale[0];
+  for (int64_t begin = 0; begin < CHUNK; begin += span, scale += PANEL) {
+    typename Wide::Sum sums[ROWS][VECTORS];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = zero();
+    for (int64_t k = 0; k < span; k += Pairs::INPUTS, input += Pairs::INPUTS) {
+      pairs.read();
+#pragma GCC unroll 4
+      for (int i = 0; i < Pairs::INPUTS; i += 2)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          auto weight = pairs.take(v);
+#pragma GCC unroll 3
+          for (int m = 0; m < ROWS; ++m) sums[m][v] = Wide::add(sums[m][v], Wide::input(input + m * stride + i), weight);
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v)
+#pragma GCC unroll 3
+      for (int m = 0; m < ROWS; ++m) totals[m][v] = fma(sums[m][v], load(scale + v * LANES), totals[m][v]);
+  }
+#pragma GCC unroll 12
+  for (int i = 0; i < ROWS * VECTORS; ++i) store(rows.totals + i * LANES, totals[i / VECTORS][i % VECTORS]);
+}
+
+// The same of so many rows, up to MOST.
+template <int MOST, class Wide, class Pairs>
+void add_rows(int64_t count, const Pairs& pairs, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
+  if constexpr (MOST > 1)
+    if (count < MOST) return add_rows<MOST - 1>(count, pairs, scales, span, rows);
+  add_chunk<MOST>(pairs, scales, span, rows);
+}
+
+// The same of any number of rows, in tiles of about the same height.
+template <class Wide, class Pairs>
+void add_tiles(int64_t count, const Pairs& pairs, const Scales& scales, int64_t span, SpanRows<Wide> rows) {
+  for (int64_t tiles = (count + SPAN_ROWS - 1) / SPAN_ROWS; tiles > 0; --tiles) {
+    int64_t height = (count + tiles - 1) / tiles;
+    add_rows<SPAN_ROWS>(height, pairs, scales, span, rows);
+    rows.input += height * rows.stride, rows.totals += height * PANEL, count -= height;
+    if (rows.input_sums) rows.input_sums += height;
+  }
+}
+
+// A chunk's numbers as a panel of Wide.
+template <class Wide>
+[[gnu::noinline]] void look_up_chunk(CodePairs<Wide> pairs, typename Wide::Stored* to) {
+  for (int64_t k = 0; k < CHUNK; k += 8) {
+    pairs.read();
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2, to += 2 * PANEL)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        auto pair = pairs.take(v);
+        std::memcpy(to + 2 * v * LANES, &pair, sizeof(pair));
+      }
+  }
+}
+
+// The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
+template <class Wide>
+void sum_spans(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+  alignas(LINE) typename Wide::Stored wide[CHUNK * PANEL];
+  int64_t count = last - first, span = call.form->span, bytes = call.form->chunk_bytes();
+  Scales scales(*call.form);
+  CodePairs<Wide> codes{nullptr, Wide::table(call.form->grid), {}};
+  SpanRows<Wide> rows{call.input + first * call.stride, call.stride, nullptr, call.rows, sums};
+  if (call.input_sums) rows.input_sums = call.input_sums + first;
+  std::fill(sums, sums + count * PANEL, 0.0f);
+  const char* chunk = call.panel(index);
+  for (int64_t begin = 0; begin < call.steps; begin += CHUNK, chunk += bytes, rows.input += CHUNK) {
+    codes.from = (const int32_t*)scales.read(chunk);
+    if (count <= LOOKING_ROWS) {
+      add_tiles(count, codes, scales, span, rows);
+    } else {
+      look_up_chunk(codes, wide);
+      add_tiles(count, WidePairs<Wide>{wide}, scales, span, rows);
+    }
+    if (rows.input_sums) rows.input_sums += CHUNK / span * call.rows;
+  }
+}
+
+// What the inputs of each span of a row add up to: every `rows`-th of `to`.
+template <class Input>
+void sum_spans_of(const Input* row, int64_t steps, int64_t span, int64_t rows, float* to) {
+  for (int64_t begin = 0; begin < steps; begin += span, to += rows) {
+    Floats total = zero();
+    for (int64_t k = begin; k < begin + span; k += LANES) total = total + load(row + k);
+    *to = sum(total);
+  }
+}
+
+}  // namespace quire
