@@ -1,7 +1,7 @@
 """Products with weights of 4 and 8 bits, at every level and type: those with what the codes stand for, bit for bit.
 
-But where pairs of bfloat16 are multiplied without matrix registers, and codes have 4 bits: there sums of spans are scaled,
-and not weights (coded_spans.h). These products are compared with float64, and a row with itself beside others.
+But codes of 4 bits where pairs of bfloat16 are multiplied without matrix registers: there sums of spans are scaled, and
+not weights (coded_spans.h). These products are compared with float64, and a row with itself beside others.
 """
 
 from __future__ import annotations

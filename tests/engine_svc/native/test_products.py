@@ -146,7 +146,7 @@ def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
 @every_level
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_experts_in_mxfp4(level: str, name: str) -> None:
-    """Those of what the codes stand for: to the bit, or nearly, where sums of spans are scaled (coded_spans.h)."""
+    """Those of what the codes stand for: to the bit, or nearly where sums are scaled (coded_spans.h)."""
     experts, size, inner = 3, 96, 64
     ops, dtype, random = NativeOps(kernels(level)), torch.bfloat16, torch.Generator().manual_seed(0)
 
