@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -97,14 +97,14 @@ bench-client: $(VENV)/.installed
 bench-quantization: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.quantization --peer $(PEER) --llama $(LLAMA) $(ARGS)
 
-# On a GPU: each step against what the machine allows, and the engine against Transformers' continuous batching.
+# Whether it works on a GPU, and how fast: the tests that need one, then the benchmarks, each with a deadline, in under
+# half an hour. Writes benchmarks/results/gpu.md; `ARGS="--only tests stack"` chooses.
+check-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+# The latter alone: each step against what the machine allows, and the engine beside Transformers' continuous batching.
 bench-gpu: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.floors --shape qwen3-0.6b --batches 1 32 256 --context 1024 --prefill 8192
-	$(BIN)/python -m benchmarks.floors --shape llama-3.1-8b --batches 1 32 256 --context 1024 --prefill 8192
-	$(BIN)/python -m benchmarks.floors --shape qwen3-30b-a3b --batches 1 32 256 --context 1024 --prefill 8192
-	for shape in qwen3-0.6b llama-3.1-8b qwen3-30b-a3b; do \
-	  $(BIN)/python -m benchmarks.continuous_batching --shape $$shape --streams 1 32 256 --input-len 1024 || exit 1; \
-	done
+	$(BIN)/python -m benchmarks.gpu --only machine floors Transformers stack $(ARGS)
 
 # What guessing tokens brings, through the whole stack with the model in the box: docs/speculation.md
 bench-speculation: $(VENV)/.installed

@@ -31,9 +31,9 @@ class AttentionMetadata:
     # int64 [num_tokens], block * block_size + offset of each new token; -1 of those that another rank caches.
     slot_mapping: torch.Tensor
     query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
-    seq_lens_host: list[int]
+    seq_lens_host: list[int]  # in what is recorded: the most that they come to together, in equal parts
     max_query_len: int
-    max_seq_len: int
+    max_seq_len: int  # what is recorded reads none
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,11 @@ class AttentionBackend(ABC):
         for source, target in zip(sources, targets, strict=True):
             blocks = bits(source).index_select(self.block_dimension, from_blocks.to(source.device))
             bits(target).index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
+
+    def can_decode_together(self, sequences: int, positions: int) -> bool:
+        """Whether a pass that is recorded may be of so many sequences with one new token, with so many positions all
+        together: what is recorded has room for all of them at once."""
+        return True
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Prepared:

@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
 from engine_svc.kernels.cache_write import write_cache
-from engine_svc.kernels.paged_decode import PART, paged_decode
+from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.tiles import query_rows
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
+_PARTIAL_BYTES = 256 << 20  # of what parts of contexts come to, before it is combined
+
+
+class _Decoding(NamedTuple):
+    sequences: torch.Tensor  # int32 [some of those with one new token]
+    positions: int  # of all of them together, at most
+
 
 @dataclass(frozen=True)
 class _Prepared(Prepared):
-    decoding: torch.Tensor  # int32 [sequences with one new token]
+    decoding: list[_Decoding]
     tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
     tile_starts: torch.Tensor  # int32 [tiles], first query of the tile within its sequence
-    longest_decoding: int  # positions of the longest sequence with one new token
 
 
 class TritonBackend(AttentionBackend):
@@ -43,6 +51,7 @@ class TritonBackend(AttentionBackend):
         super().__init__(shape, kernels)
         if shape.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
+        self._most_parts = max(1, _PARTIAL_BYTES // (4 * shape.num_heads * shape.head_dim))
 
     @property
     def batch_invariant(self) -> bool:
@@ -55,6 +64,10 @@ class TritonBackend(AttentionBackend):
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
+    def can_decode_together(self, sequences: int, positions: int) -> bool:
+        """See AttentionBackend.can_decode_together."""
+        return most_parts(positions, sequences, self.shape.part) <= self._most_parts
+
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""
         query_lens = np.array(metadata.query_lens_host)
@@ -66,9 +79,23 @@ class TritonBackend(AttentionBackend):
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         starts = (np.arange(len(sequences)) - first) * rows
         packed = to_device(np.concatenate((decoding, sequences, starts)).astype(np.int32), self.shape.device)
-        longest = np.array(metadata.seq_lens_host)[decoding].max(initial=0)
         to_decode, of, starting_at = packed.split((len(decoding), len(sequences), len(starts)))
-        return _Prepared(metadata, to_decode, of, starting_at, int(longest))
+        together = self._together(to_decode, np.array(metadata.seq_lens_host)[decoding])
+        return _Prepared(metadata, together, of, starting_at)
+
+    def _together(self, decoding: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_Decoding]:
+        """All at once, but where contexts come to more than most caches hold, for sequences may share them: then half
+        of them after the other half, and so on."""
+        count, positions = len(lengths), int(lengths.sum())
+        if not count:
+            return []
+        if count == 1 or self.can_decode_together(count, positions):
+            return [_Decoding(decoding, positions)]
+        middle = count // 2
+        return [
+            *self._together(decoding[:middle], lengths[:middle]),
+            *self._together(decoding[middle:], lengths[middle:]),
+        ]
 
     def attend(
         self,
@@ -92,9 +119,9 @@ class TritonBackend(AttentionBackend):
             tiles = (prepared.tile_sequences, prepared.tile_starts)
             part_keys = PART if self.batch_invariant else 0
             paged_prefill(query, cache, output, *where, *tiles, options, part_keys, self.shape.part, lse)
-        if len(prepared.decoding):
+        for sequences, positions in prepared.decoding:
+            capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window)
             paged_decode(
-                query, cache, output, *where, prepared.decoding, prepared.longest_decoding, options,
-                self.batch_invariant, self.shape.part, lse,
-            )  # fmt: skip
+                query, cache, output, *where, sequences, capacity, options, self.batch_invariant, self.shape.part, lse
+            )
         return output

@@ -78,7 +78,7 @@ def _load_codes(start, begin, row_bytes, within, NIBBLES: tl.constexpr, TILE_N: 
     return codes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _coded_kernel(
     input_ptr,
     code_ptr,

@@ -18,7 +18,7 @@ _TILE_K = 64
 _COLUMNS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _grouped_kernel(
     input_ptr,
     weight_ptr,

@@ -16,7 +16,7 @@ _TILE_K_BYTES = 128
 _BAND = 8  # tiles of rows that go through the weights side by side: what they read is in the cache for the others
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     input_ptr,
     weight_ptr,

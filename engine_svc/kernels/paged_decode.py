@@ -2,6 +2,10 @@
 
 Each part of PART keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
 Dao et al. 2023). A part is always that long, so a sequence's result does not depend on the batch around it.
+
+The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So
+programs, and the room for their results, go by the sum of the contexts, however much one of them is longer than the
+others; and as each program finds its part by the lengths that it reads, a CUDA graph is of any that add up to as much.
 """
 
 from __future__ import annotations
@@ -17,9 +21,37 @@ from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import head_rows, key_rows
 
 PART = 256
+_SEARCHED = tl.constexpr(128)  # sequences whose lengths a program looks at together
 
 
 @triton.jit
+def _seen_parts(
+    seq_len, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
+    PART_KEYS: tl.constexpr,
+):  # fmt: skip
+    """(place of the first key that the last position sees, keys that are held, first part, number of parts)"""
+    length = held(seq_len, part_of_context, CONTEXT_PARTS)
+    visible = length * 0
+    if WINDOW > 0:
+        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
+    first = visible // PART_KEYS
+    return visible, length, first, tl.where(visible < length, tl.cdiv(length, PART_KEYS) - first, 0)
+
+
+@triton.jit
+def _parts_of(
+    index, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
+):  # fmt: skip
+    """How many parts the sequences at these places have, none where there is no sequence."""
+    present = index < count
+    sequence = tl.load(sequences_ptr + index, mask=present, other=0)
+    seq_len = tl.load(seq_lens_ptr + sequence, mask=present, other=1)
+    parts = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
+    return tl.where(present, parts, 0)
+
+
+@triton.jit(do_not_specialize=["count", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"])
 def _decode_kernel(
     query_ptr,
     cache_ptr,
@@ -36,7 +68,7 @@ def _decode_kernel(
     query_stride,
     block_table_stride,
     value_offset,
-    num_parts,
+    count,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -52,20 +84,29 @@ def _decode_kernel(
     CONTEXT_PARTS: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """One program per sequence, so many query heads of a kv head, and part; the heads are the rows of its products."""
-    index = tl.program_id(0)
+    """One program per part, and so many query heads of a kv head; the heads are the rows of its products."""
+    piece = tl.program_id(0)
     tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(1) // tiles
-    part = tl.program_id(2)
+    index = 0
+    start = 0  # of the sequence's own parts
+    passed = 0
+    for begin in range(0, count, _SEARCHED):
+        parts = _parts_of(
+            begin + tl.arange(0, _SEARCHED), sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
+            CONTEXT_PARTS, PART_KEYS,
+        )  # fmt: skip
+        ends = passed + tl.cumsum(parts, 0)
+        index += tl.sum((ends <= piece).to(tl.int32), 0)
+        start = tl.maximum(start, tl.max(tl.where(ends <= piece, ends, 0), 0))
+        passed += tl.sum(parts, 0)
+    if piece >= passed:
+        return
     sequence = tl.load(sequences_ptr + index)
     seq_len = tl.load(seq_lens_ptr + sequence)
-    first = part * PART_KEYS
-    last = tl.minimum(first + PART_KEYS, held(seq_len, part_of_context, CONTEXT_PARTS))
-    visible = 0
-    if WINDOW > 0:
-        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
-    if (last <= first) | (last <= visible):
-        return
+    visible, length, first_part, _ = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)
+    first = (first_part + piece - start) * PART_KEYS
+    last = tl.minimum(first + PART_KEYS, length)
 
     row = tl.load(query_start_ptr + sequence).to(tl.int64)
     heads = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
@@ -85,13 +126,13 @@ def _decode_kernel(
         scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
         part_of_context, CONTEXT_PARTS, slopes, ALIBI,
     )  # fmt: skip
-    out_row = (index * KV_HEADS * GROUP + kv_head * GROUP + heads).to(tl.int64) * num_parts + part
+    out_row = piece.to(tl.int64) * KV_HEADS * GROUP + kv_head * GROUP + heads
     tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
     tl.store(best_ptr + out_row, best, mask=heads < GROUP)
     tl.store(total_ptr + out_row, total, mask=heads < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sequences_ptr"])
 def _combine_kernel(
     partial_ptr,
     best_ptr,
@@ -103,7 +144,6 @@ def _combine_kernel(
     seq_lens_ptr,
     sequences_ptr,
     output_stride,
-    num_parts,
     part_of_context,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
@@ -122,19 +162,21 @@ def _combine_kernel(
     seq_len = tl.load(seq_lens_ptr + sequence)
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
-    length = held(seq_len, part_of_context, CONTEXT_PARTS)
-    visible = 0
-    if WINDOW > 0:
-        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
-    parts = tl.where(visible < length, tl.cdiv(length, PART_KEYS), 0)
+    parts = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
+    start = 0
+    for begin in range(0, index, _SEARCHED):
+        place = begin + tl.arange(0, _SEARCHED)
+        start += tl.sum(_parts_of(
+            place, sequences_ptr, seq_lens_ptr, index, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+        ), 0)  # fmt: skip
     best = -1.0e30
     total = 0.0
     if SINKS:
         best = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         total = 1.0
     result = tl.zeros([DIM_PADDED], tl.float32)
-    for part in range(visible // PART_KEYS, parts):
-        row = (index * HEADS + head).to(tl.int64) * num_parts + part
+    for piece in range(start, start + parts):
+        row = tl.cast(piece, tl.int64) * HEADS + head
         part_best = tl.load(best_ptr + row)
         new_best = tl.maximum(best, part_best)
         shrink = tl.exp2(best - new_best)
@@ -150,6 +192,13 @@ def _combine_kernel(
     tl.store(output_ptr + row * output_stride + head * DIM + columns, result, mask=in_dim)
 
 
+def most_parts(positions: int, sequences: int, part: ContextPart, window: int | None = None) -> int:
+    """Parts that so many sequences have at most, with so many positions all together, or of them those in a window."""
+    within = sequences * ((window or 0) // (PART * part.size) + 2)
+    whole = positions // (PART * part.size) + sequences
+    return min(whole, within) if window else whole
+
+
 def paged_decode(
     query: torch.Tensor,
     cache: torch.Tensor,
@@ -158,7 +207,7 @@ def paged_decode(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     sequences: torch.Tensor,
-    max_seq_len: int,
+    capacity: int,
     options: AttentionOptions,
     as_prefill: bool = False,
     part: ContextPart = ContextPart(),
@@ -171,7 +220,7 @@ def paged_decode(
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         sequences: int32 [decoding], those with one new token.
-        max_seq_len: of any of them, at least.
+        capacity: parts that all of them have together, at least; see `most_parts`.
         as_prefill: rounds as paged_prefill does in parts.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
@@ -179,16 +228,15 @@ def paged_decode(
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
     group, count = num_heads // num_kv_heads, sequences.shape[0]
-    num_parts = triton.cdiv(triton.cdiv(max_seq_len, part.size), PART)
-    partial = torch.empty((count, num_heads, num_parts, dim), dtype=torch.float32, device=query.device)
-    best = torch.empty((count, num_heads, num_parts), dtype=torch.float32, device=query.device)
+    partial = torch.empty((capacity, num_heads, dim), dtype=torch.float32, device=query.device)
+    best = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     rows = head_rows(group, dim, as_prefill)
-    _decode_kernel[(count, num_kv_heads * triton.cdiv(group, rows), num_parts)](
+    _decode_kernel[(capacity, num_kv_heads * triton.cdiv(group, rows))](
         query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
-        (len(cache) - 1) * cache.stride(0), num_parts,
+        (len(cache) - 1) * cache.stride(0), count,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
@@ -197,7 +245,7 @@ def paged_decode(
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
         partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),
-        num_parts, part.rank,
+        part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
         CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
     )  # fmt: skip

@@ -17,7 +17,9 @@ from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import key_rows, query_rows
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["tile_sequence_ptr", "tile_start_ptr"]
+)
 def _prefill_kernel(
     query_ptr, cache_ptr, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
     tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, block_table_stride, value_offset,

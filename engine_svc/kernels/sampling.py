@@ -3,6 +3,10 @@
 The least likely token that is kept is found by descending the bits of its weight, three at a time: how many tokens, or
 how much of the mass, have these bits or greater ones. Positive floating-point numbers are in the order of their bits.
 Which of those comes is a race, as in engine_svc/sampling/truncation.py, with the numbers of sampling/noise.py.
+
+A row's vocabulary is cut into chunks, each with a program of its own: they count how many tokens weigh how much, to a
+power of two, and list those that may be kept by these counts. Only these, a few hundred mostly, are descended through
+and drawn from, by one program for each row. Of a row that keeps all, each chunk lists the winner of its race.
 """
 
 from __future__ import annotations
@@ -12,20 +16,38 @@ import triton
 import triton.language as tl
 
 _TILE = 2048
+_CHUNK_TILES = 4
+_MOST = 8192  # tokens of a list; where more may be kept, the whole row is looked at
+_BINS = tl.constexpr(128)  # bin b has weights from 2^-b on; the last one has those that are never drawn
 
 
 @triton.jit
-def _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE: tl.constexpr):
-    """exp((logit - greatest) / temperature) of a tile of tokens, so 1 for the likeliest; 0 below min_p."""
-    tokens = begin + tl.arange(0, TILE)
-    logits = tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=float("-inf"))
+def _weights(logits_ptr, tokens, greatest, temperature, min_p):
+    """exp((logit - greatest) / temperature) of some tokens, so 1 for the likeliest; 0 below min_p, and for -1."""
+    logits = tl.load(logits_ptr + tokens, mask=tokens >= 0, other=float("-inf"))
     weights = tl.exp((logits - greatest) / temperature)
-    return tl.where(weights >= min_p, weights, 0.0)
+    return tl.where((weights >= min_p) & (tokens >= 0), weights, 0.0)
+
+
+@triton.jit
+def _bin(weights):
+    return tl.minimum(tl.maximum(127 - (weights.to(tl.int32, bitcast=True) >> 23), 0), _BINS - 1)
+
+
+@triton.jit
+def _tokens(list_ptr, begin, count, is_listed, TILE: tl.constexpr):
+    """A tile of a list, or of the whole vocabulary; -1 behind its end."""
+    place = begin + tl.arange(0, TILE)
+    tokens = tl.where(place < count, place, -1)
+    if is_listed:
+        tokens = tl.load(list_ptr + place, mask=place < count, other=-1)
+    return tokens
 
 
 @triton.jit
 def _descend(
-    logits_ptr, vocab_size, greatest, temperature, min_p, limit, BY_MASS: tl.constexpr, TILE: tl.constexpr
+    logits_ptr, list_ptr, count, is_listed, greatest, temperature, min_p, limit, BY_MASS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """The weight at which tokens, the likeliest first, reach `limit` of their number or mass.
 
@@ -39,10 +61,11 @@ def _descend(
         shift = 27 - 3 * level
         counts = tl.zeros([8], tl.float32)
         masses = tl.zeros([8], tl.float32)
-        for begin in range(0, vocab_size, TILE):
-            weights = _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
+        for begin in range(0, count, TILE):
+            tokens = _tokens(list_ptr, begin, count, is_listed, TILE)
+            weights = _weights(logits_ptr, tokens, greatest, temperature, min_p)
             bits = weights.to(tl.int32, bitcast=True) >> shift
-            present = (begin + tl.arange(0, TILE) < vocab_size) & ((bits >> 3) == prefix)
+            present = (tokens >= 0) & ((bits >> 3) == prefix)
             chosen = present[:, None] & ((7 - (bits & 7))[:, None] == bins[None, :])
             counts += tl.sum(tl.where(chosen, 1.0, 0.0), axis=0)
             masses += tl.sum(tl.where(chosen, weights[:, None], 0.0), axis=0)
@@ -73,68 +96,164 @@ def _exponentials(tokens, first_key, second_key):
 
 
 @triton.jit
+def _winner(best, found, none):
+    """The token with the greatest of these scores, the first where several have it; `none` where all are below 0."""
+    return tl.min(tl.where((best == tl.max(best, 0)) & (best > 0), found, none), 0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["top_k_ptr", "top_p_ptr", "min_p_ptr"])
+def _count_kernel(
+    logits_ptr, greatest_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, counts_ptr, masses_ptr, logits_stride,
+    vocab_size, TILE: tl.constexpr, CHUNK_TILES: tl.constexpr,
+):  # fmt: skip
+    """One program per row and chunk: how many of its tokens are in each bin, and what all of them weigh."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    top_k = tl.load(top_k_ptr + row)
+    if ((top_k <= 0) | (top_k >= vocab_size)) & (tl.load(top_p_ptr + row) >= 1):
+        return
+    logits_ptr += row * logits_stride
+    greatest = tl.load(greatest_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    counts = tl.zeros([_BINS], tl.int32)
+    masses = tl.zeros([TILE], tl.float32)
+    first = chunk * CHUNK_TILES * TILE
+    for begin in range(first, tl.minimum(first + CHUNK_TILES * TILE, vocab_size), TILE):
+        tokens = _tokens(counts_ptr, begin, vocab_size, False, TILE)
+        weights = _weights(logits_ptr, tokens, greatest, temperature, min_p)
+        counts += tl.histogram(_bin(weights), _BINS)
+        masses += weights
+    place = row * tl.num_programs(1) + chunk
+    tl.store(counts_ptr + place * _BINS + tl.arange(0, _BINS), counts)
+    tl.store(masses_ptr + place, tl.sum(masses, 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["top_k_ptr", "top_p_ptr", "min_p_ptr"])
+def _list_kernel(
+    logits_ptr, greatest_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, counts_ptr, masses_ptr,
+    list_ptr, size_ptr, mass_ptr, logits_stride, vocab_size, MOST: tl.constexpr, TILE: tl.constexpr,
+    CHUNK_TILES: tl.constexpr,
+):  # fmt: skip
+    """One program per row and chunk: puts its tokens that may be kept behind those of the chunks before.
+
+    What a row comes to, its number of such tokens and the mass of all, is the first chunk's to write.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    chunks = tl.num_programs(1)
+    logits_ptr += row * logits_stride
+    list_ptr += row * MOST
+    greatest = tl.load(greatest_ptr + row)
+    temperature = tl.load(temperature_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    first = chunk * CHUNK_TILES * TILE
+    end = tl.minimum(first + CHUNK_TILES * TILE, vocab_size)
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    if has_top_k | (top_p < 1):
+        bins = tl.arange(0, _BINS)
+        counts = tl.zeros([_BINS], tl.int32)
+        before = tl.zeros([_BINS], tl.int32)
+        mass = 0.0
+        for other in range(chunks):
+            some = tl.load(counts_ptr + (row * chunks + other) * _BINS + bins)
+            counts += some
+            before += tl.where(other < chunk, some, 0)
+            mass += tl.load(masses_ptr + row * chunks + other)
+        # What bins leave out weighs less than this, for no token weighs twice what the least of its bin may.
+        most = counts.to(tl.float32) * tl.exp2((1 - bins).to(tl.float32))
+        left_out = tl.sum(most, 0) - tl.cumsum(most, 0)
+        by_mass = left_out <= (1 - top_p) * mass
+        is_enough = tl.where(has_top_k, tl.cumsum(counts, 0) >= top_k, by_mass)
+        last = tl.minimum(tl.min(tl.where(is_enough, bins, _BINS), 0), _BINS - 2)
+        size = tl.sum(tl.where(bins <= last, counts, 0), 0)
+        if chunk == 0:
+            tl.store(size_ptr + row, size)
+            tl.store(mass_ptr + row, mass)
+        if size <= MOST:
+            place = tl.sum(tl.where(bins <= last, before, 0), 0)
+            for begin in range(first, end, TILE):
+                tokens = _tokens(list_ptr, begin, vocab_size, False, TILE)
+                weights = _weights(logits_ptr, tokens, greatest, temperature, min_p)
+                chosen = ((_bin(weights) <= last) & (tokens >= 0)).to(tl.int32)
+                at = place + tl.cumsum(chosen, 0) - 1
+                tl.store(list_ptr + at, tokens, mask=(chosen > 0) & (at < MOST))
+                place += tl.sum(chosen, 0)
+    else:
+        first_key = tl.load(keys_ptr + 2 * row).to(tl.uint32)
+        second_key = tl.load(keys_ptr + 2 * row + 1).to(tl.uint32)
+        best = tl.full([TILE], -1.0, tl.float32)
+        found = tl.full([TILE], -1, tl.int32)
+        for begin in range(first, end, TILE):
+            tokens = _tokens(list_ptr, begin, vocab_size, False, TILE)
+            weights = _weights(logits_ptr, tokens, greatest, temperature, min_p)
+            scores = tl.where(weights > 0, weights / _exponentials(tokens, first_key, second_key), -1.0)
+            found = tl.where(scores > best, tokens, found)
+            best = tl.maximum(best, scores)
+        winner = _winner(best, found, vocab_size)
+        tl.store(list_ptr + chunk, tl.where(winner < vocab_size, winner, -1))
+        if chunk == 0:
+            tl.store(size_ptr + row, chunks)
+
+
+@triton.jit(do_not_specialize_on_alignment=["top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def _draw_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, token_ids_ptr, logits_stride, vocab_size,
-    TILE: tl.constexpr,
+    logits_ptr, greatest_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, list_ptr, size_ptr, mass_ptr,
+    token_ids_ptr, logits_stride, vocab_size, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
-    row = tl.program_id(0)
-    logits_ptr += row.to(tl.int64) * logits_stride
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * logits_stride
+    list_ptr += row * MOST
+    greatest = tl.load(greatest_ptr + row)
     temperature = tl.load(temperature_ptr + row)
-    min_p = 0.0
-    if min_p_ptr is not None:
-        min_p = tl.load(min_p_ptr + row)
-
-    highest = tl.full([TILE], float("-inf"), tl.float32)
-    for begin in range(0, vocab_size, TILE):
-        tokens = begin + tl.arange(0, TILE)
-        highest = tl.maximum(highest, tl.load(logits_ptr + tokens, mask=tokens < vocab_size, other=float("-inf")))
-    greatest = tl.max(highest, 0)
-    kept = 0.0  # mass, for top-p
-    if top_p_ptr is not None:
-        sums = tl.zeros([TILE], tl.float32)
-        for begin in range(0, vocab_size, TILE):
-            sums += _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
-        kept = tl.sum(sums, 0)
+    min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row).to(tl.float32)
+    top_p = tl.load(top_p_ptr + row)
+    size = tl.load(size_ptr + row)
+    is_listed = size <= MOST
+    count = tl.where(is_listed, size, vocab_size)
 
     # Kept are the tokens whose weight has greater bits than `least`, and the first `ties` of those with the same.
     least = 0
     ties = vocab_size * 1.0
-    if top_k_ptr is not None:
-        top_k = tl.load(top_k_ptr + row).to(tl.float32)
-        if (top_k > 0) & (top_k < vocab_size):
-            least, count, mass = _descend(logits_ptr, vocab_size, greatest, temperature, min_p, top_k, False, TILE)
-            ties = top_k - count
-            kept = mass + ties * least.to(tl.float32, bitcast=True)
-    if top_p_ptr is not None:
-        top_p = tl.load(top_p_ptr + row)
-        if top_p < 1:
-            limit = top_p * kept
-            bits, count, mass = _descend(logits_ptr, vocab_size, greatest, temperature, min_p, limit, True, TILE)
-            weight = bits.to(tl.float32, bitcast=True)
-            needed = tl.maximum(tl.ceil((limit - mass) / weight), 1.0)
-            ties = tl.where(bits == least, tl.minimum(ties, needed), needed)
-            least = bits
+    kept = tl.load(mass_ptr + row)  # for top-p
+    if (top_k > 0) & (top_k < vocab_size):
+        least, above, mass = _descend(
+            logits_ptr, list_ptr, count, is_listed, greatest, temperature, min_p, top_k, False, TILE
+        )
+        ties = top_k - above
+        kept = mass + ties * least.to(tl.float32, bitcast=True)
+    if top_p < 1:
+        limit = top_p * kept
+        bits, above, mass = _descend(
+            logits_ptr, list_ptr, count, is_listed, greatest, temperature, min_p, limit, True, TILE
+        )
+        weight = bits.to(tl.float32, bitcast=True)
+        needed = tl.maximum(tl.ceil((limit - mass) / weight), 1.0)
+        ties = tl.where(bits == least, tl.minimum(ties, needed), needed)
+        least = bits
 
     first_key = tl.load(keys_ptr + 2 * row).to(tl.uint32)
     second_key = tl.load(keys_ptr + 2 * row + 1).to(tl.uint32)
     same_before = 0.0
     best = tl.full([TILE], -1.0, tl.float32)
     found = tl.zeros([TILE], tl.int32)
-    for begin in range(0, vocab_size, TILE):
-        tokens = begin + tl.arange(0, TILE)
-        weights = _weights(logits_ptr, begin, vocab_size, greatest, temperature, min_p, TILE)
+    for begin in range(0, count, TILE):
+        tokens = _tokens(list_ptr, begin, count, is_listed, TILE)
+        weights = _weights(logits_ptr, tokens, greatest, temperature, min_p)
         bits = weights.to(tl.int32, bitcast=True)
-        same = tl.where(bits == least, 1.0, 0.0)
+        same = tl.where((bits == least) & (tokens >= 0), 1.0, 0.0)
         rank = same_before + tl.cumsum(same, 0)
         is_kept = (bits > least) | ((bits == least) & (rank <= ties))
         scores = tl.where(is_kept & (weights > 0), weights / _exponentials(tokens, first_key, second_key), -1.0)
         found = tl.where(scores > best, tokens, found)
         best = tl.maximum(best, scores)
         same_before += tl.sum(same, 0)
-    is_best = (best == tl.max(best, 0)) & (best > 0)
-    found = tl.min(tl.where(is_best, found, vocab_size), 0)
-    tl.store(token_ids_ptr + row, tl.where(found < vocab_size, found, 0).to(tl.int64))
+    winner = _winner(best, found, vocab_size)
+    tl.store(token_ids_ptr + row, tl.where(winner < vocab_size, winner, 0).to(tl.int64))
 
 
 def draw(
@@ -152,16 +271,34 @@ def draw(
     Args:
         logits: float32 [rows, vocabulary], rows contiguous.
         temperature: float32 [rows], above 0
-        top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows], 1 and 0 keep all; None where no row uses it.
+        top_k: int32 or int64 [rows], 0 keeps all; top_p, min_p: float32 [rows], 1 and 0 keep all; None where no row
+            uses it.
         keys: int64 [rows, 2], of the rows' noise, contiguous.
 
     Returns:
         int64 [rows]; anything in the vocabulary where logits are not finite.
     """
     rows, vocab_size = logits.shape
-    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _draw_kernel[(rows,)](
-        logits, temperature, top_k, top_p, min_p, keys, token_ids, logits.stride(0), vocab_size,
-        TILE=min(_TILE, triton.next_power_of_2(vocab_size)), num_warps=8,
+    device, tile = logits.device, min(_TILE, triton.next_power_of_2(vocab_size))
+    chunks = triton.cdiv(vocab_size, tile * _CHUNK_TILES)
+    most = max(_MOST, triton.next_power_of_2(chunks))
+    limits = (
+        torch.zeros(rows, dtype=torch.int32, device=device) if top_k is None else top_k,
+        torch.ones(rows, device=device) if top_p is None else top_p,
+        torch.zeros(rows, device=device) if min_p is None else min_p,
+    )
+    counts = torch.empty((rows, chunks, _BINS.value), dtype=torch.int32, device=device)
+    masses, mass = torch.empty((rows, chunks), device=device), torch.empty(rows, device=device)
+    # Places that are not filled are nobody's: a rounding may count a token that is not listed.
+    listed = torch.full((rows, most), -1, dtype=torch.int32, device=device)
+    sizes = torch.empty(rows, dtype=torch.int32, device=device)
+    token_ids = torch.empty(rows, dtype=torch.int64, device=device)
+    given = logits, logits.amax(-1), temperature, *limits
+    shape = logits.stride(0), vocab_size
+    _count_kernel[(rows, chunks)](*given, counts, masses, *shape, TILE=tile, CHUNK_TILES=_CHUNK_TILES, num_warps=8)
+    _list_kernel[(rows, chunks)](
+        *given, keys, counts, masses, listed, sizes, mass, *shape, MOST=most, TILE=tile, CHUNK_TILES=_CHUNK_TILES,
+        num_warps=8,
     )  # fmt: skip
+    _draw_kernel[(rows,)](*given, keys, listed, sizes, mass, token_ids, *shape, MOST=most, TILE=tile, num_warps=8)
     return token_ids

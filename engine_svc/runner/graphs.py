@@ -1,13 +1,13 @@
 """CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
-A graph is for so many sequences, so many new tokens of each and so long a context, all rounded up. The sequences that
-fill it up have nothing behind their new tokens and write nothing.
+A graph is for so many sequences, so many new tokens of each and so long contexts on average, all rounded up. The
+sequences that fill it up have nothing behind their new tokens and write nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay, Shapes
 
-_SHORTEST = 1024  # tokens of context; the graphs beyond are for twice as many each
+_SHORTEST = 1024  # tokens of context, on average; the graphs beyond are for twice as many each
 
 
 class CudaCapture(Capture):
@@ -56,29 +56,34 @@ def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PaddedShapes(Shapes):
-    """So many sequences and so long a context, both rounded up: a GPU computes rows of nobody for nothing."""
+    """So many sequences and so long contexts, both rounded up: a GPU computes rows of nobody for nothing."""
 
     sizes: Sequence[int]  # rising
     max_model_len: int
     # New tokens that a sequence has at most, rising. Those of all stand one behind the other, whatever each has; rows
     # that are left over are nobody's.
     query_lens: Sequence[int] = (1,)
+    # Whether so many sequences may have contexts of so many tokens together.
+    fits: Callable[[int, int], bool] = lambda sequences, positions: True
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
         count, longest = len(batch.slots), batch.metadata[0].max_query_len
         if longest > self.query_lens[-1] or count > self.sizes[-1]:
             return None
-        context = _SHORTEST
-        while context < batch.metadata[0].max_seq_len:
-            context *= 2
         query_len = self.query_lens[bisect_left(self.query_lens, longest)]
-        return self._shape(self.sizes[bisect_left(self.sizes, count)], query_len, context)
+        size = self.sizes[bisect_left(self.sizes, count)]
+        positions, context = sum(batch.lengths) + (size - count) * query_len, _SHORTEST
+        while context * size < positions:
+            context *= 2
+        return self._shape(size, query_len, context)
 
     def early(self) -> list[Shape]:
         """See Shapes.early: a few sizes, and the shortest contexts."""
         sizes = [size for size in self.sizes if size.bit_count() == 1]
-        return [self._shape(size, query_len, _SHORTEST) for query_len in self.query_lens for size in sizes]
+        shapes = [self._shape(size, query_len, _SHORTEST) for query_len in self.query_lens for size in sizes]
+        return [shape for shape in shapes if shape is not None]
 
-    def _shape(self, size: int, query_len: int, context: int) -> Shape:
-        return Shape(size, size * query_len, query_len, min(context, self.max_model_len))
+    def _shape(self, size: int, query_len: int, context: int) -> Shape | None:
+        context = min(context, self.max_model_len)
+        return Shape(size, size * query_len, query_len, context) if self.fits(size, size * context) else None

@@ -20,7 +20,7 @@ class Shape(NamedTuple):
     sequences: int
     tokens: int  # new ones of all sequences
     query_len: int  # of one, at most
-    context: int  # of one with those before, at most
+    context: int  # of one with those before, at most on average
     has_adapters: bool = False  # some rows run with adapters, which may be any
 
 

@@ -144,13 +144,15 @@ class Runner:
         )  # fmt: skip
 
     def profile(self) -> None:
-        """On a GPU, runs a step of the whole token budget over a cache just large enough, then forgets it: what is
-        available after it can be given to the cache."""
+        """On a GPU, runs a step of the whole token budget over a cache just large enough and one of all sequences, then
+        forgets them: what is available after it can be given to the cache."""
         if self._device.type != "cuda":
             return
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
         self._allocate(blocks * len(self._groups), num_states=1)
         self._warm_up(blocks * len(self._groups))
+        # There is room for the states of one.
+        self.warm_up_drawing(1 if self._state_form.shapes else self._options.scheduler.max_num_seqs)
         self.release_caches()
         torch.cuda.empty_cache()
 
@@ -212,6 +214,8 @@ class Runner:
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         self._warm_up(num_blocks)
+        if self._device.type == "cuda":
+            self.warm_up_drawing(self._options.scheduler.max_num_seqs)
         if isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
             self._record_steps()
         touch_ahead(self._all_caches)
@@ -253,6 +257,14 @@ class Runner:
             self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [], num_wanted_drafts=drafts)]))
         self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=drafts)]))
 
+    def warm_up_drawing(self, sequences: int) -> None:
+        """A step in which so many sequences decode, and draw with all that limits them: of what that takes, nothing is
+        compiled while others wait. What is cached of them, in one block, means nothing."""
+        parameters = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1)
+        slots, blocks = range(min(sequences, self._token_budget)), [[group] for group in range(len(self._groups))]
+        new = [NewSequence(slot, [0], 1, 0, blocks, SamplingPlan(parameters)) for slot in slots]
+        self.step(StepPlan(0, new, [ScheduledSequence(slot, 0, 1, 1, []) for slot in slots]))
+
     def _record_steps(self) -> None:
         if why := self.passes.why_not_recorded:
             logger.info("steps are not recorded: %s", why)
@@ -273,7 +285,7 @@ class Runner:
     def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
         """Records graphs of one new token a sequence and of so many: a few sizes now, the others when they come up."""
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
-        shapes = PaddedShapes(sizes, self._max_model_len, sorted({1, query_len}))
+        shapes = PaddedShapes(sizes, self._max_model_len, sorted({1, query_len}), self._attention.can_decode_together)
         self._make_recorded(capture, shapes, self._room(query_len))
 
     def _room(self, query_len: int) -> Room:

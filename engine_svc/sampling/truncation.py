@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine_svc.sampling.noise import exponentials
@@ -68,8 +69,18 @@ def draw_rows(
     logits: torch.Tensor, parameters: Sequence[SamplingParameters], keys: torch.Tensor, method: DrawMethod
 ) -> torch.Tensor:
     """A token for each row, which all have the same method; see `draw`."""
-    temperature, top_k, top_p, min_p = _columns(parameters, logits)
-    return draw(logits, temperature, top_k, top_p, min_p, keys, method.candidates)
+    columns = packed_columns(parameters, logits) if logits.is_cuda else _columns(parameters, logits)
+    return draw(logits, *columns, keys, method.candidates)
+
+
+def packed_columns(
+    parameters: Sequence[SamplingParameters], logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_columns`, but all of them, in one copy: a GPU's kernels are the same whichever rows want."""
+    values = np.array([(each.temperature, 0.0, each.top_p, each.min_p) for each in parameters], np.float32).T.copy()
+    values[1] = np.array([min(each.top_k, logits.shape[-1]) for each in parameters], np.int32).view(np.float32)
+    temperature, top_k, top_p, min_p = to_device(values, logits.device)
+    return temperature, top_k.view(torch.int32), top_p, min_p
 
 
 def _columns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -291,17 +291,41 @@ def test_decode_over_several_parts(window: int | None, special: str) -> None:
     check_backend(make_backend("triton"), [(256, 1), (400, 1), (3, 1)], window, special)
 
 
-def test_a_long_prompt_gives_decoders_no_empty_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, longest = importlib.import_module("engine_svc.attention.triton"), []  # not where there is no Triton: ARM's
-    paged_decode = backend.paged_decode
+# One that is longer than two parts of the decode kernel, beside short ones; and prompts, which decoders do not mind.
+LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (7, 40), (63, 1), (12, 1), (0, 30)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("known", "window"), [("lengths", 70), ("their sum", None), ("little room", 70)])
+def test_decoding_goes_by_the_sum_of_the_contexts(
+    monkeypatch: pytest.MonkeyPatch, known: str, window: int | None
+) -> None:
+    """Where a graph is recorded, only their sum is known; where that is too much, some come after others."""
+    module = importlib.import_module("engine_svc.attention.triton")  # not where there is no Triton: ARM's
+    backend, paged_decode, capacities = make_backend("triton"), module.paged_decode, []
+    searched = importlib.import_module("triton").language.constexpr(2)
+    monkeypatch.setattr("engine_svc.kernels.paged_decode._SEARCHED", searched)
+    for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
+        monkeypatch.setattr(f"{place}.PART", 64)
 
     def decode(*given: Any) -> None:
-        longest.append(given[7])
+        capacities.append(given[7])
         paged_decode(*given)
 
-    monkeypatch.setattr(backend, "paged_decode", decode)
-    check_backend(make_backend("triton"), [(20, 1), (300, 4), (0, 90), (33, 1)], None)
-    assert longest == [34]
+    def averaged(metadata: AttentionMetadata) -> AttentionMetadata:
+        decoders = sum(new == 1 for new in metadata.query_lens_host)
+        total = sum(s for s, new in zip(metadata.seq_lens_host, metadata.query_lens_host, strict=True) if new == 1)
+        average = -(-total // max(1, decoders))
+        return replace(metadata, seq_lens_host=[average] * len(metadata.seq_lens_host))
+
+    monkeypatch.setattr(module, "paged_decode", decode)
+    if known == "their sum":
+        prepare = backend.prepare
+        monkeypatch.setattr(backend, "prepare", lambda metadata: prepare(averaged(metadata)))
+    elif known == "little room":
+        monkeypatch.setattr(backend, "_most_parts", 4)
+    check_backend(backend, LONG_AND_SHORT, window)
+    assert capacities == ([4, 4] if known == "little room" else [8])
 
 
 @needs_native

@@ -137,15 +137,18 @@ for tile in (16, 64) if element == cached else ():
                 compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
                 assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
 
-pointers = ("logits", "temperature", "top_k", "top_p", "min_p", "keys", "token_ids")
-for unused in ((), ("top_k_ptr",), ("top_k_ptr", "top_p_ptr", "min_p_ptr")) if element == "fp32" else ():
-    constants = {"TILE": sampling._TILE, **dict.fromkeys(unused)}
-    types = {"top_k": "*i64", "token_ids": "*i64"}
-    signature = {f"{name}_ptr": types.get(name, "*fp32") for name in pointers} | {
-        "logits_stride": "i32", "vocab_size": "i32"
-    } | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=sampling._draw_kernel, signature=signature, constexprs=constants)
-    triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+types = {"top_k_ptr": "*i32", "keys_ptr": "*i64", "counts_ptr": "*i32", "list_ptr": "*i32", "size_ptr": "*i32",
+         "token_ids_ptr": "*i64"}
+constants = {"TILE": sampling._TILE, "CHUNK_TILES": sampling._CHUNK_TILES, "MOST": sampling._MOST}
+for kernel in (sampling._count_kernel, sampling._list_kernel, sampling._draw_kernel) if element == "fp32" else ():
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "*fp32") if name.endswith("_ptr") else "i32"
+        for name in kernel.arg_names
+    }
+    known = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    for capability in (80, 89, 90, 100):
+        source = ASTSource(fn=kernel, signature=signature, constexprs=known)
+        triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 """
 
 

@@ -31,11 +31,15 @@ def defined(
     return token, set(weights.nonzero()[:, 0].tolist())
 
 
-@pytest.mark.parametrize("size", [5, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "most"), [(5, 8192), *(pytest.param(150, most, marks=pytest.mark.slow) for most in (8192, 8))]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_draws_as_defined(monkeypatch: pytest.MonkeyPatch, size: int, dtype: torch.dtype) -> None:
-    """Rounded to bfloat16, many logits are equal, and lie on both sides of what is kept."""
-    monkeypatch.setattr(sampling, "_TILE", 64)
+def test_draws_as_defined(monkeypatch: pytest.MonkeyPatch, size: int, most: int, dtype: torch.dtype) -> None:
+    """Rounded to bfloat16, many logits are equal, and lie on both sides of what is kept. In several chunks, also where
+    more may be kept than a list holds."""
+    for name, value in (("_TILE", 64), ("_CHUNK_TILES", 1), ("_MOST", most)):
+        monkeypatch.setattr(sampling, name, value)
     check_draws(size, dtype, "cpu")
 
 
@@ -106,7 +110,7 @@ def test_far_logits_and_low_temperatures() -> None:
 @pytest.mark.parametrize("temperature", [1e-5, 1.0, 2.0])
 def test_what_is_certain_is_drawn(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     """A token that the thinking budget forces, beside the greatest logits that penalties leave."""
-    monkeypatch.setattr(sampling, "_TILE", 64)
+    monkeypatch.setattr(sampling, "_TILE", 16)
     logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0))
     logits[:, 3], logits[:, 66] = 1e30, thinking_budget.CERTAIN
     ks, ps = torch.tensor([0, 1, 0, 5]), torch.tensor([1.0, 1.0, 0.3, 0.9])

@@ -11,17 +11,23 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from engine_svc.ops.triton import InvariantTritonOps
+from engine_svc.kernels.sampling import draw
+from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner import graphs
 from engine_svc.runner.graphs import graph_sizes
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
 from engine_svc.runner.runner import Runner
+from engine_svc.sampling.choosers import TorchChooser
+from engine_svc.sampling.truncation import packed_columns
 from quire.prompt_embeds import PromptEmbeds
+from tests.support.compiled_kernels import CompiledKernels
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
+
+CPU = torch.device("cpu")
 
 
 class Recorder(Capture):
@@ -158,11 +164,42 @@ def test_without_graphs_decoding_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     check_greedy(folder, prompts, found, 4)
 
 
-def allocate_with(capture: Capture, query_len: int = 1) -> Callable[..., None]:
+def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = False) -> Callable[..., None]:
     allocate = Runner.allocate
 
     def both(runner: Runner, *arguments: int) -> None:
         allocate(runner, *arguments)
+        if warms_up:
+            runner.warm_up_drawing(6)
         runner.make_graphs(capture, query_len)
 
     return both
+
+
+@pytest.mark.slow
+def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a start has run holds for steps of any size, with graphs and without, however tokens are sampled."""
+    folder = make_model(tmp_path / "qwen3-moe", "qwen3-moe", num_hidden_layers=1)
+    compiled = CompiledKernels(monkeypatch)
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    monkeypatch.setattr("engine_svc.sampling.sampler.NativeChooser", lambda most, _: TorchChooser(most, CPU))
+    monkeypatch.setattr("engine_svc.sampling.choosers.draw_rows", draw_as_a_gpu_does)
+    sampled = [
+        {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
+        {"temperature": 1.0, "min_p": 0.2, "top_k": 900}, {"temperature": 1.0, "presence_penalty": 1.0},
+    ]  # fmt: skip
+    asked = [
+        GenerationRequest("r", prompt, replace(GREEDY, max_tokens=3 + index, logit_bias=((5, 1.0),), **sampling))
+        for index, (prompt, sampling) in enumerate(zip(random_prompts(3, 1, 16, 17, 5, 45), sampled, strict=True))
+    ]
+    monkeypatch.setattr(Runner, "allocate", allocate_with(Recorder(), warms_up=True))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40) as engine:
+        started = set(compiled.kernels)
+        run_requests(engine, asked)
+        run_requests(engine, asked[3:4])
+    assert {kernel[0] for kernel in started} >= {"_decode_kernel", "_prefill_kernel", "_draw_kernel"}
+    assert not compiled.kernels - started
+
+
+def draw_as_a_gpu_does(logits: torch.Tensor, parameters: Any, keys: torch.Tensor, _: object) -> torch.Tensor:
+    return draw(logits, *packed_columns(parameters, logits), keys)
