@@ -13,6 +13,7 @@ import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.native.library import Kernels
+from engine_svc.transfer import to_device
 
 _Position = TypeVar("_Position", int, torch.Tensor)
 _FAR = 1 << 30  # behind any position
@@ -156,18 +157,26 @@ class AttentionBackend(ABC):
     def copy_blocks(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
     ) -> None:
-        """Copies blocks, (of the source, of the target), in every layer."""
+        """Copies blocks, (of the source, of the target), in every layer. To a GPU without waiting for it; from it, a
+        layer's have to be there before the host can spread them."""
         if not pairs:
             return
-        from_blocks, to_blocks = torch.tensor(pairs).unbind(1)
+        places = zip(torch.tensor(pairs).unbind(1), (sources[0].device, targets[0].device), strict=True)
+        from_blocks, to_blocks = (to_device(blocks.contiguous(), device) for blocks, device in places)
         for source, target in zip(sources, targets, strict=True):
-            blocks = bits(source).index_select(self.block_dimension, from_blocks.to(source.device))
-            bits(target).index_copy_(self.block_dimension, to_blocks.to(target.device), blocks.to(target.device))
+            blocks = bits(source).index_select(self.block_dimension, from_blocks)
+            moved = to_device(blocks, target.device) if blocks.is_cpu else blocks.to(target.device)
+            bits(target).index_copy_(self.block_dimension, to_blocks, moved)
 
     def can_decode_together(self, sequences: int, positions: int) -> bool:
         """Whether a pass that is recorded may be of so many sequences with one new token, with so many positions all
         together: what is recorded has room for all of them at once."""
         return True
+
+    def decoding_bytes(self, sequences: int, positions: int) -> int:
+        """What a pass takes beside its inputs and results, of so many sequences with one new token, and so many
+        positions all together."""
+        return 0
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Prepared:

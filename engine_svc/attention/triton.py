@@ -51,7 +51,8 @@ class TritonBackend(AttentionBackend):
         super().__init__(shape, kernels)
         if shape.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
-        self._most_parts = max(1, _PARTIAL_BYTES // (4 * shape.num_heads * shape.head_dim))
+        self._part_bytes = 4 * shape.num_heads * (shape.head_dim + 2)
+        self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
 
     @property
     def batch_invariant(self) -> bool:
@@ -67,6 +68,10 @@ class TritonBackend(AttentionBackend):
     def can_decode_together(self, sequences: int, positions: int) -> bool:
         """See AttentionBackend.can_decode_together."""
         return most_parts(positions, sequences, self.shape.part) <= self._most_parts
+
+    def decoding_bytes(self, sequences: int, positions: int) -> int:
+        """See AttentionBackend.decoding_bytes."""
+        return self._part_bytes * min(self._most_parts, most_parts(positions, sequences, self.shape.part))
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""

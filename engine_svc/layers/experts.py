@@ -135,7 +135,8 @@ class Experts(PackedLayer):
             expert_ids: int64 [tokens, chosen]
         """
         if self._counts is not None:
-            self._counts += torch.bincount(expert_ids.flatten(), minlength=self._shape.count)
+            chosen = expert_ids.flatten()
+            self._counts.scatter_add_(0, chosen, torch.ones_like(chosen))  # torch.bincount waits for a GPU
         output = self._exchange(hidden, weights, expert_ids, self._compute)
         return self._context.groups.tensor.all_reduce(output) if len(output) else output
 

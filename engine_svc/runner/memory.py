@@ -17,11 +17,12 @@ _CPU_STATES_SHARE = 0.5  # of the free memory, at most: what of it is touched ar
 _SPARE = 1 / 64
 
 
-def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int = 0) -> int:
+def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int = 0, later_bytes: int = 0) -> int:
     """Bytes for the KV cache of one rank and for states, once weights are loaded and a largest step has run.
 
     Args:
         state_bytes: of recurrent layers. A CPU's default is for them and the KV cache beside them.
+        later_bytes: that steps with long contexts need on a GPU, which none has had yet.
 
     Raises:
         StartupError: nothing is left.
@@ -34,7 +35,7 @@ def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int
     free, total = torch.cuda.mem_get_info(device)
     # What torch keeps for reuse is ours; its peak is what a largest step needs besides the cache.
     held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
-    return gpu_budget(GpuMemory(total, free, held, peak), options.gpu_memory_utilization)
+    return gpu_budget(GpuMemory(total, free, held, peak + later_bytes), options.gpu_memory_utilization)
 
 
 @dataclass(frozen=True)

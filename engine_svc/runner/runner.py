@@ -176,7 +176,9 @@ class Runner:
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know."""
-        state_bytes = self._state_form.bytes_per_sequence * self._options.scheduler.max_num_seqs
+        sequences = self._options.scheduler.max_num_seqs
+        state_bytes = self._state_form.bytes_per_sequence * sequences
+        later_bytes = self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
         return KvCacheSpec(
             architecture=self._facts.architecture,
             dtype=str(self._dtype).removeprefix("torch."),
@@ -184,7 +186,7 @@ class Runner:
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
             bytes_per_block=self._attention.bytes_per_block(self._group_size) + self._draft_bytes_per_block,
-            available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes),
+            available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes, later_bytes),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_tokens,
             max_num_batched_tokens=self._token_budget,

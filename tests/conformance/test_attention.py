@@ -325,6 +325,7 @@ def test_decoding_goes_by_the_sum_of_the_contexts(
     elif known == "little room":
         monkeypatch.setattr(backend, "_most_parts", 4)
     check_backend(backend, LONG_AND_SHORT, window)
+    assert backend.decoding_bytes(5, 249) == 4 * 4 * (32 + 2) * (4 if known == "little room" else 8)
     assert capacities == ([4, 4] if known == "little room" else [8])
 
 

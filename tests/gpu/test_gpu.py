@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from engine_svc.attention.base import AttentionShape
@@ -24,6 +25,13 @@ from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
+
+DRAWN: list[dict[str, Any]] = [
+    {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "min_p": 0.2, "top_k": 900}, {"temperature": 1.0, "presence_penalty": 1.0},
+]  # fmt: skip
+
+triton = pytest.importorskip("triton")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -127,6 +135,27 @@ def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     with running_engine(make_model(tmp_path / "llama", "llama"), device="cuda") as engine:
         run(engine, random_prompts(1, 17, 90))
     assert "CUDA graphs are not used" not in caplog.text
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, eager: bool) -> None:
+    compiled: list[str] = []
+
+    def note(**compilation: Any) -> None:
+        compiled.append(compilation["repr"])
+
+    asked = [
+        GenerationRequest("r", prompt, replace(GREEDY, max_tokens=3 + index, **DRAWN[index % len(DRAWN)]))
+        for index, prompt in enumerate(random_prompts(1, 17, 90, 16, 5, 300, 2, 64, 7))
+    ]
+    with running_engine(
+        make_model(tmp_path / family, family), device="cuda", max_num_batched_tokens=70, enforce_eager=eager
+    ) as engine:
+        monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+        run_requests(engine, asked)
+        run_requests(engine, asked[2:4])
+    assert not compiled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -83,10 +83,10 @@ def test_two_at_045_fit_on_one_gpu_in_any_order(monkeypatch: pytest.MonkeyPatch,
     for letter in order:
         gpu.current = process = "AB".index(letter)
         if not gpu.held[process]:
-            gpu.take(process, 17 * GIB, passing=3 * GIB)
+            gpu.take(process, 17 * GIB, passing=2 * GIB)
         else:
             options = CacheOptions(gpu_memory_utilization=0.45)
-            caches[process] = kv_cache_bytes(options, torch.device("cuda", 0))
+            caches[process] = kv_cache_bytes(options, torch.device("cuda", 0), later_bytes=GIB)
             gpu.take(process, caches[process])
     assert caches == {0: int(80 * GIB * 0.45) - 20 * GIB, 1: int(80 * GIB * 0.45) - 20 * GIB}
     assert gpu.mem_get_info(torch.device("cuda", 0))[0] > 0
