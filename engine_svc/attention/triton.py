@@ -116,9 +116,10 @@ class TritonBackend(AttentionBackend):
         assert isinstance(prepared, _Prepared)
         metadata = prepared.metadata
         write_cache(key, value, cache, metadata.slot_mapping)
-        query = query.contiguous()
+        if query.stride()[1:] != (query.shape[2], 1):  # the kernels read them where they lie beside keys and values
+            query = query.contiguous()
         # Of several tokens a sequence, a graph may have rows that are nobody's, and nobody writes.
-        output = torch.zeros_like(query) if len(prepared.tile_sequences) else torch.empty_like(query)
+        output = (query.new_zeros if len(prepared.tile_sequences) else query.new_empty)(query.shape)
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)

@@ -216,7 +216,7 @@ def paged_decode(
     """Fills the rows of `output` that belong to `sequences`.
 
     Args:
-        query, output: [num_tokens, num_heads, head_dim], contiguous.
+        query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         sequences: int32 [decoding], those with one new token.

@@ -22,9 +22,9 @@ from engine_svc.kernels.tiles import key_rows, query_rows
 )
 def _prefill_kernel(
     query_ptr, cache_ptr, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
-    tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, block_table_stride, value_offset,
-    part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, output_stride, block_table_stride,
+    value_offset, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr, PART_KEYS: tl.constexpr,
     BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
@@ -45,9 +45,10 @@ def _prefill_kernel(
     positions = seq_len - query_len + rows
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
-    row_offset = (first_row + rows).to(tl.int64)[:, None] * query_stride + head * DIM + columns[None, :]
+    row = (first_row + rows).to(tl.int64)[:, None]
+    column = head * DIM + columns[None, :]
     row_mask = (rows < query_len)[:, None] & in_dim[None, :]
-    query = tl.load(query_ptr + row_offset, mask=row_mask, other=0.0)
+    query = tl.load(query_ptr + row * query_stride + column, mask=row_mask, other=0.0)
 
     best = tl.full([TILE_M], -1.0e30, tl.float32)  # finite, so that a row that sees nothing yet stays a number
     total = tl.zeros([TILE_M], tl.float32)
@@ -88,7 +89,7 @@ def _prefill_kernel(
         heads = tl.num_programs(1)
         tl.store(lse_ptr + (first_row + rows) * heads + head, log_sum(best, total), mask=rows < query_len)
     result = result / tl.maximum(total, 1.0e-30)[:, None]
-    tl.store(output_ptr + row_offset, result.to(output_ptr.dtype.element_ty), mask=row_mask)
+    tl.store(output_ptr + row * output_stride + column, result.to(output_ptr.dtype.element_ty), mask=row_mask)
 
 
 def paged_prefill(
@@ -108,7 +109,7 @@ def paged_prefill(
     """Fills the rows of `output` that the tiles cover.
 
     Args:
-        query, output: [num_tokens, num_heads, head_dim], contiguous.
+        query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles], of each tile of `query_rows` queries.
@@ -121,7 +122,7 @@ def paged_prefill(
     _prefill_kernel[(tile_sequences.shape[0], num_heads)](
         query, in_bytes(cache), output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
         options.scale, options.softcap or 1.0, options.sinks, options.slopes, lse, query.stride(0),
-        block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
+        output.stride(0), block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         SINKS=options.sinks is not None, GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
         DIM=dim, DIM_PADDED=max(16, triton.next_power_of_2(dim)), BLOCK_SIZE=block_size,

@@ -41,7 +41,8 @@ class CudaCapture(Capture):
             forward()  # kernels compile and libraries make their plans before anything is recorded
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may call CUDA meanwhile: those that read adapters, NCCL's watchdog.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = forward()
         return graph.replay, output
 

@@ -154,6 +154,8 @@ def check_backend(
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
+        if not shape.keys_are_values:  # side by side in one tensor, as models have them
+            query, key, value = torch.cat((query, key, value), 1).split([query.shape[1], *[key.shape[1]] * 2], 1)
         prepared = backend.prepare(metadata_of(parts, shape.device))
         return backend.forward(query, key, value, cache, prepared, case.options)
 

@@ -21,8 +21,8 @@ from triton.compiler import ASTSource
 from engine_svc.kernels import activation, cache_write, coded, experts, low_rank, matrix, rotary, sampling, tiles
 from engine_svc.kernels import paged_decode, paged_prefill
 
-element, cached = sys.argv[1:]
-capability = 80 if cached == "u8" else 90  # bytes are for GPUs that have no e4m3
+element, cached = sys.argv[1:3]
+capability = int(sys.argv[3])
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
 shapes = [(8, 80, 32, 0, 8), (1, 64, 16, 4096, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
 if (element, cached) != ("bf16", "bf16"):  # what the others add: their types, and the largest tiles
@@ -93,7 +93,7 @@ for kernel, constants, options in products if element == cached else ():
         for name in kernel.arg_names
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
     print(kernel.__name__, element, compiled.metadata.shared)
 
@@ -132,10 +132,9 @@ for tile in (16, 64) if element == cached else ():
                 name: "constexpr" if name in constants else "*" + types.get(name, "i32") if name.endswith("_ptr")
                 else "i32" for name in kernel.arg_names
             }
-            for capability in (80, 90):
-                source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-                compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
-                assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+            assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
 
 types = {"top_k_ptr": "*i32", "keys_ptr": "*i64", "counts_ptr": "*i32", "list_ptr": "*i32", "size_ptr": "*i32",
          "token_ids_ptr": "*i64"}
@@ -146,22 +145,25 @@ for kernel in (sampling._count_kernel, sampling._list_kernel, sampling._draw_ker
         for name in kernel.arg_names
     }
     known = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    for capability in (80, 89, 90, 100):
-        source = ASTSource(fn=kernel, signature=signature, constexprs=known)
-        triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known)
+    triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
 """
 
 
 @pytest.mark.parametrize(
-    ("element", "cached"),
-    # float16's are bfloat16's with another type.
-    [("bf16", "bf16"), ("fp32", "fp32"), ("bf16", "fp8e4nv"), ("bf16", "fp8e5"), ("bf16", "u8")],
-)
-def test_compiles_for_gpus(element: str, cached: str, tmp_path: Path) -> None:
+    ("element", "cached", "capability"),
+    # float16's are bfloat16's with another type; bytes are for GPUs that have no e4m3. Each generation compiles some of
+    # it here, and all of it by docs/gpu.md.
+    [
+        ("bf16", "bf16", 90), ("fp32", "fp32", 80), ("bf16", "fp8e4nv", 89), ("bf16", "fp8e5", 100), ("bf16", "u8", 80),
+    ],
+)  # fmt: skip
+def test_compiles_for_gpus(element: str, cached: str, capability: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     result = subprocess.run(
-        [sys.executable, "-c", CODE, element, cached], env=environment, capture_output=True, text=True, timeout=280
-    )
+        [sys.executable, "-c", CODE, element, cached, str(capability)],
+        env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
     print(result.stdout)
     assert result.returncode == 0, result.stderr[-3000:]

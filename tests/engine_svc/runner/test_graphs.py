@@ -74,13 +74,13 @@ def test_tokens_are_the_same(
     prompts = random_prompts(3, 17, 28)
     sampling = replace(GREEDY, max_tokens=8)
     recorder = Recorder()
-    monkeypatch.setattr(graphs, "_SHORTEST", 32)
+    monkeypatch.setattr(graphs, "_SHORTEST", 16)
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
     with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
         found = tokens(run(engine, prompts, sampling))
     check_greedy(folder, prompts, found, 8)
     assert recorder.replays == 7
-    assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with a longer context
+    assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with longer contexts
 
 
 @pytest.mark.slow
