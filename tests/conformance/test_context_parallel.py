@@ -95,7 +95,7 @@ def test_vectors_that_are_keys_and_values(name: str) -> None:
 
 
 @every_level
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_each_level(level: str, dtype: torch.dtype) -> None:
     """In several partitions of the kernel's, too, of which a window leaves some out."""
     parts = make_parts("native", 2, level=level, dtype=dtype)

@@ -21,7 +21,9 @@ from tests.conformance.test_attention import (
 )
 from tests.support.native import EMULATED, every_level
 
-every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+# Of contexts of several partitions, which take an emulated processor long enough.
+SMALL = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16} if EMULATED else {}
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
 @every_level
@@ -49,7 +51,7 @@ def test_shapes(level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: 
 def test_softcap_sinks_and_slopes(level: str, dtype: torch.dtype, special: str, window: int | None) -> None:
     lengths = [WHOLE] if "bidirectional" in special else [BATCHES["mixed"], [(1100, 3), (70, 1)]]
     for batch in lengths:
-        check_backend(make_backend("native", level, dtype=dtype), batch, window, special)
+        check_backend(make_backend("native", level, dtype=dtype, **SMALL), batch, window, special)
 
 
 @every_level
@@ -62,7 +64,8 @@ def test_bidirectional_attention(level: str, dtype: torch.dtype, window: int | N
 @every_level
 @pytest.mark.parametrize("window", [None, 64])
 def test_bidirectional_attention_over_several_partitions(level: str, window: int | None) -> None:
-    check_backend(make_backend("native", level, num_heads=2), [(0, 1100)], window, "bidirectional")
+    backend = make_backend("native", level, **({"num_heads": 2} | SMALL))
+    check_backend(backend, [(0, 1100)], window, "bidirectional")
 
 
 @every_level
@@ -75,7 +78,7 @@ def test_windows_that_are_chunks(level: str, dtype: torch.dtype, length: int) ->
 
 @every_level
 @every_type
-@pytest.mark.parametrize(("heads", "dim"), [(2, 48), (20, 576)])
+@pytest.mark.parametrize(("heads", "dim"), [(2, 48), (7 if EMULATED else 20, 576)])
 def test_keys_that_are_values(level: str, dtype: torch.dtype, heads: int, dim: int) -> None:
     fields = {"num_heads": heads, "num_kv_heads": 1, "head_dim": dim, "dtype": dtype, "keys_are_values": True}
     backend = make_backend("native", level, **fields)
@@ -136,7 +139,7 @@ def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window:
 @pytest.mark.parametrize("window", [None, 12, 100])
 def test_long_prompts(level: str, dtype: torch.dtype, heads: int, window: int | None) -> None:
     """Several chunks of keys, and more rows than a task has."""
-    backend = make_backend("native", level, num_heads=heads, head_dim=80, dtype=dtype)
+    backend = make_backend("native", level, num_heads=heads, head_dim=48 if EMULATED else 80, dtype=dtype)
     check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
 
 
@@ -152,7 +155,7 @@ SPECIALS: dict[str, dict[str, Any]] = {
 @every_type
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "stored"),
-    [(17, 1, 16, None), (4, 2, 16, torch.float8_e4m3fn)]
+    [(7, 1, 16, None), (4, 2, 16, torch.float8_e4m3fn)]
     if EMULATED
     else [(4, 2, 64, None), (12, 4, 80, None), (17, 1, 48, None), (4, 2, 32, torch.float8_e4m3fn)],
 )
@@ -162,9 +165,10 @@ def test_rows_are_the_same_however_they_are_computed(
     """In one prompt, in chunks of any size, token by token, and beside others: every bit."""
     fields = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "cache_dtype": stored}
     backend = make_backend("native", level, **fields)
+    others = [] if EMULATED else [[149, 1], [1, 149], [7] * 21 + [3]]
     for fields in SPECIALS.values():
         whole = _in_cuts(backend, fields, [150])
-        for cuts in ([1] * 20 + [80] + [1] * 50, [149, 1], [1, 149], [64, 64, 22], [7] * 21 + [3]):
+        for cuts in ([1] * 20 + [80] + [1] * 50, [64, 64, 22], *others):
             assert torch.equal(whole, _in_cuts(backend, fields, cuts)), (fields, cuts[:3])
         assert torch.equal(whole, _in_cuts(backend, fields, [60, 1, 1, 70, 18], neighbours=True)), fields
 
@@ -174,11 +178,8 @@ def test_rows_are_the_same_however_they_are_computed(
 @pytest.mark.parametrize("latent", [False, True])
 def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool) -> None:
     """Of contexts that are cut into partitions, which one task or many threads go through."""
-    kv_heads, dim = (1, 48) if latent else (2, 32)
-    heads, length = (2, 1070) if EMULATED else (4, 2070)
-    backend = make_backend(
-        "native", level, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, dtype=dtype, keys_are_values=latent
-    )
+    length, fields = 1070 if EMULATED else 2070, {"num_kv_heads": 1, "head_dim": 48} if latent else {}
+    backend = make_backend("native", level, dtype=dtype, keys_are_values=latent, **(fields | SMALL))
     windows: list[dict[str, Any]] = [{"sliding_window": 1030}, {"sliding_window": 1030, "chunked": True}]
     for fields in ({}, {"sliding_window": 5}, *([] if EMULATED else windows)):
         found = []

@@ -10,7 +10,7 @@ import torch
 
 from engine_svc.ops.base import Activation, Affine, ExpertsForm, HeadNorms, Ops, PlainActivation, Routing
 from tests.support.low_rank import ExpertAdapterCase, LowRankCase, row_tiles
-from tests.support.native import needs_native
+from tests.support.native import EMULATED, needs_native
 from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, forms_of_experts, make_ops
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -34,8 +34,8 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 
 
 @every
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 13, 36, 37, 200, 385])
-@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (200, 320), (1, 2), (130, 1026)])
+@pytest.mark.parametrize("rows", [1, 7, 200] if EMULATED else [1, 2, 3, 5, 6, 7, 13, 36, 37, 200, 385])
+@pytest.mark.parametrize(("outputs", "size"), [(64, 64), (1, 2), *([] if EMULATED else [(200, 320), (130, 1026)])])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_matrix(name: str, rows: int, outputs: int, size: int, with_bias: bool) -> None:
     ops, dtype = make_ops(name)
@@ -450,7 +450,7 @@ def test_experts_without_gates(name: str, tokens: int) -> None:
 @fast
 @pytest.mark.parametrize(("experts", "chosen", "size", "inner"), [(4, 2, 64, 96), (9, 3, 200, 36), (1, 1, 64, 64)])
 def test_experts_of_many_tokens(name: str, experts: int, chosen: int, size: int, inner: int) -> None:
-    check_experts(name, 450, experts, chosen, size, inner)
+    check_experts(name, 220 if EMULATED else 450, experts, chosen, size, inner)
 
 
 @every

@@ -61,20 +61,20 @@ def in_pieces(
 
 
 @every_operation
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_plain(operation: Operation, dtype: torch.dtype) -> None:
     check_formula(PlainRecurrence(), operation, dtype)
 
 
 @every_level
 @every_operation
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native(operation: Operation, dtype: torch.dtype, level: str) -> None:
     check_formula(NativeRecurrence(kernels(level)), operation, dtype)
 
 
 @every_operation
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
 def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
     for whole, found in zip(*in_pieces(PlainRecurrence(), operation, torch.float32, stored), strict=True):
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
@@ -82,8 +82,8 @@ def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
 
 @every_level
 @every_operation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stored", DTYPES, ids=str)
 def test_native_in_pieces_bit_for_bit(
     operation: Operation, level: str, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
@@ -123,7 +123,7 @@ def check_norm(recurrence: Recurrence, gates_first: bool, dtype: torch.dtype, ga
 
 
 @pytest.mark.parametrize("gates_first", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_plain_norm(gates_first: bool, dtype: torch.dtype) -> None:
     check_norm(PlainRecurrence(), gates_first, dtype)
     check_norm(PlainRecurrence(), gates_first, dtype, "sigmoid")
@@ -131,7 +131,7 @@ def test_plain_norm(gates_first: bool, dtype: torch.dtype) -> None:
 
 @every_level
 @pytest.mark.parametrize("gates_first", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_native_norm(level: str, gates_first: bool, dtype: torch.dtype) -> None:
     check_norm(NativeRecurrence(kernels(level)), gates_first, dtype)
     check_norm(NativeRecurrence(kernels(level)), gates_first, dtype, "sigmoid")

@@ -1,7 +1,8 @@
 """The kernels' tests on ARM, on a machine of another kind: `make test-arm`.
 
 Each level is cross-compiled, and its tests are run by Debian's arm64 Python in QEMU, on an emulated processor that has
-no higher level. Python and its packages come from Debian's archive and PyPI; nothing is installed on the machine.
+no higher level. The lowest level runs them all, a higher one those of what it has other code for: `CHOSEN`. Python and
+its packages come from Debian's archive and PyPI; nothing is installed on the machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +33,17 @@ PROCESSORS = {
 }  # fmt: skip
 PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "libgomp1")
 TESTS = (
-    "tests/conformance/test_attention.py", "tests/conformance/test_native_attention.py",
-    "tests/conformance/test_ops.py", "tests/conformance/test_recurrence.py", "tests/engine_svc/native/test_*.py",
+    "tests/conformance/test_attention.py", "tests/conformance/test_context_parallel.py",
+    "tests/conformance/test_native_attention.py", "tests/conformance/test_ops.py",
+    "tests/conformance/test_recurrence.py", "tests/engine_svc/native/test_*.py",
     "tests/engine_svc/quantization/test_int8.py", "tests/engine_svc/sampling/test_native.py",
 )  # fmt: skip
 OF_PROCESSES = ("test_build.py", "test_vectors.py", "test_wheel.py")
-CHOSEN = ("-m", "not slow", "-k", "native or neon")
+# Of TESTS, what levels run, by name: dot products are of int8, and the others of bfloat16, in which test_ops runs.
+CHOSEN = {
+    "neon": "native or neon", "neon_dotprod": "(native or neon) and int8",
+    "neon_bf16": "(native or neon) and (bfloat16 or test_ops)",
+}  # fmt: skip
 APT = """
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; }};
@@ -54,6 +62,27 @@ def missing(names: Sequence[str] = tuple(NEEDED)) -> str:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """How a command ended, and the CPU seconds that it and what it started took."""
+
+    code: int
+    seconds: float
+
+
+def measured(level: str, command: Sequence[str], environment: Mapping[str, str]) -> Ran:
+    """Runs a command in the repository, and prints its lines as they come, each behind the level that it is about."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as started:
+        for line in started.stdout or ():
+            print(f"{level}: {line}", end="", flush=True)
+        _, status, usage = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+    return Ran(started.returncode, usage.ru_utime + usage.ru_stime)
+
+
+@dataclass(frozen=True)
 class ArmPython:
     """An arm64 Python with what the kernels' tests need, in a folder."""
 
@@ -69,13 +98,17 @@ class ArmPython:
         self._install_packages()
         shutil.copy(REQUIREMENTS, done)
 
-    def compile(self, level: str) -> None:
+    def compile(self, level: str) -> Ran:
         """Into a cache of its own, so that its tests see this level alone."""
         script = f"from engine_svc.native.build import library; library({level!r})"
         own = {"CXX": COMPILER, "XDG_CACHE_HOME": str(self._cache(level)), "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-c", script], env=os.environ | own, check=True)
+        return measured(level, [sys.executable, "-c", script], os.environ | own)
 
-    def run(self, level: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def report(self, level: str) -> Path:
+        """Where the tests of a level are told one by one, as pytest's --junitxml does."""
+        return self._cache(level) / "tests.xml"
+
+    def run(self, level: str, arguments: Sequence[str]) -> Ran:
         """Calls the Python with these arguments, on a processor of this level."""
         environment = {
             "PATH": "", "PYTHONPATH": f"{self.folder / 'site'}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1",
@@ -83,10 +116,7 @@ class ArmPython:
             "QEMU_CPU": PROCESSORS[level],
         }  # fmt: skip
         emulator = [str(shutil.which(EMULATOR)), "-L", str(self.folder / "root")]
-        return subprocess.run(
-            [*emulator, str(self._python()), *arguments],
-            env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        return measured(level, [*emulator, str(self._python()), *arguments], environment)
 
     def _cache(self, level: str) -> Path:
         return self.folder / level
@@ -126,6 +156,27 @@ def kernel_tests() -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in files if "tests.support" in file.read_text())
 
 
+def counted(report: Path) -> str:
+    """How many tests of which file a report has that were not skipped."""
+    cases = [case for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None]
+    files = Counter(case.get("classname", "").rpartition(".")[2] for case in cases)
+    return f"{len(cases)} tests ran: {', '.join(f'{file} {count}' for file, count in sorted(files.items()))}"
+
+
+def check(arm: ArmPython, level: str, arguments: Sequence[str]) -> tuple[bool, str]:
+    """Compiles a level and runs its tests: whether they passed, and what ran."""
+    compiled, report = arm.compile(level), arm.report(level)
+    if compiled.code:
+        return False, f"{level}: does not compile"
+    report.unlink(missing_ok=True)
+    options = ("-p", "no:cacheprovider", "-q", f"--junitxml={report}", "-m", "not slow", "-k", CHOSEN[level])
+    ran = arm.run(level, ["-m", "pytest", *options, *arguments])
+    ended = "passed" if ran.code == 0 else f"FAILED (exit code {ran.code})"
+    took = f"{ran.seconds:.0f} CPU seconds, and {compiled.seconds:.0f} to compile"
+    count = counted(report) if report.exists() else "no report"
+    return ran.code == 0, f"{level} {ended}, {took}. Of -k '{CHOSEN[level]}' {count}"
+
+
 def main() -> int:
     """Runs the tests of the levels that arguments begin with, or of all, side by side; the rest is for pytest."""
     if reason := missing():
@@ -134,18 +185,11 @@ def main() -> int:
     arm = ArmPython(ROOT / ".cache" / "arm")
     arm.prepare()
     chosen = tuple(itertools.takewhile(lambda argument: argument in PROCESSORS, sys.argv[1:]))
-    rest = sys.argv[1 + len(chosen) :]
-    command = ["-m", "pytest", "-p", "no:cacheprovider", "-q", *CHOSEN, *(rest or kernel_tests())]
-
-    def test(level: str) -> int:
-        arm.compile(level)
-        ran = arm.run(level, command)
-        print(f"== {level}\n{ran.stdout}", flush=True)
-        return ran.returncode
-
-    levels = chosen or levels_of("aarch64")
-    with ThreadPoolExecutor(len(levels)) as pool:
-        return max(pool.map(test, levels))
+    arguments = sys.argv[1 + len(chosen) :] or kernel_tests()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda level: check(arm, level, arguments), chosen or levels_of("aarch64")))
+    print(*(f"== {told}" for _, told in found), sep="\n")
+    return 0 if all(passed for passed, _ in found) else 1
 
 
 if __name__ == "__main__":

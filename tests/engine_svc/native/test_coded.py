@@ -157,19 +157,22 @@ def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> Non
 
 
 @every_level
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("grid", [INT8, INT4], ids=lambda grid: grid.name)
 @pytest.mark.parametrize("group", [16, 32])
-def test_what_lies_between_two_numbers_becomes_the_even_one(level: str, grid: Grid, group: int) -> None:
+def test_what_lies_between_two_numbers_becomes_the_even_one(
+    level: str, dtype: torch.dtype, grid: Grid, group: int
+) -> None:
     """Scales of few bits make many such weights; a few rows may have kernels of their own."""
     outputs, codes = 64, len(grid.values)
     weight = CodedWeight(
         grid, torch.arange(codes, dtype=torch.uint8).repeat(outputs, 256 // codes),
         ((torch.arange(outputs) + 65) / 4096)[:, None].repeat(1, 256 // group), None, group,
     )  # fmt: skip
-    hidden = torch.eye(256, dtype=torch.bfloat16)
-    product = product_of(kernels(level), weight, torch.bfloat16)
+    hidden = torch.eye(256, dtype=dtype)
+    product = product_of(kernels(level), weight, dtype)
     whole = product(hidden, wide=True)
-    if scales_sums(kernels(level), weight, torch.bfloat16):
+    if scales_sums(kernels(level), weight, dtype):
         assert whole.equal(meaning(weight).T)  # no weight is rounded
     else:
         assert whole.equal(plain(kernels(level), meaning(weight), torch.bfloat16)(hidden))
@@ -210,7 +213,7 @@ def packed_as(kind: str, found: Kernels, weight: CodedWeight, dtype: torch.dtype
 @every_type
 @pytest.mark.parametrize("kinds", [("coded", "coded"), ("coded", "int8"), ("plain", "coded")], ids=str)
 def test_experts(level: str, dtype: torch.dtype, kinds: tuple[str, str]) -> None:
-    experts, chosen, size, inner, found = 5, 2, 202, 80, kernels(level)
+    experts, chosen, (size, inner), found = 5, 2, (74, 48) if EMULATED else (202, 80), kernels(level)
     first = coded(INT4, (experts, 2 * inner, size), 32, has_offset=True, has_order=True)
     second = coded(E4M3, (experts, size, inner), WHOLE, has_offset=False, has_order=True)
     hidden = normal(MOST, size, dtype=dtype, seed=1)
@@ -221,7 +224,7 @@ def test_experts(level: str, dtype: torch.dtype, kinds: tuple[str, str]) -> None
     whole = product(hidden, weigh, ids)
     expected = experts_by_definition(hidden, weigh, ids, meaning(first), meaning(second))
     assert (whole - expected).norm() / expected.norm() < (0.03 if "int8" in kinds else 0.01)
-    for count in (1, 2, 5, 37, 64, MOST):
+    for count in (1, 37) if EMULATED else (1, 2, 5, 37, 64, MOST):
         assert product(hidden[:count], weigh[:count], ids[:count]).equal(whole[:count]), count
         rest = slice(MOST - count, MOST)
         assert product(hidden[rest], weigh[rest], ids[rest]).equal(whole[rest]), count

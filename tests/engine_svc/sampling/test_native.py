@@ -15,7 +15,7 @@ from engine_svc.sampling.logprobs import Alternatives
 from engine_svc.sampling.native import NativeChooser
 from engine_svc.sampling.noise import exponentials, row_keys
 from quire.sampling import SamplingParameters
-from tests.support.native import every_level
+from tests.support.native import EMULATED, every_level
 
 ROWS = 12
 PLANS = [
@@ -25,7 +25,7 @@ PLANS = [
         (0, 1.0, 0.0), (0, 1.0, 0.02), (0, 1.0, 1.0), (1, 1.0, 0.0), (20, 1.0, 0.0), (1500, 1.0, 0.0), (0, 0.9, 0.0),
         (0, 1e-6, 0.0), (0, 0.999, 0.0), (50, 0.8, 0.0), (2**31 - 1, 0.5, 0.0), (7, 0.9, 0.05), (0, 0.6, 0.001),
     )
-]  # fmt: skip
+][:: 3 if EMULATED else 1]  # fmt: skip
 
 
 def spread(factor: float) -> Callable[[int], torch.Tensor]:
