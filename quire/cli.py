@@ -14,9 +14,10 @@ import click
 from click.shell_completion import CompletionItem
 
 import quire
-from quire.collection import end_without_collection, without_collection
+from quire.collection import without_collection
 from quire.errors import StartupError
 from quire.options.command import OptionsCommand
+from quire.process_end import run_to_end
 from quire.supervised import Stage, end_with_supervisor, report
 
 GRPC_PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053}
@@ -291,5 +292,4 @@ cli = click.version_option(quire.__version__, "-v", "--version", message="quire 
 
 def main() -> None:
     """Entry point of the `quire` script."""
-    end_without_collection()
-    cli()
+    run_to_end(cli)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -23,11 +22,3 @@ def without_collection() -> Iterator[None]:
         if was_enabled:
             gc.freeze()
             gc.enable()
-
-
-def end_without_collection() -> None:
-    """When this process ends, its memory goes back as it is.
-
-    Else the interpreter looks all of it through for cycles on its way out: a second's work where torch is imported.
-    """
-    atexit.register(gc.freeze)

@@ -39,9 +39,9 @@ from engine_svc.parallel.lockstep import Lockstep
 from engine_svc.plan import TokenMasks
 from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
-from quire.collection import end_without_collection
 from quire.errors import StartupError
 from quire.log import setup_logging
+from quire.process_end import run_to_end
 
 logger = logging.getLogger(__name__)
 
@@ -177,5 +177,4 @@ def _failure(error: Exception) -> Failed:
 
 
 if __name__ == "__main__":
-    end_without_collection()
-    RankProcess(*begin_child(sys.argv[1])).serve()
+    run_to_end(lambda: RankProcess(*begin_child(sys.argv[1])).serve())

@@ -1,35 +1,10 @@
-"""What the collector of cycles is spared: what stays, and what a process leaves behind."""
+"""What the collector of cycles is spared: what stays."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 
 from quire.collection import without_collection
-
-SCRIPT = """
-import gc
-from quire.collection import end_without_collection
-
-class Told:
-    def __del__(self):
-        print("found")
-
-told = Told()
-told.itself = told
-del told
-if {without}:
-    end_without_collection()
-"""
-
-
-def test_at_the_end() -> None:
-    said = [
-        subprocess.run([sys.executable, "-c", SCRIPT.format(without=without)], capture_output=True, check=True).stdout
-        for without in (False, True)
-    ]
-    assert said == [b"found\n", b""]
 
 
 def test_what_stays_is_never_looked_at() -> None:
