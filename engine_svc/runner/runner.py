@@ -54,6 +54,7 @@ from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.sampler import Sampler
+from engine_svc.sampling.truncation import ALL_LIMITS
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.speculative import LOOKUP_METHODS
@@ -262,9 +263,8 @@ class Runner:
     def warm_up_drawing(self, sequences: int) -> None:
         """A step in which so many sequences decode, and draw with all that limits them: of what that takes, nothing is
         compiled while others wait. What is cached of them, in one block, means nothing."""
-        parameters = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1)
         slots, blocks = range(min(sequences, self._token_budget)), [[group] for group in range(len(self._groups))]
-        new = [NewSequence(slot, [0], 1, 0, blocks, SamplingPlan(parameters)) for slot in slots]
+        new = [NewSequence(slot, [0], 1, 0, blocks, SamplingPlan(ALL_LIMITS)) for slot in slots]
         self.step(StepPlan(0, new, [ScheduledSequence(slot, 0, 1, 1, []) for slot in slots]))
 
     def _record_steps(self) -> None:
