@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,13 +72,13 @@ class _Child:
         """Has it end, or not start again."""
         self.stop.set()
         if self.process is not None and self.running:
-            self.process.terminate()
+            _signal(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends what does not end by itself."""
         if self.process is not None and self.running:
             logger.warning("%s does not end; killing it", self.spec.name)
-            self.process.kill()
+            _signal(self.process, signal.SIGKILL)
 
 
 class Supervisor:
@@ -223,7 +224,7 @@ class Supervisor:
             )
             output.release()
             if child.stop.is_set():
-                process.terminate()
+                _signal(process, signal.SIGTERM)
             await lower_priority(process, child.spec.niceness)
             await process.wait()
             await output.drain()
@@ -271,6 +272,13 @@ def _describe_end(child: _Child) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Not by a method of the process: it would look whether the process has ended, and take its exit code from whoever
+    waits for that."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 async def _end(children: Sequence[_Child], timeout: float, kill_after: float, hurry: asyncio.Event) -> None:

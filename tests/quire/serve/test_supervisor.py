@@ -202,6 +202,22 @@ async def test_what_outlasts_its_time_is_killed(make: Callable[..., Stack], capl
     assert "gateway does not end; killing it" in caplog.text
 
 
+async def test_who_waits_for_a_process_gets_its_exit_code(
+    make: Callable[..., Stack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Popen that sends a signal looks whether its process has ended, and then is who hears of it."""
+
+    def fail(*_: object) -> None:
+        pytest.fail("a signal by Popen")
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", fail)
+    stack = make()
+    stack.start("one", SERVICE.format(name="one", seconds=0))
+    await stack.wait_for("one up")
+    await stack.stop()
+    assert "one gone" in stack.lines
+
+
 async def test_a_second_signal_ends_at_once(make: Callable[..., Stack]) -> None:
     stack = make()
     for name in ("gateway", "engine"):
