@@ -9,7 +9,8 @@ import pytest
 from tests.support.forked_ranks import forked_ranks
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _forked_ranks() -> Iterator[None]:
+    """Of each module: other tests of the same session start ranks as a worker does."""
     with forked_ranks():
         yield
