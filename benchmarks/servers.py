@@ -18,7 +18,7 @@ from types import MappingProxyType
 START_SECONDS = 600.0
 _STOP_SECONDS = 60.0
 # Levels of --cpu-kernels as ONEDNN_MAX_CPU_ISA names them.
-_ONEDNN_LEVELS: Mapping[str, str] = MappingProxyType(
+ONEDNN_LEVELS: Mapping[str, str] = MappingProxyType(
     {
         "avx2": "AVX2",
         "avx512": "AVX512_CORE",
@@ -72,8 +72,8 @@ def vllm(
         "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    if level in _ONEDNN_LEVELS:
-        environment["ONEDNN_MAX_CPU_ISA"] = _ONEDNN_LEVELS[level]
+    if level != "auto":
+        environment["ONEDNN_MAX_CPU_ISA"] = ONEDNN_LEVELS[level]
     command = [str(virtual_environment / "bin" / "vllm"), "serve", str(model), "--port", str(port)]
     name = "vLLM" if level == "auto" else f"vLLM {level}"
     return Server(name, [*command, "--served-model-name", "bench", *arguments], environment, port)

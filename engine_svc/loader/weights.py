@@ -237,9 +237,8 @@ def randomize_weights(model: torch.nn.Module, seed: int) -> None:
             parameter.allocate()
         if "norm" in name:
             parameter.fill_(1.0)
-        elif name.endswith(
-            ("A_log", "recurrent_param")
-        ):  # held as a rate, which is negative: what states keep of a token fades
+        elif name.endswith(("A_log", "recurrent_param")):
+            # Held as a rate, which is negative: what states keep of a token fades.
             parameter.fill_(-1.0)
         else:
             randomize(parameter, name.rpartition(".")[2], generator)
