@@ -1,8 +1,10 @@
 """How far the engine is above what this machine allows: `python -m benchmarks.floors --shape qwen3-0.6b`.
 
 Measures the machine (benchmarks/rates.py), works out what a step must at least take (weights and KV cache read once, or
-its operations at the rate of products with so many rows, whichever is longer), and times the engine. What a step takes
-beyond the model is the host's, as far as it is not hidden behind it. Each form of the model has a process of its own.
+its operations at the rate of products with so many rows, whichever is longer), and times the engine in steady state:
+the largest batch runs once before anything is measured, and all others in its blocks, so that no page of the KV cache
+is touched for the first time, which takes milliseconds on a virtual machine. What a step takes beyond the model is the
+host's, as far as it is not hidden behind it. Each form of the model has a process of its own.
 """
 
 from __future__ import annotations
@@ -54,12 +56,34 @@ def weights(config: ModelConfig, tokens: int) -> tuple[float, float]:
     """
     read = used = 0.0
     for moe in config.moe:
-        attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
         size = 3 * config.hidden_size * (moe.expert_size if moe else config.intermediate_size)
         chosen, count = (moe.experts_per_token, moe.num_experts) if moe else (1, 1)
-        read += attention + size * count * (1 - (1 - chosen / count) ** tokens)
-        used += attention + size * chosen
+        for_all = attention_weights(config)
+        if moe:
+            for_all += config.hidden_size * (moe.num_experts + 3 * (moe.shared_size or 0))
+        read += for_all + size * count * (1 - (1 - chosen / count) ** tokens)
+        used += for_all + size * chosen
     return read, used
+
+
+def attention_weights(config: ModelConfig) -> int:
+    """Parameters of a layer's attention."""
+    hidden, heads = config.hidden_size, config.num_heads
+    latent = config.latent
+    if latent is None:
+        return hidden * config.head_dim * (2 * heads + 2 * config.num_kv_heads)
+    query = heads * (latent.plain_dim + latent.rotated_dim)
+    return (
+        (hidden * query if latent.query_rank is None else (hidden + query) * latent.query_rank)
+        + hidden * (latent.rank + latent.rotated_dim)
+        + latent.rank * heads * (latent.plain_dim + latent.value_dim)
+        + heads * latent.value_dim * hidden
+    )
+
+
+def positions_seen(config: ModelConfig, context: int) -> int:
+    """Of a context, by one token, in all layers together."""
+    return sum(min(context, window or context) for window in config.sliding_windows)
 
 
 def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, form: Form) -> Cost:
@@ -67,8 +91,11 @@ def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, fo
     size = torch.finfo(form.torch_dtype).bits // 8
     read, used = weights(config, tokens)
     output = config.vocab_size * config.hidden_size
-    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * size * context * sequences
-    attention = 4 * config.num_layers * config.num_heads * config.head_dim * context * tokens
+    latent, seen = config.latent, positions_seen(config, context)
+    cached = latent.rank + latent.rotated_dim if latent else 2 * config.num_kv_heads * config.head_dim
+    dims = latent.plain_dim + latent.rotated_dim + latent.value_dim if latent else 2 * config.head_dim
+    kv_bytes = cached * size * seen * sequences
+    attention = 2 * config.num_heads * dims * seen * tokens
     return Cost(
         bytes=read * (1 if form.quantization else size) + output * size + kv_bytes,
         operations=2 * (used * tokens + output * sequences) + attention,
@@ -89,13 +116,14 @@ def table(arguments: argparse.Namespace, folder: Path, form: Form) -> None:
     with EngineAlone(
         str(folder), load_format="dummy", quantization=form.quantization, dtype=form.dtype, device=arguments.device,
         cpu_kernels=form.kernels, max_model_len=max(arguments.prefill, arguments.context) + 16 * _STEPS,
+        enable_prefix_caching=False,  # else blocks that have never been used are taken before those that have
     ) as engine:  # fmt: skip
+        engine.decode_seconds(max(arguments.batches), arguments.context, _STEPS)
         for batch in arguments.batches:
             cost = step_cost(config, batch, batch, arguments.context + _STEPS // 2, form)
             measured = engine.decode_seconds(batch, arguments.context, _STEPS)
             beyond = f"{measured * 1e3 - engine.execute_milliseconds:.2f}"
             report(f"decode of {batch}", cost, machine, measured, beyond)
-        # Last: the cache's pages are there by now, which the first prompts after a start still have to get.
         cost = step_cost(config, arguments.prefill, 1, arguments.prefill // 2, form)
         measured = statistics.median(engine.prefill_seconds(arguments.prefill) for _ in range(9))
         report(f"prefill of {arguments.prefill} tokens", cost, machine, measured, "")

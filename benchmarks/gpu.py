@@ -23,6 +23,7 @@ from benchmarks.machine import heading
 MOST_SECONDS = 1680  # of all stages
 _SHOWN_LINES = 40  # of what one prints that has failed
 _PEERS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
+_ALONE = ("deepseek-v2-lite", "gpt-oss-20b")  # steps against their floors are what counts of these
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,15 @@ def _module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
 
 
+def _floors(shape: str) -> Stage:
+    given = f"--shape {shape} --device cuda --batches 1 32 256 --context 1024 --prefill 8192"
+    return Stage(f"{shape}: steps against their floors", _module("benchmarks.floors", *given.split()), 150)
+
+
 def _of_shape(shape: str) -> list[Stage]:
-    floors = (
-        "--shape",
-        shape,
-        "--device",
-        "cuda",
-        "--batches",
-        "1",
-        "32",
-        "256",
-        "--context",
-        "1024",
-        "--prefill",
-        "8192",
-    )
     peer = ("--shape", shape, "--device", "cuda", "--streams", "1", "32", "256", "--input-len", "1024")
     return [
-        Stage(f"{shape}: steps against their floors", _module("benchmarks.floors", *floors), 150),
+        _floors(shape),
         Stage(f"{shape}: beside Transformers", _module("benchmarks.continuous_batching", *peer, "--rounds", "1"), 200),
     ]
 
@@ -85,6 +77,7 @@ def stages() -> list[Stage]:
         *_of_shape(_PEERS[0]),
         Stage("the whole stack", _module("benchmarks.serving", "--shape", _PEERS[0], "--requests", "2"), 150),
         *_of_shape(_PEERS[1]),
+        *map(_floors, _ALONE),
         *_of_shape(_PEERS[2]),
     ]
 

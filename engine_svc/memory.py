@@ -8,14 +8,14 @@ import math
 import mmap
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 _HUGE_PAGE = 2 << 20
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14 on
 _AHEAD_BYTES = 1 << 30  # of all layers
-_PAUSE = 19  # times as long as a page took
+_PAUSE, _IDLE_PAUSE = 19, 3  # times as long as a page took, while steps run and while none does
 # Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
@@ -40,21 +40,22 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(size)
 
 
-def touch_ahead(caches: Iterable[torch.Tensor]) -> None:
+def touch_ahead(caches: Iterable[torch.Tensor], is_idle: Callable[[], bool]) -> None:
     """Has the system provide the first pages of the layers' KV caches little by little, before steps touch them.
 
     A step waits for what it touches first: milliseconds for each page where a virtual machine has to get it from its
-    host.
+    host. Who touches it meanwhile takes a core from the step for as long.
 
     Args:
         caches: of `zeros_when_touched`, used from their beginning on.
+        is_idle: whether no step runs, so that pages may follow each other faster.
     """
     places = [(each.data_ptr(), each.nbytes) for each in caches if each.is_cpu and each.nbytes >= _HUGE_PAGE]
     if places and hasattr(mmap, "MADV_HUGEPAGE"):
-        threading.Thread(target=_populate, args=(places,), name="pages ahead", daemon=True).start()
+        threading.Thread(target=_populate, args=(places, is_idle), name="pages ahead", daemon=True).start()
 
 
-def _populate(places: Sequence[tuple[int, int]]) -> None:
+def _populate(places: Sequence[tuple[int, int]], is_idle: Callable[[], bool]) -> None:
     """Has no tensor in hand: one that goes meanwhile is free. What is there keeps its values."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -66,7 +67,8 @@ def _populate(places: Sequence[tuple[int, int]]) -> None:
             begin = time.perf_counter()
             if madvise(page, min(_HUGE_PAGE, num_bytes - offset), _MADV_POPULATE_WRITE):
                 return  # an older system, or the memory has gone
-            time.sleep(_PAUSE * (time.perf_counter() - begin))
+            took = time.perf_counter() - begin
+            time.sleep((_IDLE_PAUSE if is_idle() else _PAUSE) * took)
 
 
 def keep_freed_memory() -> None:

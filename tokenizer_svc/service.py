@@ -129,28 +129,29 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self,
         request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeSessionRequest],
         context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[tokenizer_pb2.DetokenizeSessionResponse]:
-        session = DetokenizeSession(self._codec)
-        self.sessions.add(session)
-        frames = aiter(request_iterator)
-        reading = asyncio.ensure_future(anext(frames, None))
-        try:
-            yield self._heartbeat()
+    ) -> None:
+        session, writing = DetokenizeSession(self._codec), asyncio.Lock()
+
+        async def write(answer: tokenizer_pb2.DetokenizeSessionResponse) -> None:
+            answer.draining = self._draining
+            async with writing:  # gRPC takes one message of a call at a time
+                await context.write(answer)
+
+        async def beat() -> None:
             while True:
-                await asyncio.wait([reading], timeout=HEARTBEAT_SECONDS)
-                if not reading.done():
-                    yield self._heartbeat()
-                    continue
-                if (frame := reading.result()) is None:
-                    return
-                reading = asyncio.ensure_future(anext(frames, None))
+                await write(tokenizer_pb2.DetokenizeSessionResponse())
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+
+        self.sessions.add(session)
+        beating = asyncio.create_task(beat())
+        try:
+            async for frame in request_iterator:
                 self._metrics.detokenized(frame)
-                answer = session.answer(frame)
-                answer.draining = self._draining
-                yield answer
+                await write(session.answer(frame))
         finally:
-            reading.cancel()
+            beating.cancel()
             self.sessions.discard(session)
+            await asyncio.gather(beating, return_exceptions=True)
 
     async def CompileConstraint(
         self, request: tokenizer_pb2.CompileConstraintRequest, context: grpc.aio.ServicerContext
@@ -181,9 +182,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._draining = True
         while any(session.num_streams for session in self.sessions):
             await asyncio.sleep(0.02)
-
-    def _heartbeat(self) -> tokenizer_pb2.DetokenizeSessionResponse:
-        return tokenizer_pb2.DetokenizeSessionResponse(draining=self._draining)
 
     async def _render_pairs(self, request: tokenizer_pb2.EncodePairsRequest) -> list[str]:
         """What the model is asked of each pair."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -168,10 +169,10 @@ class AttentionBackend(ABC):
             moved = to_device(blocks, target.device) if blocks.is_cpu else blocks.to(target.device)
             bits(target).index_copy_(self.block_dimension, to_blocks, moved)
 
-    def can_decode_together(self, sequences: int, positions: int) -> bool:
-        """Whether a pass that is recorded may be of so many sequences with one new token, with so many positions all
-        together: what is recorded has room for all of them at once."""
-        return True
+    def most_positions(self, sequences: int) -> int:
+        """What so many sequences with one new token may have all together in a pass that is recorded: it has room for
+        all of them at once."""
+        return sys.maxsize
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
         """What a pass takes beside its inputs and results, of so many sequences with one new token, and so many

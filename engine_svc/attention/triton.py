@@ -23,6 +23,8 @@ from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
 _PARTIAL_BYTES = 256 << 20  # of what parts of contexts come to, before it is combined
+# Programs of decode for each multiprocessor: as many as have room in its shared memory, at most.
+_PROGRAMS_EACH = 4
 
 
 class _Decoding(NamedTuple):
@@ -53,6 +55,7 @@ class TritonBackend(AttentionBackend):
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
         self._part_bytes = 4 * shape.num_heads * (shape.head_dim + 2)
         self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
+        self._programs = _PROGRAMS_EACH * _multiprocessors(shape.device)
 
     @property
     def batch_invariant(self) -> bool:
@@ -65,9 +68,9 @@ class TritonBackend(AttentionBackend):
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
-    def can_decode_together(self, sequences: int, positions: int) -> bool:
-        """See AttentionBackend.can_decode_together."""
-        return most_parts(positions, sequences, self.shape.part) <= self._most_parts
+    def most_positions(self, sequences: int) -> int:
+        """See AttentionBackend.most_positions."""
+        return (self._most_parts - sequences + 1) * PART * self.shape.part.size - 1  # the inverse of `most_parts`
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
         """See AttentionBackend.decoding_bytes."""
@@ -94,7 +97,7 @@ class TritonBackend(AttentionBackend):
         count, positions = len(lengths), int(lengths.sum())
         if not count:
             return []
-        if count == 1 or self.can_decode_together(count, positions):
+        if count == 1 or positions <= self.most_positions(count):
             return [_Decoding(decoding, positions)]
         middle = count // 2
         return [
@@ -128,6 +131,11 @@ class TritonBackend(AttentionBackend):
         for sequences, positions in prepared.decoding:
             capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window)
             paged_decode(
-                query, cache, output, *where, sequences, capacity, options, self.batch_invariant, self.shape.part, lse
-            )
+                query, cache, output, *where, sequences, capacity, self._programs, options, self.batch_invariant,
+                self.shape.part, lse,
+            )  # fmt: skip
         return output
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

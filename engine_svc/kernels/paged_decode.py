@@ -3,9 +3,10 @@
 Each part of PART keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
 Dao et al. 2023). A part is always that long, so a sequence's result does not depend on the batch around it.
 
-The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So
-programs, and the room for their results, go by the sum of the contexts, however much one of them is longer than the
-others; and as each program finds its part by the lengths that it reads, a CUDA graph is of any that add up to as much.
+The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So the
+room for their results goes by the sum of the contexts, however much one of them is longer than the others. Programs are
+as many as run at a time, and take parts in turn, which they find by the lengths that they read. So a CUDA graph is of
+any contexts that there is room for.
 """
 
 from __future__ import annotations
@@ -51,6 +52,27 @@ def _parts_of(
     return tl.where(present, parts, 0)
 
 
+@triton.jit
+def _find_part(
+    piece, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
+):  # fmt: skip
+    """(place of the sequence that this part of all is of, how many parts those before it have, parts of all)"""
+    index = 0
+    start = 0
+    passed = 0
+    for begin in range(0, count, _SEARCHED):
+        parts = _parts_of(
+            begin + tl.arange(0, _SEARCHED), sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
+            CONTEXT_PARTS, PART_KEYS,
+        )  # fmt: skip
+        ends = passed + tl.cumsum(parts, 0)
+        index += tl.sum((ends <= piece).to(tl.int32), 0)
+        start = tl.maximum(start, tl.max(tl.where(ends <= piece, ends, 0), 0))
+        passed += tl.sum(parts, 0)
+    return index, start, passed
+
+
 @triton.jit(do_not_specialize=["count", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"])
 def _decode_kernel(
     query_ptr,
@@ -84,52 +106,45 @@ def _decode_kernel(
     CONTEXT_PARTS: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """One program per part, and so many query heads of a kv head; the heads are the rows of its products."""
-    piece = tl.program_id(0)
+    """One program for some parts, and so many query heads of a kv head; the heads are the rows of its products."""
     tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(1) // tiles
-    index = 0
-    start = 0  # of the sequence's own parts
-    passed = 0
-    for begin in range(0, count, _SEARCHED):
-        parts = _parts_of(
-            begin + tl.arange(0, _SEARCHED), sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
-            CONTEXT_PARTS, PART_KEYS,
-        )  # fmt: skip
-        ends = passed + tl.cumsum(parts, 0)
-        index += tl.sum((ends <= piece).to(tl.int32), 0)
-        start = tl.maximum(start, tl.max(tl.where(ends <= piece, ends, 0), 0))
-        passed += tl.sum(parts, 0)
-    if piece >= passed:
-        return
-    sequence = tl.load(sequences_ptr + index)
-    seq_len = tl.load(seq_lens_ptr + sequence)
-    visible, length, first_part, _ = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)
-    first = (first_part + piece - start) * PART_KEYS
-    last = tl.minimum(first + PART_KEYS, length)
-
-    row = tl.load(query_start_ptr + sequence).to(tl.int64)
     heads = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
     row_mask = (heads < GROUP)[:, None] & in_dim[None, :]
-    query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
-    query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
-
     slopes = tl.zeros([ROWS], tl.float32)
     if ALIBI:
         slopes = tl.load(slopes_ptr + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
-    best, total, result = attend_keys(
-        query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
-        tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
-        block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
-        scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
-        part_of_context, CONTEXT_PARTS, slopes, ALIBI,
-    )  # fmt: skip
-    out_row = piece.to(tl.int64) * KV_HEADS * GROUP + kv_head * GROUP + heads
-    tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
-    tl.store(best_ptr + out_row, best, mask=heads < GROUP)
-    tl.store(total_ptr + out_row, total, mask=heads < GROUP)
+    pieces = _find_part(
+        0, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+    )[2]
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        index, start, _ = _find_part(
+            piece, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+        )
+        sequence = tl.load(sequences_ptr + index)
+        seq_len = tl.load(seq_lens_ptr + sequence)
+        visible, length, first_part, _ = _seen_parts(
+            seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+        )
+        first = (first_part + piece - start) * PART_KEYS
+        last = tl.minimum(first + PART_KEYS, length)
+
+        row = tl.load(query_start_ptr + sequence).to(tl.int64)
+        query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
+        query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
+        best, total, result = attend_keys(
+            query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
+            tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
+            block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
+            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
+            part_of_context, CONTEXT_PARTS, slopes, ALIBI,
+        )  # fmt: skip
+        out_row = tl.cast(piece, tl.int64) * KV_HEADS * GROUP + kv_head * GROUP + heads
+        tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
+        tl.store(best_ptr + out_row, best, mask=heads < GROUP)
+        tl.store(total_ptr + out_row, total, mask=heads < GROUP)
 
 
 @triton.jit(do_not_specialize_on_alignment=["sequences_ptr"])
@@ -208,6 +223,7 @@ def paged_decode(
     seq_lens: torch.Tensor,
     sequences: torch.Tensor,
     capacity: int,
+    programs: int,
     options: AttentionOptions,
     as_prefill: bool = False,
     part: ContextPart = ContextPart(),
@@ -221,6 +237,7 @@ def paged_decode(
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         sequences: int32 [decoding], those with one new token.
         capacity: parts that all of them have together, at least; see `most_parts`.
+        programs: that run at a time, about; the result is the same with any number of them.
         as_prefill: rounds as paged_prefill does in parts.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
@@ -233,7 +250,8 @@ def paged_decode(
     total = torch.empty_like(best)
     window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
     rows = head_rows(group, dim, as_prefill)
-    _decode_kernel[(capacity, num_kv_heads * triton.cdiv(group, rows))](
+    tiles = num_kv_heads * triton.cdiv(group, rows)
+    _decode_kernel[(min(capacity, triton.cdiv(programs, tiles)), tiles)](
         query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), count,

@@ -42,7 +42,7 @@ class HeadGatedAttention(Attention):
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """See Attention.forward."""
-        values = self._attended(hidden, cache, step).view(-1, self._head_dim)
-        gates = self.g_proj(hidden, wide=True).view(-1, 1)
-        gated = self._ops.add(self._ops.zeros_like(values), values, gates)
-        return self.o_proj(gated.view(len(hidden), -1))
+        values = self._attended(hidden, cache, step)
+        gated, gates = self._ops.zeros_like(values), self.g_proj(hidden, wide=True).view(-1, 1)
+        self._ops.add(gated.view(-1, self._head_dim), values.view(-1, self._head_dim), gates)
+        return self.o_proj(gated)

@@ -11,7 +11,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t TASKS_PER_THREAD = 4, PIECES_PER_THREAD = 8;
+constexpr int64_t TASKS_PER_THREAD = 4;
 constexpr int64_t WORTH_A_THREAD = 1 << 17;  // products: below, waking a thread costs more than it saves
 
 struct Call {
@@ -33,33 +33,49 @@ struct Call {
 };
 
 struct Task {
-  int64_t sequence, head;  // a key-value head
+  int64_t sequence, head;  // the first of its key-value heads
   Rows rows;
   Range seen;
 
-  int64_t cost() const { return rows.count() * (seen.end - seen.begin); }
+  int64_t cost() const { return rows.of_all_heads() * (seen.end - seen.begin); }
   int64_t first_partition() const { return seen.begin / PARTITION; }
   int64_t partitions() const { return (seen.end - 1) / PARTITION + 1 - first_partition(); }
 };
 
-// How many rows a task has: no more than fit, and so few that there is work for all threads.
-int64_t task_rows(const Call& call) {
-  int64_t most = std::min(MOST_TASK_ROWS, MOST_ROWS_DIM / call.dim) / TILE_ROWS * TILE_ROWS;
-  int64_t all = call.query_start[call.num_seqs] * call.heads, share = all / (TASKS_PER_THREAD * threads());
-  return std::clamp<int64_t>(share / TILE_ROWS * TILE_ROWS, TILE_ROWS, most);
+// How many rows a task may have, so that there is work for all threads where each row has so many partitions.
+int64_t share_of_rows(const Call& call, int64_t partitions) {
+  int64_t share = call.query_start[call.num_seqs] * call.heads * partitions / (TASKS_PER_THREAD * threads());
+  return std::min({share, MOST_TASK_ROWS, MOST_ROWS_DIM / call.dim});
 }
 
-std::vector<Task> cut(const Call& call) {
+// How many of them a head has, at most.
+int64_t rows_of_head(const Call& call) {
+  return std::max<int64_t>(TILE_ROWS, share_of_rows(call, 1) / TILE_ROWS * TILE_ROWS);
+}
+
+// How many tasks share the heads, of so many rows each that see so many positions. A head's chunk has `chunk_bytes`.
+int64_t parts_of_heads(const Call& call, int64_t rows, int64_t seen, int64_t chunk_bytes) {
+  int64_t heads = share_of_rows(call, (seen + PARTITION - 1) / PARTITION) / rows;
+  heads = std::max<int64_t>(1, std::min({heads, int64_t(MOST_HEADS), HEADS_BYTES / chunk_bytes}));
+  return (call.kv_heads + heads - 1) / heads;
+}
+
+std::vector<Task> cut(const Call& call, int64_t chunk_bytes) {
   std::vector<Task> tasks;
-  int64_t step = task_rows(call);
+  int64_t step = rows_of_head(call);
   for (int64_t sequence = 0; sequence < call.num_seqs; ++sequence) {
-    int64_t count = call.query_start[sequence + 1] - call.query_start[sequence];
-    Rows all{call.seq_lens[sequence] - count, call.group(), 0, count * call.group(), call.seq_lens[sequence], nullptr};
+    int64_t count = call.query_start[sequence + 1] - call.query_start[sequence], length = call.seq_lens[sequence];
+    Rows all{length - count, call.group(), 1, 0, count * call.group(), length, nullptr};
     for (int64_t first = 0; first < all.last; first += step) {
-      Rows rows{all.position, all.group, first, std::min(all.last, first + step), all.length, nullptr};
-      for (int64_t head = 0; head < call.kv_heads; ++head) {
+      Rows rows = all;
+      rows.first = first, rows.last = std::min(all.last, first + step);
+      Range seen = rows.seen(0, rows.count(), call.options);
+      int64_t parts = parts_of_heads(call, rows.count(), seen.count(), chunk_bytes);
+      for (int64_t part = 0; part < parts; ++part) {
+        int64_t head = part * call.kv_heads / parts;
+        rows.heads = (part + 1) * call.kv_heads / parts - head;
         rows.slopes = call.slopes ? call.slopes + head * rows.group : nullptr;
-        tasks.push_back({sequence, head, rows, rows.seen(0, rows.count(), call.options)});
+        tasks.push_back({sequence, head, rows, seen});
       }
     }
   }
@@ -75,7 +91,7 @@ class Work {
 
   // The whole of it; this thread does `next` (null: unknown) then.
   void run(const Task* next) {
-    State part(scratch().part, task.rows.count(), call.dim);
+    State part(scratch().part, task.rows.of_all_heads(), call.dim);
     load_query();
     if (task.partitions() == 1 && !call.sinks) {  // as if it were merged with nothing
       attend(0, part, next, 0);
@@ -92,7 +108,7 @@ class Work {
 
   // One partition of it, into memory that others read.
   void run(int64_t partition, float* memory) {
-    State part(memory, task.rows.count(), call.dim);
+    State part(memory, task.rows.of_all_heads(), call.dim);
     load_query();
     attend(partition, part, nullptr, 0);
   }
@@ -111,15 +127,24 @@ class Work {
   const Call& call;
   const Task& task;
 
-  // Of a row's query or output, in a tensor whose tokens are `stride` values apart.
+  // Which of a head's rows one of all heads' is.
+  int64_t of_head(int64_t row) const { return row % task.rows.count(); }
+
+  // Its query head.
+  int64_t head(int64_t row) const {
+    int64_t kv_head = task.head + row / task.rows.count();
+    return kv_head * call.group() + (task.rows.first + of_head(row)) % call.group();
+  }
+
+  // Of its query or output, in a tensor whose tokens are `stride` values apart.
   int64_t offset(int64_t row, int64_t stride) const {
-    int64_t at = task.rows.first + row, token = call.query_start[task.sequence] + at / call.group();
-    return token * stride + (task.head * call.group() + at % call.group()) * call.dim;
+    int64_t token = call.query_start[task.sequence] + (task.rows.first + of_head(row)) / call.group();
+    return token * stride + head(row) * call.dim;
   }
 
   void load_query() {
     auto* to = (Input*)scratch().query;
-    for (int64_t row = 0; row < task.rows.count(); ++row, to += call.dim) {
+    for (int64_t row = 0; row < task.rows.of_all_heads(); ++row, to += call.dim) {
       auto* from = (const Value*)call.query + offset(row, call.query_stride);
       for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(from + i));
     }
@@ -127,10 +152,10 @@ class Work {
 
   // A row's sink is what it has seen before it sees anything.
   State begin() {
-    State whole(scratch().whole, task.rows.count(), call.dim);
+    State whole(scratch().whole, task.rows.of_all_heads(), call.dim);
     whole.clear();
     for (int64_t row = 0; call.sinks && row < whole.rows; ++row) {
-      whole.most[row] = call.sinks[task.head * call.group() + (task.rows.first + row) % call.group()];
+      whole.most[row] = call.sinks[head(row)];
       whole.total[row * LANES] = 1;
     }
     return whole;
@@ -141,16 +166,18 @@ class Work {
   Paged<Stored, Cached> cache_of(const Task& task) const {
     auto *keys = (const Cached*)call.keys, *values = (const Cached*)call.values;
     return {keys ? keys + task.head * call.head_stride : nullptr, values + task.head * call.head_stride,
-            call.block_table + task.sequence * call.table_stride, call.block_stride, call.block_size, call.dim};
+            call.block_table + task.sequence * call.table_stride, call.block_stride, call.head_stride, call.block_size,
+            call.dim};
   }
 
   // A partition, before one of `next` (null: unknown).
   void attend(int64_t partition, State& part, const Task* next, int64_t next_partition) {
     Paged<Stored, Cached> cache = cache_of(task);
     Place<Stored, Cached> after{};
-    int64_t chunk = chunk_of<Stored>(call.dim);
-    if (next)
-      after = {cache_of(*next), next->seen, std::max(position(*next, next_partition), next->seen.begin / chunk * chunk)};
+    if (next) {
+      int64_t chunk = chunk_of<Stored>(call.dim), first = next->seen.begin / chunk * chunk;
+      after = {cache_of(*next), next->rows.heads, next->seen, std::max(position(*next, next_partition), first)};
+    }
     int64_t at = position(task, partition);
     part.clear();
     Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);
@@ -160,7 +187,7 @@ class Work {
   void merge(int64_t partition, const State& part, State& whole) {
     int64_t at = position(task, partition);
     for (int64_t row = 0; row < whole.rows; ++row)
-      if (!task.rows.seen(row, call.options).within(at, at + PARTITION).empty()) whole.merge(row, part);
+      if (!task.rows.seen(of_head(row), call.options).within(at, at + PARTITION).empty()) whole.merge(row, part);
   }
 
   void finish(const State& whole) {
@@ -188,7 +215,7 @@ void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
     memory.push_back(size);
     for (int64_t p = 0; p < tasks[i].partitions(); ++p) {
       pieces.push_back({i, p, size});
-      size += State::size(tasks[i].rows.count(), call.dim);
+      size += State::size(tasks[i].rows.of_all_heads(), call.dim);
     }
   }
   std::vector<float> states(size);
@@ -201,15 +228,15 @@ void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
 
 template <class Value, class Stored, class Cached>
 void run(const Call& call) {
-  std::vector<Task> tasks = cut(call);
+  int64_t planes = call.keys ? 2 : 1;
+  std::vector<Task> tasks = cut(call, planes * chunk_of<Stored>(call.dim) * call.dim * sizeof(Cached));
   int64_t cost = 0, partitions = 0;
   for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
   if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())
     return run_in_parts<Value, Stored, Cached>(call, tasks);
-  int64_t count = tasks.size(), size = std::max<int64_t>(1, count / (PIECES_PER_THREAD * threads()));
-  parallel_for((count + size - 1) / size, cost * call.dim > WORTH_A_THREAD, [&](int64_t piece) {
-    for (int64_t i = piece * size, end = std::min(count, i + size); i < end; ++i)
-      Work<Value, Stored, Cached>(call, tasks[i]).run(i + 1 < end ? &tasks[i + 1] : nullptr);
+  int64_t count = tasks.size();
+  parallel_for_in_parts(count, cost * call.dim > WORTH_A_THREAD, [&](int64_t i) {
+    Work<Value, Stored, Cached>(call, tasks[i]).run(i + 1 < count ? &tasks[i + 1] : nullptr);
   });
 }
 

@@ -23,6 +23,7 @@ constexpr int64_t CHUNK_BYTES = (Type::TILES ? 64 : 16) << 10;
 constexpr int64_t PARTITION = 1024;        // a multiple of each chunk
 constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
 constexpr int64_t MOST_TASK_ROWS = 256;
+constexpr int64_t HEADS_BYTES = 256 << 10;  // of a chunk of all of a task's heads: it and the next one stay there too
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LANE_NUMBERS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -55,7 +56,7 @@ struct Options {
 
   // What a query at this position sees first.
   int64_t first_seen(int64_t position) const {
-    if (chunked) return position / window * window;
+    if (chunked) return position - uint32_t(position) % uint32_t(window);
     return window ? std::max<int64_t>(0, position + 1 - window) : 0;
   }
 
@@ -66,17 +67,19 @@ struct Options {
   }
 };
 
-// Some rows of one sequence and one key-value head: each is one of its new queries with one of the head's query heads,
-// which stand next to each other.
+// Some rows of one sequence, the same of each of some key-value heads: each is one of its new queries with one of the
+// head's query heads, which stand next to each other.
 struct Rows {
   int64_t position;     // of the sequence's first new query
-  int64_t group;        // query heads of the key-value head
-  int64_t first, last;  // rows
+  int64_t group;        // query heads of a key-value head
+  int64_t heads;        // key-value heads
+  int64_t first, last;  // rows of each
   int64_t length;       // of the sequence
-  const float* slopes;  // of the head's query heads, see bend; null: none
+  const float* slopes;  // of the query heads, see bend; null: none
 
   int64_t count() const { return last - first; }
-  int64_t at(int64_t row) const { return position + (first + row) / group; }
+  int64_t of_all_heads() const { return heads * count(); }
+  int64_t at(int64_t row) const { return position + uint32_t(first + row) / uint32_t(group); }
   // What one of them sees: places in the cache, which are positions unless it holds a part of them.
   Range seen(int64_t row, const Options& options) const {
     return {options.held(options.first_seen(at(row))), options.held(options.seen_until(at(row), length))};
@@ -96,6 +99,13 @@ struct State {
   State(float* at, int64_t rows, int64_t dim)
       : total(at), output(at + rows * LANES), most(output + rows * dim), rows(rows), dim(dim) {}
   static constexpr int64_t size(int64_t rows, int64_t dim) { return rows * (LANES + dim + 1); }
+
+  // That of the rows from one on.
+  State from(int64_t row) const {
+    State other = *this;
+    other.total += row * LANES, other.output += row * dim, other.most += row, other.rows -= row;
+    return other;
+  }
 
   void clear() {
     std::fill_n(total, rows * (LANES + dim), 0.0f);
@@ -144,10 +154,11 @@ inline Floats cap_scores(Floats scores, float softcap) {
   return all(softcap) * (all(1.0f) - all(2.0f) / (power + all(1.0f)));
 }
 
-// A chunk, and which positions are seen of the cache that it is in.
+// A chunk of some heads, and which positions are seen of the cache that it is in.
 template <class Stored, class Cached>
 struct Place {
-  Paged<Stored, Cached> cache;
+  Paged<Stored, Cached> cache;  // the first head's
+  int64_t heads;
   Range seen;
   int64_t start;
 
@@ -157,13 +168,23 @@ struct Place {
     return {(some.begin - start) / UNIT, (some.end - start + UNIT - 1) / UNIT};
   }
 
+  // A block's heads lie behind each other: in this order the processor goes on by itself from one to the next, which in
+  // the order of computing, head by head, it would not.
   void want(Wanted& wanted, int64_t pace) const {
     wanted.begin(pace);
     auto [first, last] = units();
-    for (int64_t unit = first; cache.keys && unit < last; ++unit)
-      wanted.add(cache.keys_at(start + unit * UNIT), cache.step() * sizeof(Cached), cache.dim / cache.GROUP);
-    for (int64_t unit = first; unit < last; ++unit)
-      wanted.add(cache.values_at(start + unit * UNIT), 64, UNIT * cache.dim * sizeof(Cached) / 64);
+    for (int64_t at = start + first * UNIT; at < start + last * UNIT; at += UNIT) {
+      if (cache.keys)
+        want_heads(wanted, cache.keys_at(at), cache.step() * sizeof(Cached), cache.dim / cache.GROUP);
+      want_heads(wanted, cache.values_at(at), 64, UNIT * cache.dim * sizeof(Cached) / 64);
+    }
+  }
+
+ private:
+  // `count` lines of each head: one run where a head's are all of its block.
+  void want_heads(Wanted& wanted, const Cached* lines, int64_t stride, int64_t count) const {
+    int64_t runs = cache.head_stride * int64_t(sizeof(Cached)) == stride * count ? 1 : heads;
+    for (int64_t i = 0; i < runs; ++i) wanted.add(lines + i * cache.head_stride, stride, count * heads / runs);
   }
 };
 
@@ -174,26 +195,19 @@ class Attention {
   using Stored = typename Type::Stored;
   using Input = typename Type::Input;
 
-  // query [rows, dim]
+  // query [heads, rows, dim]
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
-      : rows(rows), options(options), cache(cache), query(query), seen(rows.seen(0, rows.count(), options)) {}
+      : rows(rows), options(options), cache(cache), queries(query), seen(rows.seen(0, rows.count(), options)) {}
 
   // Adds to the rows' state what they see of positions [begin, end), multiples of a chunk. `after` (null: unknown) is what
   // this thread computes with then.
   void attend(int64_t begin, int64_t end, State& state, const Place<Stored, Cached>* after) {
     Range range = seen.within(begin, end);
     for (int64_t start = range.begin / chunk_size * chunk_size; start < range.end; start += chunk_size) {
-      Place<Stored, Cached> here{cache, seen, start}, next{cache, seen, start + chunk_size};
+      Place<Stored, Cached> here{cache, rows.heads, seen, start}, next{cache, rows.heads, seen, start + chunk_size};
       if (next.start < range.end) after_this(here, next);
       else if (after) after_this(here, *after);
-      Chunk chunk = take(here);
-      make_ready(chunk);
-      int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
-      for (int64_t t = 0, row = 0; t < tiles; ++t) {
-        int64_t end_row = (t + 1) * rows.count() / tiles;
-        attend_tile(chunk, row, end_row, state);
-        row = end_row;
-      }
+      for (int64_t head = 0; head < rows.heads; ++head) attend_head(here, head, state);
     }
 #ifdef __AMX_TILE__
     if (Type::TILES) _tile_release();
@@ -215,19 +229,37 @@ class Attention {
   const Rows& rows;
   const Options& options;
   const Paged<Stored, Cached>& cache;
-  const Input* query;
+  const Input* queries;
+  const Input* query;   // of the head that it is at
+  const float* slopes;  // likewise
   Range seen;
   int64_t chunk_size = chunk_of<Stored>(cache.dim);
   Scratch& memory = scratch();
   int64_t shaped = 0;
 
   void after_this(const Place<Stored, Cached>& here, const Place<Stored, Cached>& next) {
-    int64_t units = here.units().count();
-    next.want(memory.wanted, (next.units().count() + units - 1) / units);
+    int64_t units = here.units().count() * here.heads;
+    next.want(memory.wanted, (next.units().count() * next.heads + units - 1) / units);
+  }
+
+  // A head's rows against a chunk.
+  void attend_head(const Place<Stored, Cached>& place, int64_t head, const State& all) {
+    int64_t before = head * rows.count();
+    query = queries + before * cache.dim, slopes = rows.slopes ? rows.slopes + head * rows.group : nullptr;
+    State state = all.from(before);
+    Chunk chunk = take(place, head);
+    make_ready(chunk);
+    int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
+    for (int64_t t = 0, row = 0; t < tiles; ++t) {
+      int64_t end_row = (t + 1) * rows.count() / tiles;
+      attend_tile(chunk, row, end_row, state);
+      row = end_row;
+    }
   }
 
   // A chunk in the type that is multiplied.
-  Chunk take(const Place<Stored, Cached>& place) {
+  Chunk take(const Place<Stored, Cached>& place, int64_t head) {
+    Paged<Stored, Cached> cache = place.cache.head(head);
     Chunk chunk;
     chunk.start = place.start;
     auto [first, last] = place.units();
@@ -293,8 +325,10 @@ class Attention {
   // The tile's scores against units [begin, end), which lie `stride` values between steps.
   template <class Keys>
   void score(const typename Keys::Stored* const* keys, int64_t stride, int64_t first, int64_t last, int begin, int end) {
-    Product<Keys> product{query + first * cache.dim, cache.dim, {}, 1, {cache.dim / Keys::GROUP}, stride, nullptr, MOST_CHUNK,
-                          true, &memory.wanted};
+    Product<Keys> product;
+    product.input = query + first * cache.dim, product.input_stride = cache.dim;
+    product.segments = 1, product.steps[0] = cache.dim / Keys::GROUP, product.stride = stride;
+    product.output_stride = MOST_CHUNK, product.fresh = true, product.wanted = &memory.wanted;
     for (int at = begin * UNIT, count; at < end * UNIT; at += count * LANES) {
       count = most_vectors<Keys>(last - first, (end * UNIT - at) / LANES);
       for (int v = 0; v < count; ++v) {
@@ -316,7 +350,7 @@ class Attention {
     for (int64_t i = begin; i < first; i += LANES) store(weights + i, zero());
     for (int64_t i = last; i < end; i += LANES) store(weights + i, zero());
     if (own.empty()) return;
-    bool bends = options.softcap > 0 || rows.slopes;
+    bool bends = options.softcap > 0 || slopes;
     if (bends) bend(scores, start, row, first, last);
     float unit = bends ? 1.0f : options.scale;
     float highest = raise(unit * greatest(scores, own, first, last), row, state);
@@ -335,14 +369,14 @@ class Attention {
   // its head for each position between query and key (ALiBi, Press et al. 2021).
   void bend(float* scores, int64_t start, int64_t row, int64_t first, int64_t last) {
     Floats scale = all(options.scale), slope = zero(), steps = zero();
-    if (rows.slopes) {
-      slope = all(rows.slopes[(rows.first + row) % rows.group]);
+    if (slopes) {
+      slope = all(slopes[(rows.first + row) % rows.group]);
       steps = load(LANE_NUMBERS) * all(float(options.parts));
     }
     for (int64_t i = first; i < last; i += LANES) {
       Floats score = load(scores + i) * scale;
       if (options.softcap > 0) score = cap_scores(score, options.softcap);
-      if (rows.slopes) {
+      if (slopes) {
         int64_t position = (start + i) * options.parts + options.part;
         score = minus_product(slope, magnitude(all(float(rows.at(row) - position)) - steps), score);
       }
@@ -371,12 +405,14 @@ class Attention {
 
   // The values of units [begin, end) by the tile's weights.
   void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, State& state) {
-    Product<Type> product{(Input*)memory.weights + begin * UNIT, MOST_CHUNK, {}, 0, {}, cache.dim * Type::GROUP, nullptr,
-                          cache.dim, false, &memory.wanted};
+    Product<Type> product;
+    product.input = (Input*)memory.weights + begin * UNIT, product.input_stride = MOST_CHUNK;
+    product.segments = 0, product.stride = cache.dim * Type::GROUP;
+    product.output_stride = cache.dim, product.fresh = false, product.wanted = &memory.wanted;
     int starts[SEGMENTS];  // units that do not lie behind the one before
     for (int unit = begin; unit < end; ++unit) {
       bool follows = unit > begin && chunk.values[unit] == chunk.values[unit - 1] + UNIT * cache.dim;
-      if (!follows) starts[product.segments++] = unit;
+      if (!follows) product.steps[product.segments] = 0, starts[product.segments++] = unit;
       product.steps[product.segments - 1] += UNIT / Type::GROUP;
     }
     for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {

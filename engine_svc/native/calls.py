@@ -1,4 +1,4 @@
-"""Calls of kernels, noted while they are made, to be made again all at once: as `recordable.h` wants them."""
+"""Calls of kernels, noted where they would be made, to be made all at once: as `recordable.h` wants them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+_WORD = 8  # bytes
 
 
 class NotRecordable(Exception):
@@ -22,14 +25,9 @@ class KernelFailed(Exception):
 class Calls:
     """Of one level's kernels. Whatever they point at must stay as long as this."""
 
-    def __init__(self, replay: Callable[[int, int], int]) -> None:
-        """
-        Args:
-            replay: calls again what lies at an address, so many calls; returns how many of them were not made.
-        """
-        self._replay = replay
+    def __init__(self) -> None:
         self.words = array("q")
-        self._kept: list[Any] = []  # structures that calls were given
+        self.structures: dict[int, ctypes.Structure] = {}  # by the places of words that have their addresses
         self.count = 0
 
     def add(self, caller: int, types: Sequence[type], arguments: Sequence[Any]) -> None:
@@ -39,56 +37,90 @@ class Calls:
             types: of the kernel's arguments.
         """
         self.words.append(caller)
-        self.words.extend(map(self._word, types, arguments))
+        for kind, argument in zip(types, arguments, strict=True):
+            self.words.append(self._word(kind, argument))
         self.count += 1
-
-    def replay(self) -> None:
-        """Makes the calls in their order.
-
-        Raises:
-            KernelFailed: one of them fails; those behind it are not made.
-        """
-        if left := self._replay(self.words.buffer_info()[0], self.count):
-            raise KernelFailed(f"call {self.count - left + 1} of {self.count}: a rank has not come to it in time")
 
     def _word(self, kind: type, argument: Any) -> int:
         if kind is ctypes.c_float:
             return int.from_bytes(struct.pack("<f", argument), "little")
         if argument is None or isinstance(argument, int):
             return int(argument or 0)
-        self._kept.append(structure := argument._obj)  # of ctypes.byref
+        structure = self.structures[len(self.words)] = argument._obj  # of ctypes.byref
         return ctypes.addressof(structure)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """How many words there are, and which of them are addresses of structures of which sizes."""
+        sizes = ((place, ctypes.sizeof(structure)) for place, structure in self.structures.items())
+        return len(self.words), *sizes
+
+    def with_structures(self, places: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The words, with 0 in these places, and behind them those of the structures whose addresses were there."""
+        words = np.array(self.words, dtype=np.int64)
+        words[places] = 0
+        return np.concatenate([words, *(np.frombuffer(bytes(self.structures[place]), np.int64) for place in places)])
 
 
 class SizedCalls:
     """The calls of a step of any size: what differs between those of some sizes is a multiple of one of them."""
 
-    def __init__(self, noted: Sequence[Calls], sizes: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, replay: Callable[[int, int], int], noted: Sequence[Calls], sizes: Sequence[Sequence[int]]
+    ) -> None:
         """
         Args:
-            noted: of the same step in several sizes. Each points at the same memory.
+            replay: makes the calls that lie at an address, so many; returns how many of them were not made.
+            noted: of the same step in several sizes. Each points at the same memory, but for structures of its own.
             sizes: of each: some numbers, such as its rows.
 
         Raises:
             NotRecordable: something else differs.
         """
-        self._last = noted[-1]
-        if len({len(each.words) for each in noted}) > 1:
+        self._replay, self._last = replay, noted[-1]
+        self.count = self._last.count
+        if len({each.form for each in noted}) > 1:
             raise NotRecordable("a step whose calls are others with other sizes")
-        words = np.array([each.words for each in noted])
-        differs = (words != words[0]).any(axis=0)
-        self._scaled = []  # of each number of a size: which words are how many times as much
-        for own in np.array(sizes).T:
-            factors = words[0] // own[0]
-            places = np.flatnonzero(differs & (words == factors * own[:, None]).all(axis=0))
-            self._scaled.append((places, factors[places]))
-            differs[places] = False
-        if differs.any():
-            raise NotRecordable("a step whose calls have other arguments with other sizes")
-        self._words = np.frombuffer(self._last.words, dtype=np.int64)
+        # A structure that is the same in all sizes is the caller's own, which may change from call to call.
+        own = [place for place in self._last.structures if noted[0].words[place] != self._last.words[place]]
+        words = np.array([each.with_structures(own) for each in noted])
+        self._scaled = _find_scaled(words, sizes)
+        self._words = words[-1].copy()
+        end = len(self._last.words)
+        for place in own:
+            self._words[place] = self._words.ctypes.data + _WORD * end
+            end += ctypes.sizeof(self._last.structures[place]) // _WORD
 
     def replay(self, size: Sequence[int]) -> None:
-        """Makes the calls of a step of a size; see Calls.replay."""
+        """Makes the calls of a step of a size, in their order.
+
+        Raises:
+            KernelFailed: one of them fails; those behind it are not made.
+        """
         for (places, factors), number in zip(self._scaled, size, strict=True):
             self._words[places] = factors * number
-        self._last.replay()
+        if left := self._replay(self._words.ctypes.data, self.count):
+            raise KernelFailed(f"call {self.count - left + 1} of {self.count}: a rank has not come to it in time")
+
+
+def _find_scaled(
+    words: npt.NDArray[np.int64], sizes: Sequence[Sequence[int]]
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Of each number of a size: which words are how many times as much.
+
+    Args:
+        words: [sizes, words]
+
+    Raises:
+        NotRecordable: others differ.
+    """
+    differs = (words != words[0]).any(axis=0)
+    scaled = []
+    for own in np.array(sizes).T:
+        factors = words[0] // own[0]
+        places = np.flatnonzero(differs & (words == factors * own[:, None]).all(axis=0))
+        scaled.append((places, factors[places]))
+        differs[places] = False
+    if differs.any():
+        raise NotRecordable("a step whose calls have other arguments with other sizes")
+    return scaled

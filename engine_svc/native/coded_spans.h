@@ -20,7 +20,9 @@ constexpr bool SCALES_SUMS = false;
 template <class Wide>
 constexpr bool SCALES_SUMS<Coded<Wide>> = !Wide::TILES && Wide::GROUP == 2;
 
-constexpr int SPAN_ROWS = 3;  // of a tile: their sums and totals are all in registers
+// Rows of a tile, whose sums are in registers beside the codes of eight inputs. Totals are in memory: with room for both
+// there would be too few sums for products that wait for those before them.
+constexpr int SPAN_ROWS = LANES == 16 ? 5 : 3;
 // Rows that look codes up by themselves: many where that is one instruction, which others do not wait for.
 constexpr int64_t LOOKING_ROWS = LANES == 16 ? 32 : SPAN_ROWS;
 
@@ -68,30 +70,30 @@ struct SpanRows {
 
 // What offsets add.
 template <int ROWS, class Rows>
-inline void add_offsets(const Rows& rows, const Scales& scales, Floats (&totals)[ROWS][VECTORS]) {
+inline void add_offsets(const Rows& rows, const Scales& scales) {
   const float *input_sums = rows.input_sums, *offset = scales.offset[0], *end = offset + scales.numbers();
   for (; offset < end; offset += PANEL, input_sums += rows.summed)
-#pragma GCC unroll 3
+#pragma GCC unroll 5
     for (int m = 0; m < ROWS; ++m) {
       Floats input_sum = all(input_sums[m]);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) totals[m][v] = fma(input_sum, load(offset + v * LANES), totals[m][v]);
+      for (int v = 0; v < VECTORS; ++v) {
+        float* total = rows.totals + m * PANEL + v * LANES;
+        store(total, fma(input_sum, load(offset + v * LANES), load(total)));
+      }
     }
 }
 
 // What a chunk adds to ROWS rows; apart, so that its loops have the registers to themselves.
 template <int ROWS, class Wide, class Pairs>
 [[gnu::noinline]] void add_chunk(Pairs pairs, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
-  Floats totals[ROWS][VECTORS];
-#pragma GCC unroll 12
-  for (int i = 0; i < ROWS * VECTORS; ++i) totals[i / VECTORS][i % VECTORS] = load(rows.totals + i * LANES);
-  if (rows.input_sums) add_offsets(rows, scales, totals);
+  if (rows.input_sums) add_offsets<ROWS>(rows, scales);
   auto input = rows.input;
   int64_t stride = rows.stride;
   const float* scale = scales.scale[0];
   for (int64_t begin = 0; begin < CHUNK; begin += span, scale += PANEL) {
     typename Wide::Sum sums[ROWS][VECTORS];
-#pragma GCC unroll 12
+#pragma GCC unroll 20
     for (int i = 0; i < ROWS * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = zero();
     for (int64_t k = 0; k < span; k += Pairs::INPUTS, input += Pairs::INPUTS) {
       pairs.read();
@@ -100,17 +102,18 @@ template <int ROWS, class Wide, class Pairs>
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
           auto weight = pairs.take(v);
-#pragma GCC unroll 3
+#pragma GCC unroll 5
           for (int m = 0; m < ROWS; ++m) sums[m][v] = Wide::add(sums[m][v], Wide::input(input + m * stride + i), weight);
         }
     }
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v)
-#pragma GCC unroll 3
-      for (int m = 0; m < ROWS; ++m) totals[m][v] = fma(sums[m][v], load(scale + v * LANES), totals[m][v]);
+#pragma GCC unroll 5
+      for (int m = 0; m < ROWS; ++m) {
+        float* total = rows.totals + m * PANEL + v * LANES;
+        store(total, fma(sums[m][v], load(scale + v * LANES), load(total)));
+      }
   }
-#pragma GCC unroll 12
-  for (int i = 0; i < ROWS * VECTORS; ++i) store(rows.totals + i * LANES, totals[i / VECTORS][i % VECTORS]);
 }
 
 // The same of so many rows, up to MOST.

@@ -1,4 +1,4 @@
-// Sums of a panel of codes by what they stand for: blocks are widened into the first-level cache, once for all rows of a
+// Sums of a panel of codes by what they stand for: chunks are widened into the first-level cache, once for all rows of a
 // task, as weights of the type Wide; or, for a few rows, into registers.
 #pragma once
 
@@ -45,12 +45,12 @@ struct RowSums {
   }
 };
 
-// Inputs [begin, end) of a chunk, multiples of 8; the first one has number 0 where they go.
+// A chunk's codes.
 template <class Taker>
 [[gnu::always_inline]] inline void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& form,
-                                                 int64_t begin, int64_t end, const Taker& to) {
+                                                 const Taker& to) {
   Table grid = table(form.grid);
-  for (int64_t k = begin; k < end; k += 8) {
+  for (int64_t k = 0; k < CHUNK; k += 8) {
     int64_t span = k / form.span;
     auto from = (const int32_t*)codes + k / 8 * PANEL;
     if (Taker::FETCHES) prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
@@ -61,7 +61,7 @@ template <class Taker>
 #pragma GCC unroll 4
       for (int i = 0; i < 8; i += 2) {
         Floats first = fma(look_up(grid, eight), scale, offset);
-        to.take(k - begin + i, v, first, fma(look_up(grid, shift_right<16>(eight)), scale, offset));
+        to.take(k + i, v, first, fma(look_up(grid, shift_right<16>(eight)), scale, offset));
         eight = shift_right<4>(eight);
       }
     }
@@ -70,16 +70,16 @@ template <class Taker>
 
 template <class Code, class Taker>
 [[gnu::always_inline]] inline void widen_bytes(const char* codes, const Scales& scales, const CodedForm& form,
-                                               int64_t begin, int64_t end, const Taker& to) {
-  for (int64_t k = begin, span = begin / form.span; k < end; ++span) {
+                                               const Taker& to) {
+  for (int64_t k = 0, span = 0; k < CHUNK; ++span) {
     const float *scale = scales.scale[span], *offset = scales.offset[span];
-    for (int64_t last = std::min(end, (span + 1) * form.span); k < last; k += 2) {
+    for (int64_t last = (span + 1) * form.span; k < last; k += 2) {
       auto from = (const Code*)codes + k * PANEL;
       if (Taker::FETCHES) prefetch_coded((const char*)from, 2 * PANEL);
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
         Floats by = load(scale + v * LANES), and_then = load(offset + v * LANES);
-        to.take(k - begin, v, fma(load(from + v * LANES), by, and_then), fma(load(from + PANEL + v * LANES), by, and_then));
+        to.take(k, v, fma(load(from + v * LANES), by, and_then), fma(load(from + PANEL + v * LANES), by, and_then));
       }
     }
   }
@@ -87,21 +87,21 @@ template <class Code, class Taker>
 
 template <class Taker>
 [[gnu::always_inline]] inline void widen_codes(const char* codes, const Scales& scales, const CodedForm& form,
-                                               int64_t begin, int64_t end, const Taker& to) {
+                                               const Taker& to) {
   switch (form.codes) {
-    case NIBBLES: return widen_nibbles(codes, scales, form, begin, end, to);
-    case INT8_CODES: return widen_bytes<int8_t>(codes, scales, form, begin, end, to);
+    case NIBBLES: return widen_nibbles(codes, scales, form, to);
+    case INT8_CODES: return widen_bytes<int8_t>(codes, scales, form, to);
     case E4M3_TABLES:
-    case E4M3_CODES: return widen_bytes<e4m3>(codes, scales, form, begin, end, to);
-    case E5M2_CODES: return widen_bytes<e5m2>(codes, scales, form, begin, end, to);
+    case E4M3_CODES: return widen_bytes<e4m3>(codes, scales, form, to);
+    case E5M2_CODES: return widen_bytes<e5m2>(codes, scales, form, to);
   }
 }
 
 // As a panel of Wide; apart, so that its loops have the registers to themselves.
 template <class Wide>
-[[gnu::noinline]] void widen_block(const char* codes, const Scales& scales, const CodedForm& form, int64_t begin,
-                                   int64_t end, typename Wide::Stored* to) {
-  widen_codes(codes, scales, form, begin, end, Block<Wide>{to});
+[[gnu::noinline]] void widen_chunk(const char* codes, const Scales& scales, const CodedForm& form,
+                                   typename Wide::Stored* to) {
+  widen_codes(codes, scales, form, Block<Wide>{to});
 }
 
 // Rows whose sums leave room in registers for what is widened meanwhile: storing and loading it costs more than it spares.
@@ -117,7 +117,7 @@ void sum_few(int64_t rows, const Operands<Coded<Wide>>& call, int64_t first, con
   for (int i = 0; i < ROWS * VECTORS; ++i) local[i / VECTORS][i % VECTORS] = zero();
   RowSums<Wide, ROWS> to{call.input + first * call.stride, call.stride, local};
   for (int64_t k = 0, bytes = call.form->chunk_bytes(); k < call.steps; k += CHUNK, chunk += bytes, to.input += CHUNK)
-    widen_codes(scales.read(chunk), scales, *call.form, 0, CHUNK, to);
+    widen_codes(scales.read(chunk), scales, *call.form, to);
 #pragma GCC unroll 12
   for (int i = 0; i < ROWS * VECTORS; ++i) store(sums + i * LANES, local[i / VECTORS][i % VECTORS]);
 }
@@ -125,23 +125,20 @@ void sum_few(int64_t rows, const Operands<Coded<Wide>>& call, int64_t first, con
 // The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
 template <class Wide, std::enable_if_t<!Wide::TILES, int> = 0>
 void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
-  constexpr int64_t BLOCK = std::min<int64_t>(CHUNK, BLOCK_BYTES / (PANEL * sizeof(typename Wide::Stored)));
   if constexpr (SCALES_SUMS<Coded<Wide>>)
     if (call.form->codes == NIBBLES) return sum_spans(call, first, last, index, sums);
   const char* chunk = call.panel(index);
   if (last - first <= LEAST_ROWS) return sum_few<Wide, LEAST_ROWS>(last - first, call, first, chunk, sums);
-  alignas(LINE) typename Wide::Stored wide[BLOCK * PANEL];
+  alignas(LINE) typename Wide::Stored wide[CHUNK * PANEL];
   Scales scales(*call.form);
-  Part<Wide> part{call.input + first * call.stride, call.stride, wide, BLOCK / Wide::GROUP, true, sums, {}, nullptr};
+  Part<Wide> part{call.input + first * call.stride, call.stride, wide, CHUNK / Wide::GROUP, true, sums, {}, nullptr};
   for (int64_t k = 0, bytes = call.form->chunk_bytes(); k < call.steps; k += CHUNK, chunk += bytes) {
-    const char* codes = scales.read(chunk);
-    for (int64_t begin = 0; begin < CHUNK; begin += BLOCK, part.input += BLOCK, part.fresh = false) {
-      widen_block<Wide>(codes, scales, *call.form, begin, begin + BLOCK, wide);
-      if (last - first <= FEW_ROWS)
-        multiply_rows<Wide, VECTORS, false, FEW_ROWS>(last - first, part);
-      else
-        multiply_tiles(last - first, part, nullptr);
-    }
+    widen_chunk<Wide>(scales.read(chunk), scales, *call.form, wide);
+    if (last - first <= FEW_ROWS)
+      multiply_rows<Wide, VECTORS, false, FEW_ROWS>(last - first, part);
+    else
+      multiply_tiles(last - first, part, nullptr);
+    part.input += CHUNK, part.fresh = false;
   }
 }
 

@@ -28,22 +28,43 @@ inline int64_t stride_of(int64_t size) {
   return ((values + OF_A_LINE - 1) / OF_A_LINE | 1) * OF_A_LINE;
 }
 
+// What 1 stands for if a row's greatest value becomes 127; not a number for a row that holds what is not finite.
+template <class Value>
+inline float scale_of(const Value* row, int64_t size) {
+  constexpr int AT_ONCE = 4;  // that do not wait for each other
+  Floats greatest_yet[AT_ONCE], strange[AT_ONCE];
+  for (int i = 0; i < AT_ONCE; ++i) greatest_yet[i] = strange[i] = zero();
+  auto look = [&](int i, Floats value) {
+    greatest_yet[i] = most(greatest_yet[i], magnitude(value)), strange[i] = fma(value, zero(), strange[i]);
+  };
+  int64_t k = 0;
+  for (; k + AT_ONCE * LANES <= size; k += AT_ONCE * LANES)
+#pragma GCC unroll 4
+    for (int i = 0; i < AT_ONCE; ++i) look(i, load(row + k + i * LANES));
+  for (; k < size; k += LANES) look(0, load(row + k, size - k));
+  Floats most_of_all = most(most(greatest_yet[0], greatest_yet[1]), most(greatest_yet[2], greatest_yet[3]));
+  return greatest(most_of_all) / 127.0f + sum(strange[0] + strange[1] + (strange[2] + strange[3]));
+}
+
 // Symmetric, to 127 of the row's greatest value, `offset` higher. Returns what 1 stands for; not a number for a row that
 // holds what is not finite, so that all that comes of it is none either.
 template <class Value, class Quantized>
 inline float quantize_row(const Value* row, int64_t size, Quantized* to, int offset) {
-  Floats greatest_yet = zero(), strange = zero();
-  for (int64_t k = 0; k < size; k += LANES) {
-    Floats value = load(row + k, size - k);
-    greatest_yet = most(greatest_yet, magnitude(value)), strange = fma(value, zero(), strange);
-  }
-  float scale = greatest(greatest_yet) / 127.0f + sum(strange);
-  Floats inverse = all(scale > 0 ? 1.0f / scale : 0.0f);
-  for (int64_t k = 0; k < size; k += LANES) {
-    int32_t whole[LANES];
-    store_ints(whole, to_ints(load(row + k, size - k) * inverse));
-    for (int i = 0; i < std::min<int64_t>(LANES, size - k); ++i) to[k + i] = Quantized(whole[i] + offset);
-  }
+  float scale = scale_of(row, size);
+  Floats inverse = all(scale > 0 ? 1.0f / scale : 0.0f), raised = all(float(offset));
+  auto put = [&](int64_t k, Floats value, int64_t count) {
+    Ints whole = to_ints(nearest(value * inverse) + raised);
+    if constexpr (sizeof(Quantized) == 1) {
+      store_bytes((uint8_t*)to + k, whole, count);
+    } else {
+      int32_t values[LANES];
+      store_ints(values, whole);
+      for (int64_t i = 0; i < count; ++i) to[k + i] = Quantized(values[i]);
+    }
+  };
+  int64_t k = 0;
+  for (; k + LANES <= size; k += LANES) put(k, load(row + k), LANES);
+  if (k < size) put(k, load(row + k, size - k), size - k);
   return scale;
 }
 

@@ -149,35 +149,31 @@ class Kernels:
         self.set_threads(torch.get_num_threads())
 
     @contextlib.contextmanager
-    def recording(self, *, runs: bool = True) -> Iterator[Calls]:
-        """Notes the calls that this thread makes meanwhile, and makes them; other threads' stay what they are.
+    def recording(self) -> Iterator[Calls]:
+        """Notes the calls that this thread would make meanwhile, and makes none; other threads' stay what they are.
 
-        A call that cannot be recorded raises NotRecordable, and is not made.
-
-        Args:
-            runs: calls are made, and not only noted.
+        A call that cannot be recorded raises NotRecordable.
         """
-        calls = Calls(self.replay)
+        calls = Calls()
         with self._recorded:
             functions = {name: getattr(self, name) for name in _SIGNATURES}
             for name, function in functions.items():
-                setattr(self, name, self._noted(name, function, calls, runs))
+                setattr(self, name, self._noted(name, function, calls))
             try:
                 yield calls
             finally:
                 vars(self).update(functions)
 
-    def _noted(self, name: str, function: Callable[..., Any], calls: Calls, runs: bool) -> Callable[..., Any]:
+    def _noted(self, name: str, function: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
         recorder, caller, types = threading.get_ident(), self._callers.get(name), _SIGNATURES[name]
 
         def call(*arguments: Any) -> Any:
-            if threading.get_ident() == recorder:
-                if caller is None:
-                    raise NotRecordable(f"the kernel {name}")
-                calls.add(caller, types, arguments)
-                if not runs:
-                    return 0
-            return function(*arguments)
+            if threading.get_ident() != recorder:
+                return function(*arguments)
+            if caller is None:
+                raise NotRecordable(f"the kernel {name}")
+            calls.add(caller, types, arguments)
+            return 1  # as of one that does not fail
 
         return call
 

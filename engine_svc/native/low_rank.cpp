@@ -47,6 +47,12 @@ struct Tiles {
   const int32_t* groups;
   int64_t count, sharing;
 
+  // Recorded calls have as many as there may be: those behind the last one with rows are none of the threads' work.
+  Tiles(const int32_t* rows, const int32_t* groups, int64_t most, int64_t sharing)
+      : rows(rows), groups(groups), count(most), sharing(sharing) {
+    while (count && groups[count - 1] < 0) --count;
+  }
+
   // Its rows come first.
   int height(int64_t tile) const {
     int count = 0;

@@ -3,8 +3,9 @@
 // Packed, a weight is panels of PANEL outputs: [panels, steps, PANEL, GROUP]. A panel's outputs stand side by side, so
 // that a step over k reads some lines in a row and needs no horizontal sum; groups.h says what a GROUP is. A tile is
 // some input rows by a panel (or a part of its width), with all of its sums in registers. With few rows, a panel is read
-// once from memory while what follows is prefetched. With many, it is taken in blocks over k that stay in the first-level
-// cache, the sums waiting beside them, and blocks of narrow weights are widened once for all rows.
+// once from memory while what follows is prefetched. With many, it is taken in blocks over k that stay in the second-level
+// cache, which gives a tile its weights in a fraction of the time that it multiplies with them; sums wait in memory
+// between blocks. Blocks of narrow weights are widened once for all rows.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,10 @@ constexpr int PANEL = VECTORS * LANES;
 constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;                         // as wide as a panel
 constexpr int MOST_ROWS = 6, WIDTH = REGISTERS == 32 ? 4 : 2;             // one of several
 constexpr int TALL_ROWS = REGISTERS == 32 ? 12 : 6, TALL_WIDTH = 2;       // the only one, where that spares widening twice
-constexpr int64_t BLOCK_BYTES = 16 << 10;
+// Of a block: what a second-level cache has room for twice, or, of few tiles, which wait for memory, little, so that what
+// comes first comes soon.
+constexpr int64_t BLOCK_BYTES = 128 << 10, SHORT_BLOCK_BYTES = 16 << 10;
+constexpr int64_t FEW_TILES = 4;
 constexpr int64_t AHEAD_BYTES = 4 << 10;
 constexpr int64_t LINE = 64;
 
@@ -108,8 +112,9 @@ struct Part {
   Widening<Type> wide;
 };
 
+// Apart, so that its loop has the registers to itself.
 template <class Type, int ROWS, int W, bool KEEP>
-inline void multiply(Part<Type> part) {
+[[gnu::noinline]] void multiply(Part<Type> part) {
   constexpr size_t BYTES = sizeof(typename Type::Sum);
   typename Type::Sum local[ROWS][W];  // in registers: nothing else points at them
 #pragma GCC unroll 24
@@ -194,14 +199,16 @@ void multiply_block(int64_t rows, Part<Type> part) {
 template <class Type, std::enable_if_t<!Type::TILES && !IS_CODED<Type>, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, typename Type::Total* sums) {
   constexpr int64_t STEP_BYTES = PANEL * Type::GROUP * sizeof(typename Type::Stored);
-  constexpr int64_t BLOCK = BLOCK_BYTES / (PANEL * Type::GROUP * sizeof(typename Type::Wide::Stored));
+  constexpr int64_t WIDE_STEP_BYTES = PANEL * Type::GROUP * sizeof(typename Type::Wide::Stored);
   Part<Type> part{call.input + first * call.stride, call.stride, call.panel(index), call.steps, true, sums};
   if (last - first <= FEW_ROWS) {
     part.ahead = {(const char*)part.panel + AHEAD_BYTES, int(STEP_BYTES / LINE)};
     return multiply_rows<Type, VECTORS, false, FEW_ROWS>(last - first, part);
   }
-  for (int64_t left = call.steps; left > 0; left -= BLOCK) {
-    part.steps = std::min(BLOCK, left);
+  bool few = last - first <= FEW_TILES * MOST_ROWS;
+  int64_t left = call.steps, most = (few ? SHORT_BLOCK_BYTES : BLOCK_BYTES) / WIDE_STEP_BYTES;
+  for (int64_t blocks = (left + most - 1) / most; blocks > 0; --blocks, left -= part.steps) {  // of about the same length
+    part.steps = (left + blocks - 1) / blocks;
     multiply_block(last - first, part);
     part.input += part.steps * Type::GROUP, part.panel += part.steps * PANEL * Type::GROUP, part.fresh = false;
   }

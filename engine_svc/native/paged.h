@@ -16,16 +16,21 @@ namespace quire {
 constexpr int UNIT = 16;  // positions: blocks hold a multiple of them, and no unit is in two
 constexpr int64_t MOST_DIM = 576;
 
-// A head's cache, and the blocks of one sequence in it. `Cached` is what stands there for a value of `Stored`: itself, or 8
+// A head's cache, with those of the next heads behind it, and the blocks of one sequence in it. `Cached` is what stands there for a value of `Stored`: itself, or 8
 // bits.
 template <class Stored, class Cached>
 struct Paged {
   static constexpr int GROUP = Groups<Stored>::GROUP;
   const Cached *keys, *values;  // keys: null where they are values too
   const int32_t* blocks;
-  int64_t block_stride;  // values between blocks
+  int64_t block_stride, head_stride;  // values between blocks, and between a block's heads
   int64_t block_size, dim;
 
+  Paged head(int64_t index) const {
+    Paged other = *this;
+    other.keys = keys ? keys + index * head_stride : nullptr, other.values = values + index * head_stride;
+    return other;
+  }
   int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_stride; }
   int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
   // Of the unit that begins at `position`: its first group, and groups of the next ones along dim are `step` behind.

@@ -18,6 +18,8 @@ constexpr int MOST_VECTORS = 4;  // of LANES outputs, at once
 constexpr int TILE_ROWS = 16;    // of matrix registers
 constexpr int FULL_ROWS = 6;     // whose sums fit in the others
 constexpr int FEW_STEPS = 8;     // what products have a multiple of
+constexpr int MOST_HEADS = 8;    // whose keys and values are wanted at once
+constexpr int MOST_RUNS = 2 * SEGMENTS * MOST_HEADS;
 
 // Lines that are wanted soon, fetched a few at a time while others are computed with. In the order in which they lie: where
 // a few follow each other the processor goes on by itself.
@@ -26,7 +28,7 @@ class Wanted {
   // So many lines are fetched for each that is computed with.
   void begin(int64_t pace) { number = place = 0, this->pace = pace; }
 
-  // `count` lines that begin `stride` bytes apart; no more than 2 * SEGMENTS times.
+  // `count` lines that begin `stride` bytes apart; no more than MOST_RUNS times.
   void add(const void* first, int64_t stride, int64_t count) { runs[number++] = {(const char*)first, stride, count}; }
 
   void fetch(int64_t computed) {
@@ -47,7 +49,7 @@ class Wanted {
     int64_t stride, count;
   };
 
-  Run runs[2 * SEGMENTS];
+  Run runs[MOST_RUNS];
   int number = 0, place = 0;
   int64_t pace = 1;
 };

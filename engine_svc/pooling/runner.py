@@ -27,6 +27,7 @@ from engine_svc.pooling_form.form import PoolingForm
 from engine_svc.pooling_plan import PooledOutput, PooledSequence, PoolingPlan, PoolingResult, PoolingSpec
 from engine_svc.runner.memory import token_budget
 from engine_svc.runner.threads import bind_threads
+from engine_svc.transfer import device_name
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
@@ -92,12 +93,12 @@ class PoolingRunner:
         """What the control side must know; there is no KV cache."""
         loaded, config = self._loaded, self._loaded.model.config
         kernels = loaded.attention.kernels
-        device = f"cuda ({torch.cuda.get_device_name(self._device)})" if self._device.type == "cuda" else "cpu"
         return KvCacheSpec(
             architecture=config.architecture, dtype=str(loaded.attention.shape.dtype).removeprefix("torch."),
-            device=device, vocab_size=config.vocab_size, max_model_len=loaded.max_model_len, bytes_per_block=0,
-            available_bytes=0, attention_backend=loaded.attention.name, block_size=loaded.attention.shape.block_size,
-            max_num_batched_tokens=self._budget, embedding_size=config.hidden_size,
+            device=device_name(self._device), vocab_size=config.vocab_size, max_model_len=loaded.max_model_len,
+            bytes_per_block=0, available_bytes=0, attention_backend=loaded.attention.name,
+            block_size=loaded.attention.shape.block_size, max_num_batched_tokens=self._budget,
+            embedding_size=config.hidden_size,
             cpu_kernels="" if self._device.type != "cpu" else kernels.level if kernels else "torch",
             batch_invariant=loaded.batch_invariant,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -55,6 +56,11 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     error: QuireError | None = None
     ended_by_constraint: bool = False  # and by no stop token: the last token is part of the text
     pooled: tuple[PooledOutput, ...] = ()  # of a request for pooling, on its only delta
+
+
+def num_items(deltas: Sequence[SequenceDelta]) -> int:
+    """What deltas count where a bound is on those that nobody has read: one for each token, or for none."""
+    return sum(len(delta.token_ids) or 1 for delta in deltas)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class StepAdapters:
         self._layers = layers
         self._slots = np.zeros(max_num_seqs, np.int64)  # on the device, of each slot of the runner; 0 for none
         self._store: AdapterStore | None = None
+        self._warms = False
         self.modules: dict[str, tuple[int, int]] = {}
         if layers is not None:
             layers.reserve(max_rows)
@@ -52,9 +53,14 @@ class StepAdapters:
         """Gives a slot of the runner to a sequence."""
         self._slots[sequence.slot] = sequence.adapter_slot
 
+    @property
+    def are_served(self) -> bool:
+        """Whether there are layers that adapters may change."""
+        return self._layers is not None
+
     def is_used(self, batch: FlatBatch) -> bool:
         """Whether any row of it runs with an adapter."""
-        return self._layers is not None and bool(self._slots[batch.slots].any())
+        return self._layers is not None and (self._warms or bool(self._slots[batch.slots].any()))
 
     def are_recordable(self, batch: FlatBatch) -> bool:
         """Whether a forward pass over the batch can be recorded, as far as adapters go."""
@@ -64,9 +70,25 @@ class StepAdapters:
         """What is computed meanwhile are a batch's rows; see AdapterLayers.rows."""
         if self._layers is None:
             return NOTHING
+        if self._warms:
+            return self.nobodys_rows(len(batch.token_ids))
         slots = np.repeat(self._slots[batch.slots], np.diff(batch.query_start))
         return self._layers.rows(slots, padded_rows)
 
+    @contextlib.contextmanager
+    def warming(self) -> Iterator[None]:
+        """Whatever runs meanwhile runs what adapters add, of none."""
+        self._warms = True
+        yield
+        self._warms = False
+
+    def nobodys_rows(self, padded_rows: int) -> contextlib.AbstractContextManager[None]:
+        """What is computed meanwhile are so many rows as those of a recorded pass, of which some may have an adapter,
+        and none has."""
+        return NOTHING if self._layers is None else self._layers.rows(np.zeros(0, np.int64), padded_rows)
+
     def head_rows(self, slots: Sequence[int]) -> contextlib.AbstractContextManager[None]:
         """What is computed meanwhile are the logits of rows of sequences in such slots of the runner."""
+        if self._warms:
+            return self.nobodys_rows(len(slots))
         return NOTHING if self._layers is None else self._layers.head_rows(self._slots[list(slots)])

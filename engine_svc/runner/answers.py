@@ -38,6 +38,10 @@ class Answers:
         self.forgives = False  # a draft model that fails is done without: not while it warms up
         self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
 
+    def reserve(self, num_tokens: int) -> None:
+        """See Sampler.reserve."""
+        self._sampler.reserve(num_tokens)
+
     def add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
         """Gives a slot to a sequence."""
         try:

@@ -20,11 +20,13 @@ import torch
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.draft import Draft
+from engine_svc.native.library import Kernels
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan, Transfers
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
-from engine_svc.runner.inputs import InputBuffers, Room
-from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
+from engine_svc.runner.inputs import Room
+from engine_svc.runner.native_calls import NotedSteps
+from engine_svc.runner.recorded import Forward
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.transfer import to_device, to_host
 
@@ -82,7 +84,7 @@ class Drafting:
         self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
         self._kept: set[int] = set()  # places in host memory where such blocks are
         self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
-        self._recorded: RecordedSteps | None = None
+        self._recorded: NotedSteps | None = None
         self._no_adapters = StepAdapters(None, max_num_seqs, token_budget)
 
     @property
@@ -103,16 +105,16 @@ class Drafting:
         self.caches, self._recorded = [], None
         self._held.clear()
 
-    def record(self, capture: Capture, shapes: Shapes, room: Room) -> None:
-        """Records what the draft computes, where it sees tokens alone: features have no buffer.
+    def note_steps(self, kernels: Kernels, room: Room) -> None:
+        """Records what the draft computes on a CPU, where it sees tokens alone: features have no buffer.
 
         Args:
             room: of which it takes one group.
         """
         if not self._draft.model.reads_features:
-            self._recorded = RecordedSteps(
+            self._recorded = NotedSteps(
                 lambda inputs: self._prepare(inputs.token_ids, inputs.positions, inputs.metadata[0], None),
-                capture, shapes, InputBuffers(replace(room, groups=1, received=0), 0, self._device), has_states=False,
+                kernels, room._replace(groups=1, received=0), 0, self._no_adapters,
             )  # fmt: skip
 
     def follow(self, plan: StepPlan) -> None:
@@ -273,9 +275,7 @@ class Drafting:
             token_ids = batch.token_ids if features is None else self._buffers.token_ids_behind(batch)
         hidden = None
         if self._recorded is not None:
-            hidden = self._recorded.run(
-                replace(batch, token_ids=token_ids, metadata=batch.metadata[:1]), self._no_adapters
-            )
+            hidden = self._recorded.run(replace(batch, token_ids=token_ids, metadata=batch.metadata[:1]))
         return self._prepare(token_ids, batch.positions, batch.metadata[0], features)() if hidden is None else hidden
 
     def _prepare(

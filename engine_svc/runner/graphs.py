@@ -1,14 +1,16 @@
 """CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
-A graph is for so many sequences, so many new tokens of each and so long contexts on average, all rounded up. The
-sequences that fill it up have nothing behind their new tokens and write nothing.
+A graph is for so many sequences and so many new tokens of each, rounded up, whatever their contexts. The sequences that
+fill it up have nothing behind their new tokens and write nothing. All graphs are recorded at a start.
 """
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,14 +18,14 @@ from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay, Shapes
 
-_SHORTEST = 1024  # tokens of context, on average; the graphs beyond are for twice as many each
-
 
 class CudaCapture(Capture):
-    """Records on a stream of its own, as CUDA wants it; all graphs share one pool of memory."""
+    """Records on a stream of its own, as CUDA wants it; all graphs share one pool of memory, and libraries' workspaces,
+    of which each stream has its own."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
         """See Capture."""
@@ -35,16 +37,56 @@ class CudaCapture(Capture):
             ) from error
 
     def _record(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
-        stream = torch.cuda.Stream()
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             forward()  # kernels compile and libraries make their plans before anything is recorded
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile: those that read adapters, NCCL's watchdog.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = forward()
         return graph.replay, output
+
+
+class Held(NamedTuple):
+    """Bytes of a GPU's memory."""
+
+    reserved: int  # by torch
+    allocated: int  # of these, by tensors
+
+
+def held_by(device: torch.device) -> Held:
+    """All that is held of a GPU, but for what torch has kept for reuse."""
+    torch.cuda.empty_cache()
+    return Held(torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device))
+
+
+class MeasuredCapture(Capture):
+    """Tells from the first recordings, which are the largest, how much memory all take. All share a pool: those after
+    the first find room in what it has taken, but for their results, which stay."""
+
+    def __init__(self, capture: Capture, held: Callable[[], Held]) -> None:
+        """
+        Args:
+            capture: the way to record.
+            held: at this moment.
+        """
+        self._capture, self._held = capture, held
+        self._found = [held()]
+
+    def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
+        """See Capture."""
+        recorded = self._capture(forward)
+        self._found.append(self._held())
+        return recorded
+
+    def total(self, count: int) -> int:
+        """Bytes of so many recordings, at most; 0 where none could be made."""
+        if len(self._found) == 1:
+            return 0
+        before, first, *_, last = (*self._found, self._found[-1])
+        return first.reserved - before.reserved + (count - 1) * (last.allocated - first.allocated)
 
 
 def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
@@ -57,15 +99,16 @@ def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PaddedShapes(Shapes):
-    """So many sequences and so long contexts, both rounded up: a GPU computes rows of nobody for nothing."""
+    """So many sequences, rounded up: a GPU computes rows of nobody for nothing."""
 
     sizes: Sequence[int]  # rising
     max_model_len: int
     # New tokens that a sequence has at most, rising. Those of all stand one behind the other, whatever each has; rows
     # that are left over are nobody's.
     query_lens: Sequence[int] = (1,)
-    # Whether so many sequences may have contexts of so many tokens together.
-    fits: Callable[[int, int], bool] = lambda sequences, positions: True
+    most_positions: Callable[[int], int] = lambda sequences: sys.maxsize  # see AttentionBackend.most_positions
+    have_adapters: bool = False  # each is recorded with adapters too
+    most: int | None = None  # of all, those that are recorded; None: all
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
@@ -74,17 +117,17 @@ class PaddedShapes(Shapes):
             return None
         query_len = self.query_lens[bisect_left(self.query_lens, longest)]
         size = self.sizes[bisect_left(self.sizes, count)]
-        positions, context = sum(batch.lengths) + (size - count) * query_len, _SHORTEST
-        while context * size < positions:
-            context *= 2
-        return self._shape(size, query_len, context)
+        shape = self._shape(size, query_len)
+        return shape if sum(batch.lengths) + (size - count) * query_len <= size * shape.context else None
 
-    def early(self) -> list[Shape]:
-        """See Shapes.early: a few sizes, and the shortest contexts."""
-        sizes = [size for size in self.sizes if size.bit_count() == 1]
-        shapes = [self._shape(size, query_len, _SHORTEST) for query_len in self.query_lens for size in sizes]
-        return [shape for shape in shapes if shape is not None]
+    def all(self) -> list[Shape]:
+        """See Shapes.all: the largest first, for the others find room in what it has taken."""
+        shapes = [self._shape(size, query_len) for query_len in self.query_lens[::-1] for size in self.sizes[::-1]]
+        shapes = [shape for shape in shapes if shape.context >= shape.query_len]
+        with_adapters = [shape._replace(has_adapters=True) for shape in shapes] if self.have_adapters else []
+        return [*with_adapters, *shapes][: self.most]
 
-    def _shape(self, size: int, query_len: int, context: int) -> Shape | None:
-        context = min(context, self.max_model_len)
-        return Shape(size, size * query_len, query_len, context) if self.fits(size, size * context) else None
+    def _shape(self, size: int, query_len: int) -> Shape:
+        # Several tokens of a sequence are attended to in another way than one.
+        most = self.most_positions(size) // size if query_len == 1 else self.max_model_len
+        return Shape(size, size * query_len, query_len, min(self.max_model_len, most))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,8 +33,7 @@ class Inputs(NamedTuple):
     received: torch.Tensor | None = None  # of the stage before
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """What buffers hold at most."""
 
     sequences: int

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from quire.errors import StartupError
+from quire.host_memory import available_bytes
 from quire.options.cache import CacheOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
 _CPU_STATES_SHARE = 0.5  # of the free memory, at most: what of it is touched are the slots that sequences have had
-# Of a GPU's memory: left where others leave no more, for CUDA graphs and the workspaces of libraries.
+# Of a GPU's memory: left where others leave no more, for what the driver keeps of CUDA graphs, and libraries.
 _SPARE = 1 / 64
 
 
@@ -22,7 +22,7 @@ def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int
 
     Args:
         state_bytes: of recurrent layers. A CPU's default is for them and the KV cache beside them.
-        later_bytes: that steps with long contexts need on a GPU, which none has had yet.
+        later_bytes: that graphs and steps with long contexts take on a GPU, beside what was taken so far.
 
     Raises:
         StartupError: nothing is left.
@@ -30,7 +30,7 @@ def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes
     if device.type == "cpu":
-        free = free_host_bytes()
+        free = available_bytes()
         return min(_CPU_MOST, int(_CPU_SHARE * free)) + min(state_bytes, int(_CPU_STATES_SHARE * free))
     free, total = torch.cuda.mem_get_info(device)
     # What torch keeps for reuse is ours; its peak is what a largest step needs besides the cache.
@@ -84,13 +84,3 @@ def token_budget(device: torch.device) -> int:
     if device.type == "cpu":
         return 256
     return 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048
-
-
-def free_host_bytes() -> int:
-    """Memory that this process can still take: what the machine has, and what its control group allows."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii")
-    available = next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable"))
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return max(0, available)

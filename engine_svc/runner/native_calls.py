@@ -1,15 +1,16 @@
-"""Forward passes on a CPU as the calls of C++ kernels that they come to, made again without Python or torch in between.
+"""Forward passes on a CPU as the calls of C++ kernels that they come to, noted once and made for steps of any size,
+without Python or torch in between.
 
+What a step's size changes of the calls is how many rows they have, which is found by comparing passes of several sizes.
 What cannot be recorded is found on the way: an operator of torch that computes, a collective, a kernel that was not
-made for it.
+made for it, a pass that does other things with more rows.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,15 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine_svc.memory import zeros_when_touched
-from engine_svc.native.calls import NotRecordable
+from engine_svc.native.calls import NotRecordable, SizedCalls
 from engine_svc.native.library import Kernels
+from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch
-from engine_svc.runner.inputs import Shape
-from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay, Shapes
+from engine_svc.runner.inputs import InputBuffers, Inputs, Room, Shape
 
 logger = logging.getLogger(__name__)
 
+# Beside larger steps, what Python takes is nothing; and what lies between the kernels of such a one fits the memory.
+MOST_TOKENS = 1024
 _ARENA_BYTES = 256 << 20  # of address space: what is never touched takes no memory
+_FEWEST_TOKENS = 8  # of a step, for which passes of three sizes can be told apart
 _ALIGNMENT = 64  # bytes: a cache line, as torch has it
 _NEW = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, torch.ops.aten.empty_like.default}
 
@@ -33,11 +37,11 @@ _NEW = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, to
 class Arena:
     """Gives out parts of a memory while those given out before are in use; they are until no tensor is on them."""
 
-    def __init__(self, memory: torch.Tensor, rows: tuple[int, int] | None = None) -> None:
+    def __init__(self, memory: torch.Tensor, rows: tuple[int, int]) -> None:
         """
         Args:
             memory: uint8 [bytes]. Others may use it too, at other times.
-            rows: of all tensors, and of how many each gets the room: so all are where they would be with more rows.
+            rows: of tensors with so many, and of how many each gets the room: so all are where they would be with more.
         """
         self._rows = rows
         self._memory = memoryview(memory.numpy())
@@ -48,17 +52,12 @@ class Arena:
         """Of a shape and type, holding anything.
 
         Raises:
-            NotRecordable: no room is left, or it has other rows.
+            NotRecordable: no room is left.
         """
         if not like.numel():
             return like
-        num_bytes = like.nbytes
-        if self._rows is not None:
-            rows, most = self._rows
-            if len(like) != rows:
-                raise NotRecordable(f"a tensor of {len(like)} rows in a step of {rows}")
-            num_bytes = num_bytes // rows * most
-        start = self._find(num_bytes)
+        rows, most = self._rows
+        start = self._find(like.nbytes // rows * most if like.shape[:1] == (rows,) else like.nbytes)
         part = self._memory[start : start + like.nbytes]
         weakref.finalize(part, self._used.pop, start).atexit = False
         return torch.frombuffer(part, dtype=torch.uint8).view(like.dtype).view(like.shape)
@@ -109,45 +108,111 @@ def _memories(values: Any) -> set[int]:
     return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
 
 
-class NativeCapture(Capture):
-    """Records calls of a level's kernels; all recordings share one arena, for only one runs at a time."""
+class SizedPass:
+    """A forward pass over any number of sequences and tokens, up to the most. What lies between its kernels stays where
+    it is."""
 
-    runs = True
+    def __init__(
+        self, forward: Callable[[int, int], torch.Tensor], kernels: Kernels, most: tuple[int, int],
+        memory: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            forward: a pass over so many sequences and tokens, which reads what will be read then, in the same places;
+                gives hidden states [tokens, hidden_size].
+            most: sequences and tokens of a pass.
+            memory: of `arena_memory`. Others may use it too, at other times.
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._memory = zeros_when_touched((_ARENA_BYTES,), torch.uint8)
+        Raises:
+            NotRecordable: it does more than to call kernels, or does something else in other sizes; or passes are too
+                small.
+        """
+        sequences, tokens = most
+        if tokens < _FEWEST_TOKENS:
+            raise NotRecordable(f"a step of {tokens} tokens at most")
+        sizes, noted = [(1, 3), (min(2, sequences), 7), most], []
+        for size in sizes:
+            arena = Arena(memory, (size[1], tokens))
+            with kernels.recording() as calls, KernelsAlone(arena):
+                self._hidden = forward(*size)
+            noted.append(calls)
+        self._calls = SizedCalls(kernels.replay, noted, sizes)
+        self._kept = forward  # the calls point at what it holds
+        logger.debug("recorded %d calls of kernels; %d KiB lie between them", self._calls.count, arena.most >> 10)
 
-    def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
-        """See Capture."""
-        arena = Arena(self._memory)
-        try:
-            with self._kernels.recording() as calls, KernelsAlone(arena):
-                output = forward()
-        except NotRecordable as error:
-            raise CannotRecord(f"steps are not recorded: {error} cannot be", logging.DEBUG) from error
-        logger.debug("recorded %d calls of kernels; %d KiB", calls.count, math.ceil(arena.most / 1024))
-        return calls.replay, output
+    def run(self, sequences: int, tokens: int) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size], there until the next pass."""
+        self._calls.replay((sequences, tokens))
+        return self._hidden[:tokens]
 
 
-@dataclass(frozen=True)
-class ExactShapes(Shapes):
-    """Those of the steps, whatever the contexts: every row costs its time, and kernels read lengths when they run."""
+def arena_memory() -> torch.Tensor:
+    """For the passes of a model."""
+    return zeros_when_touched((_ARENA_BYTES,), torch.uint8)
 
-    most = 256
-    # With drafted tokens, some shapes come once and never again; recording takes as long as two or three replays save.
-    is_patient = True
 
-    max_query_len: int
-    max_model_len: int
+class NotedSteps:
+    """Steps of a decoder, of any size up to a room's: one pass of those with adapters, and one of the others.
 
-    def of(self, batch: FlatBatch) -> Shape | None:
-        """See Shapes.of: prompts come in too many lengths, and what recording them saves is little beside them."""
-        if batch.metadata[0].max_query_len > self.max_query_len:
+    A step's inputs are copied into buffers that stay where they are.
+    """
+
+    def __init__(
+        self, forward: Callable[[Inputs], Callable[[], torch.Tensor]], kernels: Kernels, room: Room, nobodys_slot: int,
+        adapters: StepAdapters,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            forward: prepares a pass over such inputs.
+            room: no more than MOST_TOKENS of it are used.
+            nobodys_slot: see InputBuffers.
+            adapters: of the rank.
+        """
+        tokens = min(room.tokens, MOST_TOKENS)
+        self._forward, self._kernels, self._adapters = forward, kernels, adapters
+        self._most = min(room.sequences, tokens), tokens
+        self._buffers = InputBuffers(room._replace(tokens=tokens), nobodys_slot, torch.device("cpu"))
+        self._memory = arena_memory()
+        self._passes: dict[bool, SizedPass | None] = {}  # by whether there are adapters; None: they cannot be recorded
+        self._record(has_adapters=False)
+
+    def run(self, batch: FlatBatch) -> torch.Tensor | None:
+        """The hidden states of a batch; None for one that is run by the model's code."""
+        adapters = self._adapters
+        sequences, tokens = self._most
+        fits = len(batch.slots) <= sequences and len(batch.token_ids) <= tokens
+        if not fits or batch.embedded is not None or not adapters.are_recordable(batch):
+            return None
+        if not adapters.is_used(batch):
+            return self._run(batch, has_adapters=False)
+        with adapters.rows(batch, tokens):
+            return self._run(batch, has_adapters=True)
+
+    def _run(self, batch: FlatBatch, *, has_adapters: bool) -> torch.Tensor | None:
+        if has_adapters not in self._passes:
+            self._record(has_adapters=has_adapters)
+        found = self._passes[has_adapters]
+        if found is None:
             return None
         sequences, tokens = len(batch.slots), len(batch.token_ids)
-        return Shape(sequences, tokens, min(self.max_query_len, tokens - sequences + 1), self.max_model_len)
+        self._buffers.fill(batch, _shape(sequences, tokens))
+        return found.run(sequences, tokens)
 
-    def early(self) -> list[Shape]:
-        """See Shapes.early: one that decodes."""
-        return [Shape(1, 1, 1, self.max_model_len)]
+    def _record(self, *, has_adapters: bool) -> None:
+        prepared = []  # what is prepared for a pass must live as long as the calls
+
+        def forward(sequences: int, tokens: int) -> torch.Tensor:
+            prepared.append(self._forward(self._buffers.views(_shape(sequences, tokens))))
+            return prepared[-1]()
+
+        try:
+            self._passes[has_adapters] = SizedPass(forward, self._kernels, self._most, self._memory)
+        except NotRecordable as error:
+            logger.debug("steps are not recorded: %s cannot be", error)
+            self._passes[has_adapters] = None
+
+
+def _shape(sequences: int, tokens: int) -> Shape:
+    """Kernels read lengths and contexts when they run."""
+    longest = tokens - sequences + 1
+    return Shape(sequences, tokens, longest, longest)

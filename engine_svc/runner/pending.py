@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from engine_svc.runner.drafting import Guesses
 from engine_svc.sampling.logprobs import ScoredPositions
 from engine_svc.sampling.sampler import BrokenRows, SampleOutput
 from engine_svc.sampling.verification import read_runs
+
+_IDLE_SECONDS = 0.1
 
 
 class StepTimer:
@@ -46,6 +49,25 @@ class StepTimer:
         if self._is_cuda:
             return float(self._events[0].elapsed_time(self._events[mark]))
         return (self._times[mark] - self._times[0]) * 1e3
+
+
+class StepClock:
+    """Whether steps run, for what is better done while none does."""
+
+    def __init__(self) -> None:
+        self._ended = -math.inf  # when the last one did, in seconds
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._ended = math.inf
+
+    def end(self) -> None:
+        """It has ended."""
+        self._ended = time.monotonic()
+
+    def is_idle(self) -> bool:
+        """Whether none runs, nor has just ended, as between two of a sequence."""
+        return time.monotonic() - self._ended > _IDLE_SECONDS
 
 
 class Ended(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -27,7 +29,6 @@ from engine_svc.plan import (
     EndedTransfer,
     KvCacheSpec,
     NewSequence,
-    SamplingPlan,
     ScheduledSequence,
     StepPlan,
     StepResult,
@@ -40,29 +41,27 @@ from engine_svc.runner.answers import Answers
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
-from engine_svc.runner.graphs import CudaCapture, PaddedShapes, graph_sizes
+from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by
 from engine_svc.runner.inputs import InputBuffers, Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
-from engine_svc.runner.native_calls import ExactShapes, NativeCapture
-from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepTimer
-from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Shapes
+from engine_svc.runner.native_calls import NotedSteps
+from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepClock, StepTimer
+from engine_svc.runner.recorded import Capture, Forward, RecordedSteps
 from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.step_halves import StepHalves
 from engine_svc.runner.threads import bind_threads
+from engine_svc.runner.warm_up import drawing_steps, prompt_steps
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.sampler import Sampler
-from engine_svc.sampling.truncation import ALL_LIMITS
+from engine_svc.transfer import device_name
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.speculative import LOOKUP_METHODS
-from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
-
-_RECORDED_QUERY_LEN = 16  # on a CPU, steps in which a sequence has more new tokens are not recorded
 
 
 class Runner:
@@ -114,9 +113,11 @@ class Runner:
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
         self._answers: Answers | None = None  # those of the last stage
         if stage.is_last:
+            speculation = options.speculative.chosen()
+            typical = speculation and speculation.typical_acceptance
             sampler = Sampler(
                 max_num_seqs, self._facts.vocab_size, device, options.generation.logprobs_mode,
-                processors, self._attention.kernels, _acceptance(options),
+                processors, self._attention.kernels, TypicalAcceptance(*typical) if typical else None,
             )  # fmt: skip
             drafting = self._make_drafting(Target(loaded, model, options, groups.of_draft(), device), sampler)
             self._answers = Answers(
@@ -127,7 +128,9 @@ class Runner:
         self._state_form = loaded.states
         self._states: StateCache | None = None
         self._store: BlockStore | None = None
-        self._recorded: RecordedSteps | None = None
+        self._recorded: RecordedSteps | NotedSteps | None = None
+        self._later_bytes = 0  # of a GPU, that it takes beside what it has taken so far
+        self._clock = StepClock()
 
     @property
     def _drafting(self) -> Drafting | None:
@@ -145,17 +148,32 @@ class Runner:
         )  # fmt: skip
 
     def profile(self) -> None:
-        """On a GPU, runs a step of the whole token budget over a cache just large enough and one of all sequences, then
-        forgets them: what is available after it can be given to the cache."""
+        """On a GPU, runs the largest steps over a cache just large enough, and records the largest graphs, then forgets
+        them: what is available after it can be given to the cache."""
         if self._device.type != "cuda":
             return
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)  # loading may have taken more than any step
+        if self._answers is not None:
+            self._answers.reserve(self._max_model_len + 1)
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
         self._allocate(blocks * len(self._groups), num_states=1)
-        self._warm_up(blocks * len(self._groups))
         # There is room for the states of one.
-        self.warm_up_drawing(1 if self._state_form.shapes else self._options.scheduler.max_num_seqs)
+        sequences = 1 if self._state_form.shapes else self._options.scheduler.max_num_seqs
+        self.warm_up(blocks * len(self._groups), sequences)
+        needed = torch.cuda.max_memory_reserved(self._device) - sum(cache.nbytes for cache in self._all_caches)
+        self._later_bytes = self._measure_graphs()
+        self._later_bytes -= torch.cuda.max_memory_reserved(self._device) - needed
         self.release_caches()
+        gc.collect()  # what is recorded and what it was recorded from refer to each other
         torch.cuda.empty_cache()
+
+    def _measure_graphs(self) -> int:
+        """Bytes that all graphs will take."""
+        if not self._records_steps:
+            return 0
+        measured = MeasuredCapture(CudaCapture(), lambda: held_by(self._device))
+        return measured.total(self.make_graphs(measured, self._query_len, most=2))
 
     def release_caches(self) -> None:
         """Gives the KV cache back, and with it states, the host's tier and recorded steps. `allocate` is next."""
@@ -179,11 +197,11 @@ class Runner:
         """What the control side must know."""
         sequences = self._options.scheduler.max_num_seqs
         state_bytes = self._state_form.bytes_per_sequence * sequences
-        later_bytes = self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
+        later_bytes = self._later_bytes + self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
         return KvCacheSpec(
             architecture=self._facts.architecture,
             dtype=str(self._dtype).removeprefix("torch."),
-            device=_device_name(self._device),
+            device=device_name(self._device),
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
             bytes_per_block=self._attention.bytes_per_block(self._group_size) + self._draft_bytes_per_block,
@@ -216,12 +234,12 @@ class Runner:
         self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
-        self._warm_up(num_blocks)
         if self._device.type == "cuda":
-            self.warm_up_drawing(self._options.scheduler.max_num_seqs)
-        if isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager:
-            self._record_steps()
-        touch_ahead(self._all_caches)
+            self.warm_up(num_blocks, self._options.scheduler.max_num_seqs)
+        else:
+            self._run_prompt(num_blocks)
+        self._record_steps()
+        touch_ahead(self._all_caches, self._clock.is_idle)
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
         if self._answers is not None:
@@ -242,67 +260,100 @@ class Runner:
             self._drafting.allocate(num_blocks)
         self._states = StateCache(self._state_form, num_states, self._device)
 
-    def _warm_up(self, num_blocks: int) -> None:
+    def warm_up(self, num_blocks: int, sequences: int) -> None:
+        """Runs the largest steps: what a GPU compiles for them, with adapters and without, nobody waits for later.
+
+        Args:
+            num_blocks: that there are.
+            sequences: that decode and draw in a step.
+        """
+        for context in (contextlib.nullcontext, self._adapters.warming)[: 1 + self._adapters.are_served]:
+            with context():
+                self._run_prompt(num_blocks)
+                self._draw(sequences)
+
+    def _run_prompt(self, num_blocks: int) -> None:
         """A prefill and a decode over the cache."""
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
             tokens = min(tokens, 32)
-        count = -(-tokens // self._attention.shape.block_tokens)
-        blocks = [list(range(group * count, (group + 1) * count)) for group in range(len(self._groups))]
-        token_ids = torch.randint(
-            self._facts.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)
-        ).tolist()
-        prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
+        prefill, decode = prompt_steps(
+            tokens, -(-tokens // self._attention.shape.block_tokens), len(self._groups), self._facts.vocab_size,
+            num_wanted_drafts=2 if self._drafting else 0,
+        )  # fmt: skip
         scaling = self._options.cache.calculate_kv_scales
-        drafts = 2 if self._drafting else 0
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
-            self.step(StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [], num_wanted_drafts=drafts)]))
-        self.step(StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=drafts)]))
+            self.step(prefill)
+        self.step(decode)
 
-    def warm_up_drawing(self, sequences: int) -> None:
-        """A step in which so many sequences decode, and draw with all that limits them: of what that takes, nothing is
-        compiled while others wait. What is cached of them, in one block, means nothing."""
-        slots, blocks = range(min(sequences, self._token_budget)), [[group] for group in range(len(self._groups))]
-        new = [NewSequence(slot, [0], 1, 0, blocks, SamplingPlan(ALL_LIMITS)) for slot in slots]
-        self.step(StepPlan(0, new, [ScheduledSequence(slot, 0, 1, 1, []) for slot in slots]))
+    @torch.inference_mode()
+    def _draw(self, sequences: int) -> None:
+        slots = range(min(sequences, self._token_budget))
+        for plan, masks in drawing_steps(slots, len(self._groups), self._facts.vocab_size):
+            self.finish(self.begin(plan), masks).result()
 
+    @property
+    def _records_steps(self) -> bool:
+        is_wanted = isinstance(self._model, Decoder) and not self._options.kernels.enforce_eager
+        return is_wanted and not self.passes.why_not_recorded
+
+    @torch.inference_mode()
     def _record_steps(self) -> None:
         if why := self.passes.why_not_recorded:
             logger.info("steps are not recorded: %s", why)
+        if not self._records_steps:
             return
         if self._device.type == "cuda":
-            speculation = self._options.speculative.chosen()
-            self.make_graphs(CudaCapture(), 1 + speculation.most_tokens if speculation else 1)
+            begin = time.perf_counter()
+            count = self.make_graphs(CudaCapture(), self._query_len)
+            logger.info("%d CUDA graphs are recorded in %.1f s", count, time.perf_counter() - begin)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
-            shapes = ExactShapes(_RECORDED_QUERY_LEN, self._max_model_len)
-            self._make_recorded(NativeCapture(self._attention.kernels), shapes, self._room(_RECORDED_QUERY_LEN))
+            kernels, room = self._attention.kernels, self._room(self._token_budget)
+            self._recorded = NotedSteps(
+                lambda inputs: self._forward(*inputs), kernels, room, self._nobodys_slot, self._adapters
+            )
             if self._drafting:
-                self._record_draft(self._drafting, NativeCapture(self._attention.kernels), shapes)
+                self._drafting.note_steps(kernels, room)
+
+    @property
+    def _query_len(self) -> int:
+        """New tokens that a sequence that decodes has at most."""
+        speculation = self._options.speculative.chosen()
+        return 1 + speculation.most_tokens if speculation else 1
 
     @torch.inference_mode()
-    def _record_draft(self, drafting: Drafting, capture: Capture, shapes: Shapes) -> None:
-        drafting.record(capture, shapes, self._room(_RECORDED_QUERY_LEN))
+    def make_graphs(self, capture: Capture, query_len: int = 1, most: int | None = None) -> int:
+        """Records graphs of one new token a sequence and of so many.
 
-    def make_graphs(self, capture: Capture, query_len: int = 1) -> None:
-        """Records graphs of one new token a sequence and of so many: a few sizes now, the others when they come up."""
+        Args:
+            most: so many, the largest; None: all.
+
+        Returns:
+            How many all are.
+        """
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
-        shapes = PaddedShapes(sizes, self._max_model_len, sorted({1, query_len}), self._attention.can_decode_together)
-        self._make_recorded(capture, shapes, self._room(query_len))
+        shapes = PaddedShapes(
+            sizes, self._max_model_len, sorted({1, query_len}), self._attention.most_positions,
+            self._adapters.are_served,
+        )  # fmt: skip
+        room = self._room(self._options.scheduler.max_num_seqs * query_len)
+        self._recorded = RecordedSteps(
+            lambda inputs: self._forward(*inputs), capture, dataclasses.replace(shapes, most=most),
+            InputBuffers(room, self._nobodys_slot, self._device), self._adapters,
+        )  # fmt: skip
+        return len(shapes.all())
 
-    def _room(self, query_len: int) -> Room:
-        """For so many new tokens of each sequence."""
+    def _room(self, tokens: int) -> Room:
+        """For so many new tokens of all sequences."""
         sequences = self._options.scheduler.max_num_seqs
         blocks = -(-self._max_model_len // self._attention.shape.block_tokens)
         received = self._facts.hidden_size if self._link.takes_hidden_states else 0
-        return Room(sequences, sequences * query_len, blocks, len(self._groups), received, self._dtype)
+        return Room(sequences, tokens, blocks, len(self._groups), received, self._dtype)
 
-    @torch.inference_mode()
-    def _make_recorded(self, capture: Capture, shapes: Shapes, room: Room) -> None:
-        buffers = InputBuffers(room, self._options.scheduler.max_num_seqs, self._device)
-        self._recorded = RecordedSteps(
-            lambda inputs: self._forward(*inputs), capture, shapes, buffers, has_states=bool(self._state_form.shapes)
-        )
+    @property
+    def _nobodys_slot(self) -> int:
+        return self._states.nobodys_slot if self._states else 0
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
@@ -316,6 +367,7 @@ class Runner:
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
         """Runs the plan as far as no token is sampled. The next call is `finish`."""
+        self._clock.begin()
         timer = StepTimer(self._device)
         self._adapters.begin(plan.adapters)
         ended = Ended(self._transfer(plan.transfers), self._adapters.take_read())
@@ -351,6 +403,11 @@ class Runner:
     @torch.inference_mode()
     def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
         """Samples, with the masks that the plan awaits."""
+        pending = self._sample(step, masks)
+        self._clock.end()
+        return pending
+
+    def _sample(self, step: BegunStep, masks: TokenMasks | None) -> PendingStep:
         if step.batch is None or step.hidden is None:
             return PendingStep(step)
         if self._answers is None:
@@ -408,7 +465,7 @@ class Runner:
         if batch.halves is not None:
             first, second = batch.halves
             return torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
-        hidden = self._recorded.run(batch, self._adapters) if self._recorded and batch.embedded is None else None
+        hidden = self._recorded.run(batch) if self._recorded else None
         return self._run(batch) if hidden is None else hidden
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
@@ -440,13 +497,3 @@ class Runner:
         }
         kept = {} if self._states is None else self._states.layers(states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in self._model.stage.layers]
-
-
-def _acceptance(options: EngineOptions) -> TypicalAcceptance | None:
-    speculation = options.speculative.chosen()
-    typical = speculation and speculation.typical_acceptance
-    return TypicalAcceptance(*typical) if typical else None
-
-
-def _device_name(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"

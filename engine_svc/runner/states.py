@@ -12,7 +12,11 @@ from engine_svc.recurrence.base import LayerState, StateForm, StateMetadata
 
 
 class StateCache:
-    """One for each rank. One slot more than there are sequences is nobody's: of what fills up a CUDA graph."""
+    """One for each rank.
+
+    Attributes:
+        nobodys_slot: one more than there are sequences, of what fills up a CUDA graph.
+    """
 
     def __init__(self, form: StateForm, num_slots: int, device: torch.device) -> None:
         def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -21,6 +25,7 @@ class StateCache:
                 size, dtype=dtype, device=device
             )  # fmt: skip
 
+        self.nobodys_slot = num_slots
         self._layers = {
             layer: (
                 allocate(shape.convolution, form.convolution_dtype), allocate(shape.recurrent, form.recurrent_dtype),

@@ -26,6 +26,8 @@ from quire.sampling import SamplingParameters
 
 # More of them are as soon found in gathered logits.
 _MOST_ALTERNATIVES = 1024
+# Rows of which it is found at a time what is drawn from: it takes several copies of their logits.
+_MOST_PROCESSED = 64
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
 
 
@@ -105,6 +107,10 @@ class Sampler:
         self._states[slot] = make_state(plan, self._vocab_size)
         self._chooser.add(slot, plan.parameters, plan.seed)
 
+    def reserve(self, num_tokens: int) -> None:
+        """Takes all memory now that it will ever hold for sequences of so many tokens."""
+        self._stages.reserve(num_tokens)
+
     def is_sequential(self, slot: int) -> bool:
         """Whether a slot's rows must come one at a time, for its stages go by the tokens that it has sampled."""
         return self._stages.is_sequential(slot)
@@ -162,7 +168,8 @@ class Sampler:
             token_ids = self._acceptance.accept(logits, token_ids, rows, [state.parameters for state in states])
         scores = [
             (some, self._score(scoring, raw.get(scoring), logits, token_ids, states, some, part))
-            for scoring, some in wanting.items()
+            for scoring, rows_wanting in wanting.items()
+            for some in _in_parts(rows_wanting, _MOST_PROCESSED if scoring.is_processed else len(rows_wanting))
         ]
         for recorder in recorders:  # the last thing, for it cannot be taken back
             recorder.record(token_ids)
@@ -240,3 +247,7 @@ class Sampler:
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)
+
+
+def _in_parts(rows: list[int], most: int) -> list[list[int]]:
+    return [rows[start : start + most] for start in range(0, len(rows), most)]

@@ -19,7 +19,7 @@ from engine_svc.transfer import to_device
 from quire.sampling import SamplingParameters
 
 NEUTRAL = SamplingParameters()
-ALL_LIMITS = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1, repetition_penalty=1.1)  # for warming up
+ALL_LIMITS = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1)  # for warming up
 # So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
 _CANDIDATES = 1024
 # Numbers of tokens that are made at a time.

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from engine_svc.core.loop import EngineLoop
-from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.outputs import FinishReason, SequenceDelta, num_items
 from engine_svc.service.convert import (
     add_delta,
     from_adapter,
@@ -41,7 +41,7 @@ class DeltaQueue:
     def deliver(self, deltas: list[SequenceDelta]) -> None:
         """Called by the engine's loop."""
         try:
-            self._outbox.post(len(deltas)).extend(deltas)
+            self._outbox.post(num_items(deltas)).extend(deltas)
         except Overloaded as error:
             self._overflow = error
             self._loop.detach(self.key)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 
-from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.outputs import FinishReason, SequenceDelta, num_items
 from engine_svc.service.convert import add_delta, from_load, to_request
 from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
@@ -68,7 +68,7 @@ class EngineSession:
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
         """Puts deltas into the frame that goes out next."""
-        frame = self._frame(len(deltas))
+        frame = self._frame(num_items(deltas))
         if frame is None:
             return
         streams, messages = self._streams, frame.deltas

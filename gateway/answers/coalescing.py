@@ -12,7 +12,7 @@ from quire.errors import QuireError
 
 
 class Coalescer:
-    """Makes one update of as many tokens of a choice as are wanted at a time; its first one and its end do not wait."""
+    """Makes one update of at least as many tokens of a choice as are wanted; its first one and its end do not wait."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens

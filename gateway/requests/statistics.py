@@ -80,10 +80,16 @@ class RequestStatistics:
         """Requests under way."""
         return len(self._clocks) + self._num_pooling
 
+    def _of(self, model: str) -> ModelStatistics:
+        found = self.models.get(model)
+        if found is None:
+            found = self.models[model] = ModelStatistics()
+        return found
+
     @contextlib.contextmanager
     def pooling(self, request: PoolingRequest) -> Iterator[Callable[[Sequence[PooledPart]], None]]:
         """Around a request of a pooling model; gives what is to be called with all that has come of it."""
-        model = self.models.setdefault(request.model.main_name, ModelStatistics())
+        model = self._of(request.model.main_name)
         start = time.monotonic()
         self._num_pooling += 1
         reason = "abort"
@@ -106,7 +112,7 @@ class RequestStatistics:
     def started(self, state: RequestState) -> None:
         """A request was handed to the router."""
         self._clocks[state] = _Clock(time.monotonic())
-        model = self.models.setdefault(state.request.model, ModelStatistics())
+        model = self._of(state.request.model)
         model.observe("request_params_n", state.request.n)
         if (max_tokens := state.request.sampling.max_tokens) is not None:
             model.observe("request_params_max_tokens", max_tokens)

@@ -63,13 +63,13 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         )  # fmt: skip
 
     def open(self, opening: tokenizer_pb2.DetokenizeOpen) -> None:
-        """Opens a sequence.
+        """Opens a sequence. One that begins needs no frame of its own: it goes with whatever is sent next.
 
         Raises:
             Unavailable: there is no connection.
             Overloaded: too much waits to be sent to it.
         """
-        self.link.post(num_bytes=opening.ByteSize()).opens.append(opening)
+        self.link.post(num_bytes=opening.ByteSize(), waits=not opening.history_token_ids).opens.append(opening)
 
     def add(self, stream_id: int, num_bytes: int) -> tokenizer_pb2.DetokenizeTokens:
         """Tokens of a sequence that is open there, to be filled in. Where they cannot be sent, the session is lost or

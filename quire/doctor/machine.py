@@ -17,8 +17,6 @@ from quire.serve.devices import count_gpus
 from quire.serve.layout import StackOptions
 
 _GIB = 2**30
-_MEMORY = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
 _LEAST_DISK_BYTES = _GIB
 _FILES_BESIDE_CONNECTIONS = 256
 
@@ -62,16 +60,6 @@ def compiler(options: StackOptions) -> Iterator[Finding]:
             "compiler", "There is no g++ or clang++. Unless the package brings its CPU kernels, torch's operators "
             "compute, which is slower: install g++."
         )  # fmt: skip
-
-
-def available_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int:
-    """Memory that a new process may take: of the machine, and of the control group."""
-    text = memory.read_text(encoding="ascii")
-    available = next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable"))
-    limit, used = group / "memory.max", group / "memory.current"
-    if limit.exists() and (text := limit.read_text(encoding="ascii").strip()) != "max":
-        available = min(available, int(text) - int(used.read_text(encoding="ascii")))
-    return available
 
 
 def limits(options: StackOptions) -> Iterator[Finding]:

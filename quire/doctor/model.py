@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.doctor.finding import Finding, fine, problem, warning
-from quire.doctor.machine import available_bytes
+from quire.host_memory import available_bytes
 from quire.hub import Wanted
 from quire.model_folder import DEMO_MODEL, check_path, model_folder
 from quire.serve.devices import count_gpus

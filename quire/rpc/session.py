@@ -43,13 +43,14 @@ class Outbox(Generic[Out]):
         self._bytes = 0
         self._ready = asyncio.Event()
 
-    def post(self, items: int = 1, num_bytes: int = 0) -> Out:
+    def post(self, items: int = 1, num_bytes: int = 0, *, waits: bool = False) -> Out:
         """The frame that goes out next; the caller adds `items` entries to it right away.
 
         Args:
             items: 0 for what ends something that was posted before: it is never refused.
             num_bytes: size of the entries where they may be large, so that many of them do not make a frame that is
                 larger than a message may be.
+            waits: for what is posted next, or for `flush`; it is no reason to send a frame.
 
         Raises:
             Overloaded: the peer does not read, and the bound on what waits for it is reached.
@@ -61,8 +62,14 @@ class Outbox(Generic[Out]):
             self._full.append(self._frame)
             self._frame, self._bytes = self._new_frame(), 0
         self._bytes += num_bytes
-        self._ready.set()
+        if not waits:
+            self._ready.set()
         return self._frame
+
+    def flush(self) -> None:
+        """Has what waits for something to go with go out by itself."""
+        if self._items:
+            self._ready.set()
 
     @property
     def pending(self) -> bool:
@@ -146,8 +153,8 @@ class SessionLink(Generic[Out, In]):
         self._fault = fault
         self._end_beat()
 
-    def post(self, items: int = 1, num_bytes: int = 0) -> Out:
-        """The frame that goes out next, to be added to; see Outbox.
+    def post(self, items: int = 1, num_bytes: int = 0, *, waits: bool = False) -> Out:
+        """The frame that goes out next, to be added to; see Outbox. What waits goes out with the next beat at last.
 
         Raises:
             Unavailable: there is no connection.
@@ -155,7 +162,7 @@ class SessionLink(Generic[Out, In]):
         """
         if self._outbox is None:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
-        return self._outbox.post(items, num_bytes)
+        return self._outbox.post(items, num_bytes, waits=waits)
 
     async def run(self) -> None:
         """Keeps the session up until cancelled."""
@@ -201,7 +208,8 @@ class SessionLink(Generic[Out, In]):
         self._outbox = Outbox(self._new_frame)
         self._last_frame = time.monotonic()
         self._on_connected()
-        tasks = [asyncio.create_task(job) for job in (self._read(call), self._write(call, self._outbox), self._watch())]
+        jobs = (self._read(call), self._write(call, self._outbox), self._watch(self._outbox))
+        tasks = [asyncio.create_task(job) for job in jobs]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
@@ -245,7 +253,7 @@ class SessionLink(Generic[Out, In]):
         if self._beat is not None and not self._beat.done():
             self._beat.set_result(None)
 
-    async def _watch(self) -> QuireError:
+    async def _watch(self, outbox: Outbox[Out]) -> QuireError:
         """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
         self._fault = ""
         silence = 0.0
@@ -254,5 +262,6 @@ class SessionLink(Generic[Out, In]):
             await self._next_beat()
             if self._fault:
                 return Unavailable(f"{self.name} {self._fault}.")
+            outbox.flush()
             silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
         return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

@@ -170,7 +170,8 @@ def test_rows_are_the_same_however_they_are_computed(
         whole = _in_cuts(backend, fields, [150])
         for cuts in ([1] * 20 + [80] + [1] * 50, [64, 64, 22], *others):
             assert torch.equal(whole, _in_cuts(backend, fields, cuts)), (fields, cuts[:3])
-        assert torch.equal(whole, _in_cuts(backend, fields, [60, 1, 1, 70, 18], neighbours=True)), fields
+        for neighbours in (2, 30):  # of many sequences, a task has several heads
+            assert torch.equal(whole, _in_cuts(backend, fields, [60, 1, 1, 70, 18], neighbours)), (fields, neighbours)
 
 
 @every_level
@@ -187,17 +188,16 @@ def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool
         for threads, cuts in ways:
             kernels(level).set_threads(threads)
             found.append(_in_cuts(backend, fields, cuts))
+        found.append(_in_cuts(backend, fields, [length - 5] + [1] * 5, neighbours=30))
         kernels(level).set_threads(torch.get_num_threads())
         assert all(torch.equal(found[0], other) for other in found[1:]), fields
 
 
-def _in_cuts(
-    backend: AttentionBackend, fields: dict[str, Any], cuts: list[int], neighbours: bool = False
-) -> torch.Tensor:
+def _in_cuts(backend: AttentionBackend, fields: dict[str, Any], cuts: list[int], neighbours: int = 0) -> torch.Tensor:
     """What the tokens of one sequence attend to, computed so many at a time: always the same tensors.
 
     Args:
-        neighbours: two others decode beside it.
+        neighbours: so many others decode beside it.
     """
     shape, total = backend.shape, sum(cuts)
     options = AttentionOptions(
@@ -209,7 +209,7 @@ def _in_cuts(
     )
     order = random.Random(str(cuts[:5]))
     blocks = order.sample(range(4 * NUM_BLOCKS), -(-total // shape.block_size))
-    (cache,) = backend.allocate(4 * NUM_BLOCKS + 2, 1)
+    (cache,) = backend.allocate(4 * NUM_BLOCKS + neighbours, 1)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(total, heads, shape.head_dim, generator=generator).to(shape.dtype)
@@ -217,7 +217,7 @@ def _in_cuts(
     )
     if shape.keys_are_values:
         value = key
-    others = [Sequence(5, 1, [4 * NUM_BLOCKS]), Sequence(0, 1, [4 * NUM_BLOCKS + 1])] if neighbours else []
+    others = [Sequence(i % 6, 1, [4 * NUM_BLOCKS + i]) for i in range(neighbours)]
     found, start = [], 0
     for count in cuts:
         part = slice(start, start + count)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.forked_ranks import forked_ranks
+from tests.support.interpreter import quick_interpreter
+
+__all__ = ["quick_interpreter"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from engine_svc import memory
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.native import NativeBackend
 from engine_svc.memory import touch_ahead, zeros_when_touched
+from engine_svc.runner.pending import StepClock
 from tests.support.native import fastest_kernels, needs_native
 from tests.support.waiting import eventually_now
 
@@ -74,15 +77,24 @@ def test_weights_that_are_packed_leave_no_gaps_in_the_heap() -> None:
     assert int(ran.stdout) < 8 << 20
 
 
-def bytes_held(tensor: torch.Tensor, kind: str = "Rss") -> int:
-    """How much of the memory that it lies in is there, or is there as smaps' `kind`."""
+def bytes_there(tensor: torch.Tensor) -> int:
+    """How much of its memory is there, in whole pages. (Smaps would tell of its neighbours too.)"""
+    first, last = tensor.data_ptr() // mmap.PAGESIZE, -(-(tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE)
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(8 * first)
+        pages = np.frombuffer(file.read(8 * (last - first)), np.uint64)
+    return int((pages >> np.uint64(63)).sum()) * mmap.PAGESIZE
+
+
+def bytes_in_huge_pages(tensor: torch.Tensor) -> int:
+    """How much is there in huge pages of the memory that it lies in."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
         if not first.endswith(":"):
             begin, end = (int(address, 16) for address in first.split("-"))
             inside = begin < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < end
-        elif inside and first == f"{kind}:":
+        elif inside and first == "AnonHugePages:":
             found += int(rest.split()[0]) * 1024
     return found
 
@@ -92,11 +104,11 @@ def bytes_held(tensor: torch.Tensor, kind: str = "Rss") -> int:
     reason="there are no huge pages here",
 )
 def test_memory_is_in_huge_pages_unless_it_is_not_to_be() -> None:
-    if not bytes_held(large := zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1), "AnonHugePages"):
+    if not bytes_in_huge_pages(large := zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1)):
         pytest.skip("free memory lies too scattered")
     small = zeros_when_touched((8, 3 * _HUGE_PAGE), torch.uint8, in_huge_pages=False)
     small[1::2, :2] = 7  # a little of some parts
-    assert bytes_held(small, "AnonHugePages") == 0
+    assert bytes_in_huge_pages(small) == 0
     assert small[1::2, :2].eq(7).all()
     assert not small[1::2, 2:].any()
     assert large.eq(1).all()
@@ -112,10 +124,37 @@ def test_small_tensors_are_zeros_too() -> None:
 def test_the_first_pages_of_every_cache_are_there_before_they_are_touched() -> None:
     caches = [zeros_when_touched((3 * _HUGE_PAGE,), torch.uint8, in_huge_pages=False) for _ in range(2)]
     caches[0][5] = 7
-    touch_ahead([*caches, torch.zeros(3)])
-    eventually_now(lambda: all(bytes_held(cache) >= cache.nbytes for cache in caches), "the pages do not come")
+    touch_ahead([*caches, torch.zeros(3)], lambda: True)
+    eventually_now(lambda: all(bytes_there(cache) >= cache.nbytes for cache in caches), "the pages do not come")
     assert caches[0][5] == 7
     assert all(cache.sum() == expected for cache, expected in zip(caches, (7, 0), strict=True))
+
+
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="this system provides nothing ahead"
+)
+def test_pages_follow_each_other_faster_while_no_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is moved: between two looks at it, a second passes."""
+    cache, clock, pauses = zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8), iter(range(100)), list[float]()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("time.sleep", pauses.append)
+    memory._populate([(cache.data_ptr(), cache.nbytes)], iter((True, False, False, True)).__next__)
+    assert pauses == [3.0, 19.0, 19.0, 3.0]
+
+
+def test_between_two_steps_of_a_sequence_the_engine_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    steps = StepClock()
+    assert steps.is_idle()
+    steps.begin()
+    now[0] += 10
+    assert not steps.is_idle()
+    steps.end()
+    now[0] += 0.01
+    assert not steps.is_idle()
+    now[0] += 1
+    assert steps.is_idle()
 
 
 @needs_native
@@ -125,4 +164,4 @@ def test_few_tokens_take_few_pages_of_a_cache() -> None:
     (cache,) = backend.allocate(1024, 1)
     tokens = torch.zeros(32, 8, 64)
     backend.write(tokens, tokens, cache, torch.arange(32))
-    assert 0 < bytes_held(cache) <= 2 * _HUGE_PAGE  # of all heads' keys and values
+    assert 0 < bytes_there(cache) <= 2 * _HUGE_PAGE  # of all heads' keys and values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
+from engine_svc.adapters.adapter import read_adapter
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.ops.weights import Grid
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.runner.graphs import CudaCapture
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
@@ -23,6 +26,7 @@ from tests.engine_svc.kernels.test_coded import coded
 from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
+from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
@@ -149,13 +153,43 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         GenerationRequest("r", prompt, replace(GREEDY, max_tokens=3 + index, **DRAWN[index % len(DRAWN)]))
         for index, prompt in enumerate(random_prompts(1, 17, 90, 16, 5, 300, 2, 64, 7))
     ]
+    modules = {f"model.layers.0.self_attn.{name}": (64, 64) for name in ("q_proj", "o_proj")}
+    path = write_adapter(tmp_path / "adapter", low_rank(modules))
+    adapter = read_adapter("a", str(path), "", 1, path, 16, modules)
     with running_engine(
-        make_model(tmp_path / family, family), device="cuda", max_num_batched_tokens=70, enforce_eager=eager
-    ) as engine:
+        make_model(tmp_path / family, family), device="cuda", max_num_batched_tokens=70, enforce_eager=eager,
+        enable_lora=True,
+    ) as engine:  # fmt: skip
         monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+        monkeypatch.setattr(CudaCapture, "__call__", refuse)
         run_requests(engine, asked)
         run_requests(engine, asked[2:4])
+        run_requests(engine, [dataclasses.replace(each, model="a", adapter=adapter) for each in asked[:3]] + asked[4:])
     assert not compiled
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("a graph is recorded while sequences wait")
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) -> None:
+    """All sequences at once, with all that takes copies of their logits."""
+    folder = make_model(tmp_path / "llama", "llama", vocab_size=128_000)
+    every = replace(
+        GREEDY, temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logit_bias=((5, 1.0),), logprobs=5
+    )
+    asked = [
+        GenerationRequest("r", prompt, replace(every, processed_logprobs=index % 2 == 0, max_tokens=8))
+        for index, prompt in enumerate(random_prompts(*[20] * 128))
+    ]
+    torch.cuda.reset_peak_memory_stats()
+    with running_engine(
+        folder, 1024, device="cuda", max_num_seqs=128, max_num_batched_tokens=512, enforce_eager=eager
+    ) as engine:
+        started = torch.cuda.max_memory_reserved()
+        run_requests(engine, asked)
+        assert torch.cuda.max_memory_reserved() <= started + (32 << 20)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

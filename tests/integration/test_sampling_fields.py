@@ -201,7 +201,10 @@ def test_stream_interval(client: httpx.Client) -> None:
     body = SAMPLED | {"prompt": PROMPT, "stream": True, "n": 2, "seed": 5, "stream_interval": 10}
     lines = client.post("/v1/completions", json=body).text.split("\n\n")[:-2]
     pieces = [choice for line in lines for choice in json.loads(line.removeprefix("data: "))["choices"]]
-    assert sorted(len(piece["token_ids"]) for piece in pieces) == [1, 1, 3, 3, 10, 10, 10, 10]
+    for index in (0, 1):
+        sizes = [len(piece["token_ids"]) for piece in pieces if piece["index"] == index]
+        assert sum(sizes) == 24 and len(sizes) <= 4
+        assert all(size >= 10 for size in sizes[1:-1])
 
 
 def test_spaces_between_special_tokens(client: httpx.Client) -> None:

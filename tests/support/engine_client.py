@@ -42,6 +42,11 @@ async def generate(engine: RunningEngine, request: common_pb2.Generation) -> lis
     return [response.delta async for response in call]
 
 
+async def generated(engine: RunningEngine, request: common_pb2.Generation) -> list[int]:
+    """The tokens that Generate answers, however many come together."""
+    return [token_id for delta in await generate(engine, request) for token_id in delta.token_ids]
+
+
 async def refusal(engine: RunningEngine, request: common_pb2.Generation) -> QuireError:
     """Why Generate refuses."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:

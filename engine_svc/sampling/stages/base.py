@@ -64,6 +64,10 @@ class LogitsStage(ABC):
             max_num_seqs: number of slots.
         """
 
+    def reserve(self, num_tokens: int) -> None:
+        """Takes all memory on the device now that it will ever hold for sequences of so many tokens."""
+        return
+
     @abstractmethod
     def add(self, slot: int, sequence: SlotSequence) -> bool:
         """Notes what a new sequence of a slot wants, in the place of what the last one did.

@@ -35,6 +35,11 @@ class StageChain:
         # Each with the slots of the sequences that it has to see.
         self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in makers]
 
+    def reserve(self, num_tokens: int) -> None:
+        """See LogitsStage.reserve."""
+        for stage, _ in self._stages:
+            stage.reserve(num_tokens)
+
     def remove(self, slot: int) -> None:
         """No stage has anything to do with the slot any more."""
         for _, members in self._stages:

@@ -56,8 +56,8 @@ class Penalties(LogitsStage):
         self._device = device
         self._lengths = [0] * max_num_seqs
         self._values = np.zeros((max_num_seqs, 3), np.float32)  # repetition, frequency and presence penalty of a slot
-        # [slots, columns], grown to the longest list. Nothing before the first sequence with a penalty comes.
-        self._ids = torch.zeros((max_num_seqs, 0), dtype=torch.int64, device=device)
+        # int32 [slots, columns], grown to the longest list. Nothing before the first sequence with a penalty comes.
+        self._ids = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
         self._counts = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
@@ -71,7 +71,7 @@ class Penalties(LogitsStage):
         output, counts = np.unique(ids[num_prompt_tokens:], return_counts=True)
         prompt = ids[sequence.num_unknown_tokens : num_prompt_tokens] if wanted.repetition_penalty != 1.0 else ids[:0]
         seen = np.concatenate((output, np.setdiff1d(prompt, output)))
-        self._reserve(len(seen))
+        self.reserve(len(seen))
         self._ids[slot, : len(seen)] = to_device(seen, self._device)
         self._counts[slot, : len(seen)] = 0
         self._counts[slot, : len(output)] = to_device(counts.astype(np.int32), self._device)
@@ -105,14 +105,14 @@ class Penalties(LogitsStage):
         most.scatter_reduce_(0, entries.owners, known * same, "amax")
         columns = [self._lengths[slot] for slot in entries.slots]
         at = to_device(entries.slots, self._device), to_device(columns, self._device)
-        self._ids[at], self._counts[at] = tokens, most
+        self._ids[at], self._counts[at] = tokens.int(), most
         for slot in entries.slots:
             self._lengths[slot] += 1
 
     def _entries(self, rows: list[int], slots: list[int]) -> _Entries:
         """Those of the rows, with room for one more each."""
         lengths = np.array([self._lengths[slot] for slot in slots])
-        self._reserve(int(lengths.max()) + 1)
+        self.reserve(int(lengths.max()) + 1)
         owners = np.repeat(np.arange(len(rows)), lengths)
         within = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
         places = to_device(np.array(slots)[owners] * self._ids.shape[1] + within, self._device)
@@ -121,14 +121,14 @@ class Penalties(LogitsStage):
             to_device(rows, self._device),
             to_device(owners, self._device),
             places,
-            self._ids.view(-1)[places],
+            self._ids.view(-1)[places].long(),
         )
 
-    def _reserve(self, columns: int) -> None:
-        """Widens the tables; rarely, for their width doubles."""
+    def reserve(self, num_tokens: int) -> None:
+        """See LogitsStage.reserve. What is not reserved at first comes rarely, for the tables' width doubles."""
         have = self._ids.shape[1]
-        if columns > have:
-            more = max(_COLUMNS, 2 * have, columns) - have
+        if num_tokens > have:
+            more = max(_COLUMNS, 2 * have, num_tokens) - have
             self._ids, self._counts = (
                 torch.nn.functional.pad(table, (0, more)).contiguous() for table in (self._ids, self._counts)
             )

@@ -8,9 +8,10 @@ import threading
 import pytest
 
 from engine_svc.core import handover as handover_module
-from engine_svc.core.handover import Handover
+from engine_svc.core.handover import Handover, joined
 from engine_svc.kv_cache.events import Changes
-from engine_svc.requests.outputs import SequenceDelta
+from engine_svc.plan import PositionLogprobs
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from tests.support.waiting import eventually
 
 SECONDS = 60.0
@@ -99,3 +100,34 @@ async def test_a_closed_handover_holds_nobody_up(monkeypatch: pytest.MonkeyPatch
     loop.handover.close()
     await asyncio.wait_for(blocked, SECONDS)
     assert loop.keys == [1]
+
+
+def test_tokens_of_a_sequence_become_one_delta_where_its_last_was() -> None:
+    end = SequenceDelta(1, 0, [14], finish_reason=FinishReason.STOP, stop_token_id=14, is_final=True)
+    steps = [
+        [SequenceDelta(1, 0, [10]), SequenceDelta(1, 1, [20]), SequenceDelta(2, 0, [30])],
+        [SequenceDelta(1, 0, [11, 12]), SequenceDelta(1, 1, [21], finish_reason=FinishReason.LENGTH)],
+        [end, SequenceDelta(2, 0, [31])],
+    ]
+    assert joined(steps) == [
+        SequenceDelta(1, 1, [20, 21], finish_reason=FinishReason.LENGTH),
+        SequenceDelta(1, 0, [10, 11, 12, 14], finish_reason=FinishReason.STOP, stop_token_id=14, is_final=True),
+        SequenceDelta(2, 0, [30, 31]),
+    ]
+    assert [delta.token_ids for delta in steps[0]] == [[10], [20], [30]]
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        SequenceDelta(1, 0, [11], logprobs=[PositionLogprobs([11], [-0.5], 1)]),
+        SequenceDelta(1, 0, [11], prompt_logprobs=[]),
+        SequenceDelta(1, 0, [], finish_reason=FinishReason.ABORT, is_final=True),
+    ],
+)
+def test_what_has_scores_or_no_tokens_stays_by_itself(apart: SequenceDelta) -> None:
+    before = SequenceDelta(1, 0, [10])
+    assert joined([[before], [apart]]) == [before, apart]
+    after = SequenceDelta(1, 0, [12])
+    if apart.token_ids:
+        assert joined([[before], [apart], [after]]) == [before, apart, after]

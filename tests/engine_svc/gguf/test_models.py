@@ -19,7 +19,7 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.gguf.architectures import ARCHITECTURES
 from engine_svc.layers.embedding import VocabParallelEmbedding
 from engine_svc.loader.formats.registry import create_format
-from engine_svc.runner.recorded import RecordedSteps
+from engine_svc.runner.native_calls import NotedSteps
 from quire.errors import StartupError
 from quire.gguf.types import READ
 from quire.options.load import LoadOptions
@@ -146,9 +146,9 @@ def test_an_embedding_that_is_the_head_is_held_once_and_its_steps_are_recorded(
 ) -> None:
     written = write(tmp_path, lambda name: kind, tie_word_embeddings=True)
     replayed, loaded = [], []
-    run_recorded, packed = RecordedSteps.run, VocabParallelEmbedding.pack
+    run_recorded, packed = NotedSteps.run, VocabParallelEmbedding.pack
 
-    def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
+    def note(self: NotedSteps, *arguments: Any) -> torch.Tensor | None:
         replayed.append(run_recorded(self, *arguments))
         return replayed[-1]
 
@@ -164,7 +164,7 @@ def test_an_embedding_that_is_the_head_is_held_once_and_its_steps_are_recorded(
         packed(self)
         monkeypatch.setattr(type(method), "weight", weight)
 
-    monkeypatch.setattr(RecordedSteps, "run", note)
+    monkeypatch.setattr(NotedSteps, "run", note)
     monkeypatch.setattr(VocabParallelEmbedding, "pack", pack)
     with running_engine(written.file) as engine:
         found = tokens(run(engine, PROMPTS, GREEDY))

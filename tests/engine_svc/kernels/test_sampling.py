@@ -63,6 +63,12 @@ def check_draws(size: int, dtype: torch.dtype, device: str) -> None:
     assert same >= rows - 1  # but for rounding at a boundary
 
 
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For vocabularies of a few tokens: the interpreter takes its time for what stays empty, too."""
+    monkeypatch.setattr(sampling, "_TILE", 16)
+
+
 def keys(rows: int) -> torch.Tensor:
     """Of some seed's first positions."""
     return torch.from_numpy(row_keys(np.full(rows, 3, np.uint64), np.arange(rows, dtype=np.uint64)))
@@ -73,6 +79,7 @@ def column(value: float, rows: int) -> torch.Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_tiles")
 def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
     rows = 32
     logits = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5]).repeat(rows, 1)
@@ -92,6 +99,7 @@ def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
     assert drawn(0, 1.0, 0.35) == {0, 1, 2, 3, 5, 6}
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which speaks of them
 def test_what_cannot_be_drawn_stays_in_the_vocabulary() -> None:
     logits = torch.zeros(3, 10)
@@ -100,6 +108,7 @@ def test_what_cannot_be_drawn_stays_in_the_vocabulary() -> None:
     assert ((found >= 0) & (found < 10)).all()
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_far_logits_and_low_temperatures() -> None:
     logits = torch.tensor([[-torch.inf, -1e30, 5.0, 4.0, 1e30]]).repeat(2, 1)
     none = torch.zeros(2, dtype=torch.int64)
@@ -107,10 +116,10 @@ def test_far_logits_and_low_temperatures() -> None:
     assert set(found.tolist()) == {4}
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("temperature", [1e-5, 1.0, 2.0])
-def test_what_is_certain_is_drawn(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+def test_what_is_certain_is_drawn(temperature: float) -> None:
     """A token that the thinking budget forces, beside the greatest logits that penalties leave."""
-    monkeypatch.setattr(sampling, "_TILE", 16)
     logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0))
     logits[:, 3], logits[:, 66] = 1e30, thinking_budget.CERTAIN
     ks, ps = torch.tensor([0, 1, 0, 5]), torch.tensor([1.0, 1.0, 0.3, 0.9])

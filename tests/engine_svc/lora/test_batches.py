@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_svc.runner.recorded import RecordedSteps
+from engine_svc.runner.native_calls import NotedSteps
 from tests.support.lora import AdapterExecutor, MadeAdapter, adapter_executor, merge, modules_of, write_adapter
 from tests.support.native import needs_native
 from tests.support.quantized import nf4, quantized_model
@@ -97,13 +97,13 @@ def test_recorded_steps_are_those_of_the_layers(
     served: Served, executor: AdapterExecutor, together: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed = []
-    run = RecordedSteps.run
+    run = NotedSteps.run
 
-    def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
+    def note(self: NotedSteps, *arguments: Any) -> torch.Tensor | None:
         replayed.append(run(self, *arguments))
         return replayed[-1]
 
-    monkeypatch.setattr(RecordedSteps, "run", note)
+    monkeypatch.setattr(NotedSteps, "run", note)
     assert executor.generate(PROMPTS, SLOTS) == together
     assert len([each for each in replayed if each is not None]) >= 31
     assert served.tokens(SLOTS, enforce_eager=True) == together

@@ -71,7 +71,7 @@ def test_steps_are_recorded_on_every_stage(model_folder: ModelFolder) -> None:
     with running_engine(model_folder("llama"), **given) as engine:
         run(engine, PROMPTS[:2], SHORT)
         recorded = [runner._recorded for runner in given["executor"].runners]
-    assert all(each is None or each._recorded for each in recorded)
+    assert all(each is None or each._passes[False] for each in recorded)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

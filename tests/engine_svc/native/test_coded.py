@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine_svc.native.calls import SizedCalls
 from engine_svc.native.library import Kernels, kernels
 from engine_svc.ops.base import Product
 from engine_svc.ops.grids import E4M3, E5M2, INT4, INT8
@@ -258,6 +259,7 @@ def test_rows_are_looked_up_where_the_product_has_them(level: str, dtype: torch.
         assert product.rows is not None
         with loaded.recording() as calls:
             found = product.rows(indices, dtype, 1.0), product.rows(indices, dtype, 3.0)
+        SizedCalls(loaded.replay, [calls], [(len(indices),)]).replay((len(indices),))
         expected = meaning(weight)[indices].to(dtype)
         torch.testing.assert_close(found[0], expected, atol=0, rtol=0 if dtype != torch.float32 else 1e-6)
         assert torch.equal(found[1], found[0] * 3.0)

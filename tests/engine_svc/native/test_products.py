@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from engine_svc.native.calls import SizedCalls
 from engine_svc.native.library import kernels
 from engine_svc.ops.base import Product, Routing
 from engine_svc.ops.grids import E2M1
@@ -206,9 +207,11 @@ def test_rows_are_looked_up_where_the_product_has_them(
     assert look_up is not None
     indices = torch.tensor([outputs - 1, 0, outputs // 2, 0])
     with loaded.recording() as calls:
-        assert look_up(indices, dtype).equal(numbers[indices])
-        assert look_up(indices, dtype, 5.5).equal(numbers[indices] * 5.5)
+        found = look_up(indices, dtype), look_up(indices, dtype, 5.5)
     assert calls.count == 2
+    SizedCalls(loaded.replay, [calls], [(4,)]).replay((4,))
+    assert found[0].equal(numbers[indices])
+    assert found[1].equal(numbers[indices] * 5.5)
     wanted = torch.tensor([first - 1, first, first + outputs - 1, first + outputs])
     part = look_up(wanted, dtype, 1.0, first)
     assert part.equal(torch.stack([torch.zeros(size), numbers[0], numbers[-1], torch.zeros(size)]).to(dtype))

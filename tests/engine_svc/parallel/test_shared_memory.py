@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.native.calls import KernelFailed
+from engine_svc.native.calls import KernelFailed, SizedCalls
 from engine_svc.native.library import Kernels, kernels
 from engine_svc.parallel.shared_memory import SharedMemory
 from tests.support.native import every_level, fastest_kernels, needs_native
@@ -110,37 +110,25 @@ def test_a_rank_that_comes_late_is_waited_for_without_a_processor() -> None:
 def test_recorded_sums_are_made_again() -> None:
     loaded = fastest_kernels()
     first, second = make_ranks(2, loaded)
-    values = [torch.ones(4), torch.ones(4)]
-
-    def record(number: int, rank: SharedMemory) -> Any:
-        if number:
-            return rank.all_reduce(values[1])
-        with loaded.recording() as calls:
-            rank.all_reduce(values[0])
-        return calls
-
-    calls, _ = at_once((first, second), record)
-    values[0][:], values[1][:] = 3.0, 4.0
-    at_once((first, second), lambda number, rank: rank.all_reduce(values[1]) if number else calls.replay())
-    assert [each.tolist() for each in values] == [[7.0] * 4] * 2
+    values = [torch.empty(4), torch.empty(4)]
+    with loaded.recording() as calls:
+        first.all_reduce(values[0])
+    noted = SizedCalls(loaded.replay, [calls], [(4,)])
+    for numbers in (1.0, 1.0), (3.0, 4.0):
+        for each, number in zip(values, numbers, strict=True):
+            each.fill_(number)
+        at_once((first, second), lambda number, rank: rank.all_reduce(values[1]) if number else noted.replay((4,)))
+        assert [each.tolist() for each in values] == [[sum(numbers)] * 4] * 2
 
 
 @needs_native
 def test_a_recorded_sum_that_fails_is_noticed_and_what_is_behind_it_is_not_made() -> None:
     loaded = fastest_kernels()
-    ranks = make_ranks(2, loaded, seconds=0.05)
-    values, cleared = [torch.ones(4), torch.ones(4)], torch.ones(4)
-
-    def record(number: int, rank: SharedMemory) -> Any:
-        if number:
-            return rank.all_reduce(values[1])
-        with loaded.recording() as calls:
-            rank.all_reduce(values[0])
-            loaded.clear(cleared.data_ptr(), 1, cleared.nbytes)
-        return calls
-
-    calls, _ = at_once(ranks, record)
-    cleared.fill_(1.0)
+    first, _ = make_ranks(2, loaded, seconds=0.05)
+    value, cleared = torch.ones(4), torch.ones(4)
+    with loaded.recording() as calls:
+        first.all_reduce(value)
+        loaded.clear(cleared.data_ptr(), 1, cleared.nbytes)
     with pytest.raises(KernelFailed, match="call 1 of 2"):
-        calls.replay()
+        SizedCalls(loaded.replay, [calls], [(4,)]).replay((4,))
     assert cleared.tolist() == [1.0] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,20 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
+from engine_svc.adapters.adapter import read_adapter
+from engine_svc.attention.triton import TritonBackend
 from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
-from engine_svc.plan import PositionLogprobs
+from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.runner import graphs
-from engine_svc.runner.graphs import graph_sizes
+from engine_svc.runner.graphs import Held, MeasuredCapture, PaddedShapes, graph_sizes
+from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
 from engine_svc.runner.runner import Runner
 from engine_svc.sampling.choosers import TorchChooser
 from engine_svc.sampling.truncation import packed_columns
 from quire.prompt_embeds import PromptEmbeds
+from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.compiled_kernels import CompiledKernels
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
@@ -74,13 +78,12 @@ def test_tokens_are_the_same(
     prompts = random_prompts(3, 17, 28)
     sampling = replace(GREEDY, max_tokens=8)
     recorder = Recorder()
-    monkeypatch.setattr(graphs, "_SHORTEST", 16)
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
     with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
         found = tokens(run(engine, prompts, sampling))
     check_greedy(folder, prompts, found, 8)
     assert recorder.replays == 7
-    assert recorder.recorded == 3 + 1  # 1, 2 and 4 sequences at start, then 4 with longer contexts
+    assert recorder.recorded == 4  # of 1, 2, 4 and 6 sequences, at the start
 
 
 @pytest.mark.slow
@@ -115,7 +118,43 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
     check_greedy(folder, prompts, found, 4)
     assert recorder.replays == 4
-    assert recorder.recorded == 2 * 3  # of 1, 2 and 4 sequences
+    assert recorder.recorded == 2 * 4  # of 1, 2, 4 and 6 sequences
+
+
+@pytest.mark.slow
+def test_contexts_that_graphs_have_no_room_for_are_computed_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, prompts = make_model(tmp_path / "llama", "llama"), random_prompts(3, 17, 28)
+    recorder = Recorder()
+    monkeypatch.setattr(TritonBackend, "most_positions", lambda backend, sequences: 59)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=8)))
+    check_greedy(folder, prompts, found, 8)
+    # Of three sequences, and nobody's for the fourth, which have 52 positions in the first step and 3 more in each.
+    assert recorder.replays == 2
+
+
+def test_how_much_memory_graphs_take_is_told_by_the_first_two() -> None:
+    """The second finds room in what the first has reserved, but for what it leaves."""
+    held = iter([Held(100, 90), Held(160, 97), Held(162, 101)])
+    capture = MeasuredCapture(Recorder(), lambda: next(held))
+    assert capture.total(3) == 0
+    for _ in range(2):
+        capture(lambda: torch.zeros(1))
+    assert capture.total(1) == 60
+    assert capture.total(5) == 60 + 4 * 4
+
+
+def test_the_largest_graphs_come_first_and_again_with_adapters() -> None:
+    shapes = PaddedShapes([1, 2, 4], 90, [1, 3], lambda sequences: 240 if sequences < 4 else 0, have_adapters=True)
+    assert shapes.all() == [
+        Shape(size, size * query_len, query_len, context, has_adapters)
+        for has_adapters in (True, False)
+        for size, query_len, context in [(4, 3, 90), (2, 3, 90), (1, 3, 90), (2, 1, 90), (1, 1, 90)]
+    ]
+    assert dataclasses.replace(shapes, most=2).all() == shapes.all()[:2]
 
 
 @pytest.mark.slow
@@ -170,17 +209,22 @@ def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = Fals
     def both(runner: Runner, *arguments: int) -> None:
         allocate(runner, *arguments)
         if warms_up:
-            runner.warm_up_drawing(6)
+            runner.warm_up(arguments[0], 6)
         runner.make_graphs(capture, query_len)
 
     return both
 
 
 @pytest.mark.slow
-def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a start has run holds for steps of any size, with graphs and without, however tokens are sampled."""
-    folder = make_model(tmp_path / "qwen3-moe", "qwen3-moe", num_hidden_layers=1)
-    compiled = CompiledKernels(monkeypatch)
+@pytest.mark.parametrize("family", ["qwen3-moe", "llama"])
+def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """What a start has run holds for steps of any size, with graphs and without, with adapters, however tokens are
+    sampled."""
+    folder = make_model(tmp_path / family, family, num_hidden_layers=1)
+    modules = {f"model.layers.0.self_attn.{name}": (64, 64) for name in ("q_proj", "o_proj")}
+    path = write_adapter(tmp_path / "adapter", low_rank(modules))
+    adapter = read_adapter("a", str(path), "", 1, path, 16, modules) if family == "llama" else None
+    compiled, recorder = CompiledKernels(monkeypatch), Recorder()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     monkeypatch.setattr("engine_svc.sampling.sampler.NativeChooser", lambda most, _: TorchChooser(most, CPU))
     monkeypatch.setattr("engine_svc.sampling.choosers.draw_rows", draw_as_a_gpu_does)
@@ -192,12 +236,44 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         GenerationRequest("r", prompt, replace(GREEDY, max_tokens=3 + index, logit_bias=((5, 1.0),), **sampling))
         for index, (prompt, sampling) in enumerate(zip(random_prompts(3, 1, 16, 17, 5, 45), sampled, strict=True))
     ]
-    monkeypatch.setattr(Runner, "allocate", allocate_with(Recorder(), warms_up=True))
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40) as engine:
-        started = set(compiled.kernels)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, warms_up=True))
+    with running_engine(
+        folder, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40, enable_lora=adapter is not None
+    ) as engine:
+        started, recorded = set(compiled.kernels), recorder.recorded
         run_requests(engine, asked)
         run_requests(engine, asked[3:4])
+        if adapter:
+            given = [dataclasses.replace(each, model="a", adapter=adapter) for each in asked[1:4]]
+            run_requests(engine, [*given, asked[4]])
     assert {kernel[0] for kernel in started} >= {"_decode_kernel", "_prefill_kernel", "_draw_kernel"}
+    assert not compiled.kernels - started
+    assert recorder.recorded == recorded == (8 if adapter else 4)
+    assert recorder.replays > 5
+
+
+@pytest.mark.slow
+def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4,201 tokens, where a start has seen 40: by a graph, and beside a prompt."""
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1, max_position_embeddings=8192)
+    compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    allocate = allocate_with(recorder, warms_up=True)
+
+    def noted(runner: Runner, *arguments: int) -> None:
+        allocate(runner, *arguments)
+        runners.append(runner)
+
+    monkeypatch.setattr(Runner, "allocate", noted)
+    with running_engine(folder, 300, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40):
+        (runner,), started = runners, set(compiled.kernels)
+        greedy = SamplingPlan(replace(GREEDY, max_tokens=9))
+        long = NewSequence(0, [5] * 4201, 4201, 4200, [list(range(270))], greedy)
+        prompt = NewSequence(1, [7] * 20, 20, 0, [[280, 281]], greedy)
+        runner.step(StepPlan(1, [long], [ScheduledSequence(0, 4200, 1, 1, [])]))
+        assert recorder.replays == 1
+        mixed = [ScheduledSequence(0, 4201, 1, 1, []), ScheduledSequence(1, 0, 20, 1, [])]
+        runner.step(StepPlan(2, [prompt], mixed))
     assert not compiled.kernels - started
 
 

@@ -41,7 +41,7 @@ def test_who_holds_what() -> None:
 
 
 def test_on_a_cpu_states_have_room_beside_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_svc.runner.memory.free_host_bytes", lambda: 20 * GIB)
+    monkeypatch.setattr("engine_svc.runner.memory.available_bytes", lambda: 20 * GIB)
     cpu = torch.device("cpu")
     assert kv_cache_bytes(CacheOptions(), cpu) == 2 * GIB
     assert kv_cache_bytes(CacheOptions(), cpu, state_bytes=7 * GIB) == 9 * GIB

@@ -18,10 +18,8 @@ from engine_svc.core.engine import Engine
 from engine_svc.native.calls import NotRecordable
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.runner import native_calls, recorded
-from engine_svc.runner.native_calls import Arena, ExactShapes, KernelsAlone
-from engine_svc.runner.recorded import RecordedSteps
-from engine_svc.runner.runner import Runner
+from engine_svc.runner import native_calls
+from engine_svc.runner.native_calls import Arena, KernelsAlone, NotedSteps
 from quire.prompt_embeds import PromptEmbeds
 from tests.support.native import needs_native
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine
@@ -29,7 +27,7 @@ from tests.support.tiny_models import make_model
 
 pytestmark = needs_native
 SAMPLING = replace(GREEDY, logprobs=1)
-# Of few tokens, which are recorded whole, and of more; they come and go, so that the number of rows changes.
+# They come and go, so that the number of rows changes, and some prompts run beside others' decoding.
 LENGTHS = ((3, 4), (17, 9), (1, 11), (24, 6), (2, 13))
 
 Answers = list[tuple[list[int], list[PositionLogprobs]]]
@@ -52,23 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Of each step that was asked for, whether it was recorded or replayed."""
+    """Of each step that was asked for, whether it was replayed."""
     found: list[bool] = []
-    run_recorded = RecordedSteps.run
+    run_noted = NotedSteps.run
 
-    def note(self: RecordedSteps, *arguments: Any) -> torch.Tensor | None:
-        hidden = run_recorded(self, *arguments)
+    def note(self: NotedSteps, *arguments: Any) -> torch.Tensor | None:
+        hidden = run_noted(self, *arguments)
         found.append(hidden is not None)
         return hidden
 
-    monkeypatch.setattr(RecordedSteps, "run", note)
+    monkeypatch.setattr(NotedSteps, "run", note)
     return found
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes are recorded when they first come."""
-    monkeypatch.setattr(ExactShapes, "is_patient", False)
 
 
 def requests(**changes: Any) -> list[GenerationRequest]:
@@ -102,7 +94,8 @@ def compare(folder: Path, **options: Any) -> None:
 )  # fmt: skip
 def test_families(folder: Callable[[str], Path], replays: list[bool], family: str) -> None:
     compare(folder(family), dtype="bfloat16")
-    assert sum(replays) > len(replays) / 2
+    assert replays
+    assert all(replays)
 
 
 @pytest.mark.parametrize("options", [
@@ -112,10 +105,10 @@ def test_families(folder: Callable[[str], Path], replays: list[bool], family: st
 def test_forms(folder: Callable[[str], Path], replays: list[bool], options: dict[str, Any]) -> None:
     """The last one has room for some of the sequences only, which are preempted."""
     compare(folder("qwen3"), **options)
-    assert sum(replays) > len(replays) / 2
+    assert replays
+    assert all(replays)
 
 
-@pytest.mark.usefixtures("at_once")
 def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool]) -> None:
     """Their rows are put in by torch, and the tokens behind them are like others."""
     weights = load_file(folder("llama") / "model.safetensors")["model.embed_tokens.weight"].float()
@@ -130,47 +123,35 @@ def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool
     assert sum(replays) >= 8
 
 
-@pytest.mark.usefixtures("at_once")
-def test_several_tokens_of_a_sequence_each(
+def test_one_recording_serves_all_steps(
     folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One recording serves all that have as many rows, however many each sequence has and had before."""
     caplog.set_level(logging.DEBUG, native_calls.__name__)
     with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
-        for lengths in ((3, 3), (3, 3), (16, 2), (2, 16), (30, 3)):
+        for lengths in ((3, 3), (1,), (16, 2), (2, 16), (30, 3)):
             run(engine, random_prompts(*lengths), replace(GREEDY, max_tokens=1))
-    assert replays == [True, True, True, True, False]
-    assert sum("recorded" in record.message for record in caplog.records) == 1 + 2  # one token, before any came
+    assert replays == [True] * 5
+    assert sum("recorded" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.usefixtures("at_once")
-def test_the_last_used_ones_are_kept(
-    folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_larger_steps_go_by_the_model(
+    folder: Callable[[str], Path], replays: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.DEBUG, native_calls.__name__)
-    monkeypatch.setattr(ExactShapes, "most", 2)
+    monkeypatch.setattr(native_calls, "MOST_TOKENS", 20)
     with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
-        for length in (2, 1, 3, 1, 2):  # that of 1 is there already; 3 takes the place of 2, and 2 of 3
+        for length in (20, 21):
             run(engine, random_prompts(length), replace(GREEDY, max_tokens=1))
-    assert sum("recorded" in record.message for record in caplog.records) == 1 + 3
-
-
-def test_what_comes_once_is_not_recorded(folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, native_calls.__name__)
-    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
-        for length, recorded_by_then in ((2, 1), (3, 1), (2, 2), (2, 2), (4, 2), (3, 3)):  # one token before any came
-            run(engine, random_prompts(length), replace(GREEDY, max_tokens=1))
-            assert sum("recorded" in record.message for record in caplog.records) == recorded_by_then
+    assert replays == [True, False]
 
 
 def test_a_model_that_needs_torch_is_not_recorded(
     folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Keys over their scales are torch's work. It is said once, and only to whoever wants to know."""
-    caplog.set_level(logging.DEBUG, recorded.__name__)
+    caplog.set_level(logging.DEBUG, native_calls.__name__)
     compare(folder("llama"), kv_cache_dtype="fp8", calculate_kv_scales=True)
     assert not any(replays)
-    (record,) = [record for record in caplog.records if record.name == recorded.__name__]
+    (record,) = [record for record in caplog.records if record.name == native_calls.__name__]
     assert record.levelno == logging.DEBUG
     assert record.message == "steps are not recorded: aten.div.Tensor cannot be"
 
@@ -178,7 +159,7 @@ def test_a_model_that_needs_torch_is_not_recorded(
 def test_operators_that_compute_are_found() -> None:
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     given = torch.arange(12.0).view(3, 4)
-    with torch.inference_mode(), KernelsAlone(Arena(memory)):
+    with torch.inference_mode(), KernelsAlone(Arena(memory, (7, 7))):
         wide = given.new_empty((3, 8))
         wide.view(-1, 4)[:, 1:].split((1, 2), dim=1)[0].flatten().unsqueeze(0)
         torch.empty_like(wide).transpose(0, 1)
@@ -209,13 +190,13 @@ def test_torchs_compiler_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> Non
     class Fresh(KernelsAlone):  # what torch makes of a method, it keeps
         __torch_dispatch__ = inspect.unwrap(KernelsAlone.__torch_dispatch__)
 
-    with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8))):
+    with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8), (7, 7))):
         torch.empty(3)
 
 
 def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
     memory = torch.zeros(1024, dtype=torch.uint8)
-    arena = Arena(memory)
+    arena = Arena(memory, (7, 7))
     first, second = arena.new(torch.empty(5, 20)), arena.new(torch.empty(3, dtype=torch.int64))
     assert first.data_ptr() == memory.data_ptr()
     assert second.data_ptr() == memory.data_ptr() + 448  # 400 bytes, and what is left of a line
@@ -228,32 +209,3 @@ def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
     assert arena.most == 512 + 448
     with pytest.raises(NotRecordable, match="1024 bytes"):
         arena.new(torch.empty(200))
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_fault_does_not_end_recording(
-    folder: Callable[[str], Path], replays: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step that raises while it is recorded is run apart, and the next ones are recorded."""
-    compute = Runner._forward
-    faults = iter([True])
-
-    def forward(self: Runner, *arguments: Any) -> Any:
-        run_it = compute(self, *arguments)
-
-        def fail() -> torch.Tensor:
-            if len(arguments[0]) == 2 and next(faults, False):
-                raise ValueError("once")
-            return run_it()
-
-        return fail
-
-    prompts = random_prompts(1, 1)
-    with running_engine(folder("llama"), enable_prefix_caching=False) as engine:
-        expected = run(engine, prompts[:1], SAMPLING), run(engine, prompts[1:], SAMPLING)
-        monkeypatch.setattr(Runner, "_forward", forward)
-        replays.clear()
-        found = run(engine, prompts, SAMPLING)
-    assert [choices[0].token_ids for choices in found] == [both[0][0].token_ids for both in expected]
-    assert len(replays) == 63
-    assert all(replays)

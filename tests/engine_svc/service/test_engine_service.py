@@ -25,7 +25,16 @@ from quire.errors import ContextTooLong, DeadlineExceeded, Internal, InvalidRequ
 from quire.prompt_embeds import PromptEmbeds
 from quire.rpc.status import from_request_error, from_rpc_error
 from quire.v1 import common_pb2, engine_pb2
-from tests.support.engine_client import TIMEOUT, VOCABULARY, expected, generate, generation, refusal, wait_free
+from tests.support.engine_client import (
+    TIMEOUT,
+    VOCABULARY,
+    expected,
+    generate,
+    generated,
+    generation,
+    refusal,
+    wait_free,
+)
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor, expected_tokens
 from tests.support.plans import sampling_plan
@@ -180,7 +189,7 @@ async def test_a_request_that_another_worker_began() -> None:
         assert [token for delta in deltas for token in delta.token_ids] == output[5:]
         assert not any(delta.prompt_logprobs for delta in deltas)
         assert deltas[-1].is_final
-        assert len(await generate(engine, generation(prompt, temperature=1.0, max_tokens=3, progress=[[]]))) == 3
+        assert len(await generated(engine, generation(prompt, temperature=1.0, max_tokens=3, progress=[[]]))) == 3
         await wait_free(engine)
 
 
@@ -425,7 +434,7 @@ async def test_a_failed_step_fails_its_requests_only() -> None:
         assert isinstance(error, Internal)
         assert error.reason == "ENGINE_FAULT"
         assert "kernel" not in error.message
-        assert len(await generate(engine, generation([1], max_tokens=5))) == 5
+        assert len(await generated(engine, generation([1], max_tokens=5))) == 5
 
 
 async def test_a_dead_engine_ends_its_requests() -> None:
@@ -454,7 +463,7 @@ async def test_an_engine_whose_executor_dies_while_nothing_runs_is_dead_at_once(
 
     executor = Mortal()
     async with running_engine(executor) as engine:
-        assert len(await generate(engine, generation([1], max_tokens=2))) == 2
+        assert len(await generated(engine, generation([1], max_tokens=2))) == 2
         executor.lost = True
         executor.wake()
         assert "rank 1" in str(await asyncio.wait_for(engine.worker.loop.died, TIMEOUT))
@@ -473,7 +482,7 @@ async def test_not_loaded_means_unavailable() -> None:
 
 async def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     async with running_engine(FakeExecutor(step_seconds=0.005)) as engine:
-        running = asyncio.create_task(generate(engine, generation([1], max_tokens=50)))
+        running = asyncio.create_task(generated(engine, generation([1], max_tokens=50)))
         while not engine.worker.loop.load().busy:
             await asyncio.sleep(0.005)
         draining = asyncio.create_task(engine.worker.loop.drain())

@@ -144,10 +144,10 @@ async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_g
     assert replica
     link, post, refusals = replica.link, replica.link.post, [Overloaded("Full.")]
 
-    def full(items: int = 1, num_bytes: int = 0) -> Any:
+    def full(items: int = 1, num_bytes: int = 0, **options: Any) -> Any:
         if refusals and small.engine.live:  # tokens, not what opens a sequence
             raise refusals.pop()
-        return post(items, num_bytes)
+        return post(items, num_bytes, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(link, "post", full)

@@ -121,14 +121,6 @@ def test_without_a_compiler_it_would_be_slower(monkeypatch: pytest.MonkeyPatch) 
     assert (found.grade, found.subject) == (Grade.WARNING, "compiler")
 
 
-def test_memory_is_what_the_control_group_leaves(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 4 kB\n")
-    assert machine.available_bytes(tmp_path / "meminfo", tmp_path) == 4096
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert machine.available_bytes(tmp_path / "meminfo", tmp_path) == 2000
-
-
 def test_too_few_open_files() -> None:
     crowded = dataclasses.replace(stack(), gateway=GatewayOptions(max_connections=2**40))
     found: list[Finding] = list(machine.limits(crowded))

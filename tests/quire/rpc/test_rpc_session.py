@@ -96,6 +96,21 @@ async def test_a_waiting_reader_of_an_outbox_wakes() -> None:
     assert await asyncio.wait_for(reader, 5) is not None
 
 
+async def test_what_waits_in_an_outbox_goes_with_the_next_post_or_a_flush() -> None:
+    outbox = Outbox(Frame)
+    outbox.flush()
+    assert not outbox.pending
+    outbox.post(waits=True).deltas.add(stream_id=1)
+    assert await outbox.next(timeout=0.01) is None
+    outbox.post().deltas.add(stream_id=2)
+    frame = await outbox.next()
+    assert frame is not None and [delta.stream_id for delta in frame.deltas] == [1, 2]
+    outbox.post(waits=True).deltas.add(stream_id=3)
+    outbox.flush()
+    frame = await outbox.next()
+    assert frame is not None and [delta.stream_id for delta in frame.deltas] == [3]
+
+
 async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 10)
     outbox = Outbox(Frame)
@@ -126,6 +141,12 @@ async def test_frames_go_both_ways(owner: Owner) -> None:
     await eventually(lambda: owner.tokens == expected_tokens([2], 10))
     assert owner.connections == 1
     assert not owner.losses
+
+
+async def test_what_waits_goes_out_with_a_beat(owner: Owner) -> None:
+    await eventually(lambda: owner.link.connected, "the link is up")
+    owner.link.post(waits=True).starts.add(stream_id=1, generation=generation([1, 2, 3], 5))
+    await eventually(lambda: owner.tokens == expected_tokens([1, 2, 3], 5), "the tokens")
 
 
 async def test_posting_without_a_connection_is_an_error() -> None:

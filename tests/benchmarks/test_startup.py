@@ -1,0 +1,22 @@
+"""What the benchmark of starts does before a start."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+from pathlib import Path
+
+from benchmarks.startup import bring_memory
+
+SIZE, HUGE_PAGE = 256 << 20, 2 << 20
+
+
+def held() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_memory_is_touched_and_given_back() -> None:
+    before, faults = held(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bring_memory(SIZE)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults >= SIZE // HUGE_PAGE
+    assert held() - before < SIZE // 4

@@ -1,0 +1,7 @@
+"""What all of these tests have."""
+
+from __future__ import annotations
+
+from tests.support.interpreter import quick_interpreter
+
+__all__ = ["quick_interpreter"]
