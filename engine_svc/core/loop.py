@@ -22,7 +22,7 @@ from engine_svc.adapters.adapter import Adapter
 from engine_svc.core.handover import Handover
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.kv_cache.events import CacheContents, Changes, EventLog
-from engine_svc.requests.outputs import EngineLoad, SequenceDelta
+from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.pooling import PoolingRequest
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, QuireError, Unavailable
@@ -287,6 +287,17 @@ class EngineLoop:
             sink.deliver(news)
         self._note_idle()
 
+    def _note_death(self, error: Exception, fault: QuireError) -> None:
+        self.died.set_result(error)
+        # What came while the engine was dying has reached none.
+        self._deliver(
+            [
+                SequenceDelta(key, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=fault)
+                for key in self._streams
+            ],
+            [],
+        )
+
     def _note_idle(self) -> None:
         if not self._streams:
             self._idle.set()
@@ -308,7 +319,7 @@ class EngineLoop:
             fault = Unavailable("The engine has failed and is being restarted; try again.", reason=ENGINE_FAULT)
             self._hand_over(engine.give_up(fault), None)
             if not self._stopping:
-                self._event_loop.call_soon_threadsafe(self.died.set_result, error)
+                self._event_loop.call_soon_threadsafe(self._note_death, error, fault)
         finally:
             engine.close()
 

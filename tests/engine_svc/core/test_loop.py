@@ -1,10 +1,12 @@
-"""The engine's thread where there is nothing to do."""
+"""The engine's thread where there is nothing to do, and at its end."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import threading
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -12,9 +14,72 @@ import pytest
 from engine_svc.core import loop as loop_module
 from engine_svc.core.loop import EngineLoop
 from engine_svc.core.stepped import SteppedEngine
-from engine_svc.requests.outputs import SequenceDelta
-from quire.errors import QuireError
+from engine_svc.executor.base import ExecutorDead
+from engine_svc.requests.outputs import FinishReason, SequenceDelta
+from engine_svc.requests.request import GenerationRequest
+from quire.errors import ENGINE_FAULT, QuireError, Unavailable
+from quire.sampling import SamplingParameters
 from tests.engine_svc.executor.test_ranked import SECONDS, Subject
+
+
+class BrokenEngine:
+    """Its first step is its last."""
+
+    has_work, is_waiting, num_waiting = False, False, 0
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        pass
+
+    def check_alive(self, asks: bool = False) -> None:
+        pass
+
+    def add(self, key: int, request: GenerationRequest, arrival: float) -> None:
+        self.has_work = True
+        self.keys.append(key)
+
+    def step(self) -> list[SequenceDelta]:
+        raise ExecutorDead("kernel")
+
+    def give_up(self, error: QuireError) -> list[SequenceDelta]:
+        return [
+            SequenceDelta(key, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=error) for key in self.keys
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+class Ends:
+    """Hears of the ends of requests."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, QuireError | None] = {}
+
+    def deliver(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            assert delta.is_final and delta.key not in self.errors
+            self.errors[delta.key] = delta.error
+
+
+async def test_requests_that_come_while_the_engine_dies_end_too() -> None:
+    loop = EngineLoop(lambda: cast("SteppedEngine", BrokenEngine()), max_waiting_requests=10)
+    await loop.start()
+    ends, request = Ends(), GenerationRequest("r", [1], SamplingParameters())
+    first = loop.submit(request, ends)
+    # Without a word to the event loop: it does not know yet when the second one comes.
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "engine")
+    thread.join(SECONDS)
+    assert not thread.is_alive() and not loop.died.done()
+    second = loop.submit(request, ends)
+    assert "kernel" in str(await asyncio.wait_for(loop.died, SECONDS))
+    await asyncio.wait_for(loop.wait_idle(), SECONDS)
+    assert list(ends.errors) == [first, second]
+    assert all(error is not None and error.reason == ENGINE_FAULT for error in ends.errors.values())
+    with pytest.raises(Unavailable):
+        loop.submit(request, ends)
 
 
 class IdleEngine:
