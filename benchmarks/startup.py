@@ -17,6 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -70,19 +71,20 @@ def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
     """Starts `quire ARGUMENTS`, waits until it is ready, stops it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     cpu, start = _cpu_of_children(), time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=environment,
-    )  # fmt: skip
-    try:
-        while not ready():
-            if process.poll() is not None or time.perf_counter() - start > _LIMIT_SECONDS:
-                raise SystemExit(f"quire {' '.join(arguments)} does not become ready")
-            time.sleep(_ASK_SECONDS)
-        seconds = time.perf_counter() - start
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quire", *arguments], stdout=subprocess.DEVNULL, stderr=said, env=environment
+        )
+        try:
+            while not ready():
+                if process.poll() is not None or time.perf_counter() - start > _LIMIT_SECONDS:
+                    said.seek(0)
+                    raise SystemExit(f"quire {' '.join(arguments)} does not become ready:\n{said.read()}")
+                time.sleep(_ASK_SECONDS)
+            seconds = time.perf_counter() - start
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
     return Start(seconds, _cpu_of_children() - cpu)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of starts does before a start."""
+"""The benchmark of starts: what it does before one, and what it says of one that fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import mmap
 import resource
 from pathlib import Path
 
-from benchmarks.startup import bring_memory
+import pytest
+
+from benchmarks.startup import bring_memory, measure
 
 SIZE, HUGE_PAGE = 256 << 20, 2 << 20
 
@@ -20,3 +22,8 @@ def test_memory_is_touched_and_given_back() -> None:
     bring_memory(SIZE)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults >= SIZE // HUGE_PAGE
     assert held() - before < SIZE // 4
+
+
+def test_a_start_that_fails_says_why() -> None:
+    with pytest.raises(SystemExit, match=r"(?s)does not become ready:.*/nowhere"):
+        measure(lambda: False, ["engine", "/nowhere"])
