@@ -148,7 +148,7 @@ class EngineWorker:
             self._check_draft(folder)
             spec = self._executor.load(self._model, self._options)
             self._check_speculation(spec)
-            size = size_kv_cache(spec, self._options.cache, self._options.scheduler)
+            size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
             adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)

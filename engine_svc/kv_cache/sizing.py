@@ -10,6 +10,7 @@ from engine_svc.layer_groups import most_blocks, tokens_under_way
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.cache import CacheOptions
+from quire.options.engine import EngineOptions
 from quire.options.scheduler import SchedulerOptions
 
 logger = logging.getLogger(__name__)
@@ -35,12 +36,13 @@ class KvCacheSize:
     num_host_blocks: int = 0
 
 
-def size_kv_cache(spec: KvCacheSpec, cache: CacheOptions, scheduler: SchedulerOptions) -> KvCacheSize:
+def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     """
     Raises:
-        StartupError: one sequence of the full length does not fit; names the largest --max-model-len that does.
-            Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
+        StartupError: one sequence of the length that was asked for does not fit; names the largest --max-model-len
+            that does. Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
     """
+    cache, scheduler = options.cache, options.scheduler
     _check_swap(spec, cache)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
@@ -48,8 +50,9 @@ def size_kv_cache(spec: KvCacheSpec, cache: CacheOptions, scheduler: SchedulerOp
         free = _beside_states(spec, scheduler.max_num_seqs)
         most = _most(spec, cache, scheduler.max_num_seqs)
         fitting = free // spec.bytes_per_block if spec.bytes_per_block else most
-        size = KvCacheSize(min(fitting, most), spec.max_model_len)
-        _check_memory(size.num_blocks, free, spec)
+        num_blocks = min(fitting, most)
+        longest = _longest(num_blocks, free, spec, is_fixed=options.form.max_model_len is not None)
+        size = KvCacheSize(num_blocks, longest)
     sequences = size.num_blocks / _blocks_for(size.max_model_len, spec)
     size = replace(
         size,
@@ -115,16 +118,27 @@ def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
     return KvCacheSize(num_blocks, min(spec.max_model_len, capacity))
 
 
-def _check_memory(num_blocks: int, free: int, spec: KvCacheSpec) -> None:
+def _longest(num_blocks: int, free: int, spec: KvCacheSpec, *, is_fixed: bool) -> int:
+    """The longest sequence: the model's, or what so many blocks hold of it.
+
+    Raises:
+        StartupError: they hold less than was asked for, or nothing.
+    """
     capacity = _capacity(num_blocks, spec)
     if capacity >= spec.max_model_len:
-        return
+        return spec.max_model_len
     needed = _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
+    lacking = f"one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and {_gib(free)} are free for it"
+    if capacity and not is_fixed:
+        logger.warning(
+            "the longest sequence is %d tokens, not the model's: %s. Raise %s for longer ones, or set --max-model-len: "
+            "then a start without room for it fails", capacity, lacking, _memory_option(spec),
+        )  # fmt: skip
+        return capacity
     fits = f"The largest --max-model-len that fits is {capacity}" if capacity else "Not even one block fits"
     raise StartupError(
-        f"Not enough memory for the KV cache: one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and "
-        f"{_gib(free)} are free for it. {fits}. Lower --max-model-len, raise {_memory_option(spec)}, or spread the "
-        "model over more devices with --tensor-parallel-size or --pipeline-parallel-size."
+        f"Not enough memory for the KV cache: {lacking}. {fits}. Lower --max-model-len, raise {_memory_option(spec)}, "
+        "or spread the model over more devices with --tensor-parallel-size or --pipeline-parallel-size."
     )
 
 

@@ -143,7 +143,9 @@ class Fleet:
         return _ready(self.workers)
 
     def _served(self) -> Mapping[str, ServedModel]:
-        infos = [*(worker.model_info for worker in self.ready), *(info for info, _ in self._remembered.values())]
+        # The first of a name tells its length: any of its workers may get a request.
+        ready = sorted((worker.model_info for worker in self.ready), key=lambda info: info.max_model_len)
+        infos = [*ready, *(info for info, _ in self._remembered.values())]
         models: dict[str, ServedModel] = {}
         for info in infos:
             if any(name not in models for name in info.served_model_names) or info.adapters:

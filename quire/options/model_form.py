@@ -29,7 +29,8 @@ class ModelFormOptions:
         affects_output=True,
     )
     max_model_len: int | None = option(
-        None, "Longest sequence, prompt and output together, in tokens. Default: what the model's configuration says.",
+        None, "Longest sequence, prompt and output together, in tokens. By default, and with auto, what the model's "
+        "configuration says, or what the memory for the KV cache holds of it.",
         minimum=1,
     )  # fmt: skip
     config_format: str = option(

@@ -65,7 +65,7 @@ def running_engine(
             EngineFacts(
                 num_blocks=num_blocks, num_host_blocks=num_host_blocks, block_size=spec.block_size,
                 windows=spec.windows, num_stages=spec.num_stages, shares_blocks=not spec.state_bytes,
-                max_model_len=size_kv_cache(spec, chosen.cache, chosen.scheduler).max_model_len,
+                max_model_len=size_kv_cache(spec, chosen).max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
             ),
             clock,

@@ -17,80 +17,82 @@ from tests.support.fake_executor import FakeExecutor
 SPEC = FakeExecutor(block_size=16, max_model_len=100, bytes_per_block=1000, available_bytes=10_000).spec
 
 
-def size(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
-    return size_kv_cache(spec, options.cache, options.scheduler)
-
-
 def changed(**changes: Any) -> KvCacheSpec:
     """The spec with other numbers."""
     return msgspec.structs.replace(SPEC, **changes)
 
 
 def test_memory_is_divided_into_blocks() -> None:
-    assert size(SPEC, EngineOptions()) == KvCacheSize(10, 100, 160)
+    assert size_kv_cache(SPEC, EngineOptions()) == KvCacheSize(10, 100, 160)
 
 
 def test_a_tiny_model_takes_no_more_than_it_can_use() -> None:
     spec = changed(available_bytes=10**9)
-    assert size(spec, engine_options(max_num_seqs=2)).num_blocks == 4 * 2 * 7
-    assert size(spec, engine_options(max_num_seqs=2, kv_cache_memory_bytes=10**9)).num_blocks == 10**6
+    assert size_kv_cache(spec, engine_options(max_num_seqs=2)).num_blocks == 4 * 2 * 7
+    assert size_kv_cache(spec, engine_options(max_num_seqs=2, kv_cache_memory_bytes=10**9)).num_blocks == 10**6
 
 
 def test_too_little_memory_names_the_length_that_fits() -> None:
     with pytest.raises(StartupError) as caught:
-        size(changed(max_model_len=161), EngineOptions())
+        size_kv_cache(changed(max_model_len=161), engine_options(max_model_len=161))
     assert "--max-model-len that fits is 160" in str(caught.value)
     assert "--kv-cache-memory-bytes" in str(caught.value)
-    assert size(changed(max_model_len=160), EngineOptions()).max_model_len == 160
+    assert size_kv_cache(changed(max_model_len=160), EngineOptions()).max_model_len == 160
+
+
+def test_the_length_is_what_memory_holds_where_none_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    assert size_kv_cache(changed(max_model_len=161), EngineOptions()) == KvCacheSize(10, 160, 160)
+    assert "the longest sequence is 160 tokens" in caplog.text
+    assert "Raise --kv-cache-memory-bytes" in caplog.text
 
 
 def test_layers_with_a_window_need_few_blocks() -> None:
     spec = changed(windows=(None, 16, 16), max_num_batched_tokens=32, max_model_len=1600)
     # Everything for the first group, and for the others the window, two steps, and the blocks at both ends.
-    found = size(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
+    found = size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
     assert (found.num_blocks, found.max_model_len, found.num_tokens) == (114, 1600, 1600)
     with pytest.raises(StartupError, match="--max-model-len that fits is 1584"):
-        size(msgspec.structs.replace(spec, available_bytes=113_000), EngineOptions())
+        size_kv_cache(msgspec.structs.replace(spec, available_bytes=113_000), engine_options(max_model_len=1600))
     with pytest.raises(StartupError, match="--swap-space does not support"):
-        size(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
+        size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
 
 
 def test_states_take_their_memory_first() -> None:
-    assert size(changed(state_bytes=2500), EngineOptions()).num_blocks == 7
+    assert size_kv_cache(changed(state_bytes=2500), EngineOptions()).num_blocks == 7
     with pytest.raises(StartupError, match="those of 3 sequences take") as caught:
-        size(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
+        size_kv_cache(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
     assert "Lower --max-num-seqs, or raise --kv-cache-memory-bytes" in str(caught.value)
     with pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"):
-        size(changed(state_bytes=2500), engine_options(swap_space=1.0))
+        size_kv_cache(changed(state_bytes=2500), engine_options(swap_space=1.0))
 
 
 def test_where_no_layer_attends_blocks_cost_nothing() -> None:
-    found = size(changed(bytes_per_block=0, available_bytes=10, state_bytes=5), engine_options(max_num_seqs=2))
+    found = size_kv_cache(changed(bytes_per_block=0, available_bytes=10, state_bytes=5), engine_options(max_num_seqs=2))
     assert found.num_blocks == 4 * 2 * 7
 
 
 def test_no_memory_at_all() -> None:
     with pytest.raises(StartupError, match="Not even one block"):
-        size(changed(available_bytes=0), EngineOptions())
+        size_kv_cache(changed(available_bytes=0), EngineOptions())
 
 
 def test_override_wins_and_cuts_the_length() -> None:
-    assert size(SPEC, engine_options(num_gpu_blocks_override=5)) == KvCacheSize(5, 80, 80)
-    assert size(SPEC, engine_options(num_gpu_blocks_override=50)) == KvCacheSize(50, 100, 800)
+    assert size_kv_cache(SPEC, engine_options(num_gpu_blocks_override=5)) == KvCacheSize(5, 80, 80)
+    assert size_kv_cache(SPEC, engine_options(num_gpu_blocks_override=50)) == KvCacheSize(50, 100, 800)
 
 
 def test_limits_of_partial_prefills_must_fit_together() -> None:
     with pytest.raises(StartupError, match="--enable-chunked-prefill"):
-        size(
+        size_kv_cache(
             SPEC,
             engine_options(enable_chunked_prefill=False, long_prefill_token_threshold=10),
         )
     with pytest.raises(StartupError, match="--max-num-partial-prefills"):
-        size(SPEC, engine_options(max_long_partial_prefills=2))
+        size_kv_cache(SPEC, engine_options(max_long_partial_prefills=2))
 
 
 def test_whole_prompts_need_the_budget() -> None:
     options = engine_options(enable_chunked_prefill=False)
     with pytest.raises(StartupError, match="--max-num-batched-tokens"):
-        size(changed(max_num_batched_tokens=99), options)
-    assert size(changed(max_num_batched_tokens=100), options).num_blocks == 10
+        size_kv_cache(changed(max_num_batched_tokens=99), options)
+    assert size_kv_cache(changed(max_num_batched_tokens=100), options).num_blocks == 10

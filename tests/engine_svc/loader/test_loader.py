@@ -248,13 +248,13 @@ def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
 
 
 def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:
-    options = engine_options(kv_cache_memory_bytes=200_000)
+    options = engine_options(kv_cache_memory_bytes=200_000, max_model_len=512)
     spec = load(folder, kv_cache_memory_bytes=200_000)
     with pytest.raises(StartupError, match=r"largest --max-model-len that fits is (\d+)") as caught:
-        size_kv_cache(spec, options.cache, options.scheduler)
+        size_kv_cache(spec, options)
     fits = int(str(caught.value).split("fits is ")[1].split(".")[0])
     shorter = load(folder, kv_cache_memory_bytes=200_000, max_model_len=fits)
-    assert size_kv_cache(shorter, options.cache, options.scheduler).num_blocks > 0
+    assert size_kv_cache(shorter, options).num_blocks > 0
 
 
 def test_a_layer_is_packed_as_soon_as_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,7 +192,7 @@ def test_as_much_memory_holds_as_many_times_the_tokens(model_folder: ModelFolder
         )  # fmt: skip
         executor = TensorExecutor()
         spec = executor.load(ModelOptions(model=str(folder)), options)
-        sizes.append(size_kv_cache(spec, options.cache, options.scheduler).num_tokens)
+        sizes.append(size_kv_cache(spec, options).num_tokens)
         executor.close()
     assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
 

@@ -63,3 +63,12 @@ def test_models_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     now += 2
     fleet._take(told("b"))
     assert list(fleet.models) == ["b", "alias"]
+
+
+def test_the_shortest_length_of_a_models_workers_is_its_own() -> None:
+    infos = [common_pb2.ModelInfo(served_model_names=["a"], max_model_len=length) for length in (300, 100, 200)]
+    states = [router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_UNREACHABLE, router_pb2.WORKER_STATE_READY]
+    workers = [router_pb2.Worker(state=state, model_info=info) for state, info in zip(states, infos, strict=True)]
+    fleet = Fleet([], RpcSecurityOptions())
+    fleet._take(router_pb2.ListWorkersResponse(workers=workers))
+    assert fleet.models["a"].max_model_len == 200
