@@ -16,6 +16,8 @@ from quire.errors import Overloaded
 from quire.options.gateway import GatewayOptions
 
 _LIVENESS = b"/livez"
+# For a client whose request is refused to read why, while it still sends.
+_LAST_WORDS_SECONDS = 5.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -34,6 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
     _in_headers = True  # or between requests
+    _is_refused = False  # what still comes is nobody's
     _served: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last that came, which may wait for its turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,9 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
-        if self._served is not None and not self._served.response_complete:  # uvicorn tells the last request alone
-            self._served.disconnected = True
-            self._served.message_event.set()
+        self._leave(self._served)  # uvicorn tells the last request alone
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
@@ -56,6 +57,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         if self._in_headers:
             self._header_bytes += len(data)
             if self._timer is None and not self._answering:
@@ -65,6 +68,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse_size()
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:  # of another request, in the same packet
+            return
         if sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
             self._refuse_size()
             return
@@ -116,12 +121,31 @@ class LimitedProtocol(HttpToolsProtocol):
         limit = f"{self.max_header_bytes} bytes (--h11-max-incomplete-event-size)"
         self._refuse(431, f"The request's headers are larger than {limit}.")
 
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
     def _refuse(self, status: int, message: str) -> None:
-        if self.transport.is_closing():
+        if self._is_refused or self.transport.is_closing():
             return
-        if not self._has_spoken():
+        has_spoken, self._is_refused = self._has_spoken(), True
+        if not has_spoken:
             self.transport.write(_response(status, message))
-        self.transport.close()
+        if has_spoken or not self.transport.can_write_eof():  # with TLS
+            self.transport.close()
+            return
+        # Closed while there is something unread, the connection would be reset, and the client might lose the answer.
+        self.transport.write_eof()
+        self._leave(self.cycle)
+        self.flow.resume_reading()
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self.transport.close)
+
+    @staticmethod
+    def _leave(cycle: RequestResponseCycle | None) -> None:
+        """Tells the application that the client has gone."""
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def _has_spoken(self) -> bool:
         """Whether an answer is on its way, or the request that is read now has its answer already."""
@@ -148,7 +172,7 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
 
 
 def _response(status: int, message: str) -> bytes:
-    phrase = {408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
+    phrase = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}[status]
     body = f'{{"error":{{"message":"{message}","type":"{phrase}","param":null,"code":{status}}}}}'
     return (
         f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -16,7 +16,7 @@ from gateway.services import texts, tokenizers
 from quire.errors import Overloaded, Unavailable
 from tests.support.fake_engine import FakeOptions
 from tests.support.gateway_stack import GatewayStack, running_gateway
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,13 +35,11 @@ async def strict(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
 
 
 @contextlib.asynccontextmanager
-async def connection(
-    port: int, seconds: float = 20.0
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection, which may take so long."""
+async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(WAIT_SECONDS):
             yield reader, writer
     finally:
         writer.close()
@@ -68,8 +66,8 @@ async def test_a_client_that_goes_frees_its_request(strict: GatewayStack, stream
     await eventually(lambda: strict.engine.live, "the request does not reach the engine")
     aborted = len(strict.engine.record.aborted)
     writer.close()
-    await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted", seconds=1.0)
-    await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten", seconds=1.0)
+    await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted")
+    await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten")
 
 
 async def test_a_client_that_goes_with_a_request_in_line_frees_the_one_that_runs(strict: GatewayStack) -> None:
@@ -150,6 +148,12 @@ async def test_headers_that_are_too_large(strict: GatewayStack) -> None:
     ):
         answer = await send(strict.port, data)
         assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), answer[:200]
+
+
+async def test_a_client_that_goes_on_sending_reads_why_it_is_refused(strict: GatewayStack) -> None:
+    async with connection(strict.port) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**22)
+        assert (await reader.read()).startswith(b"HTTP/1.1 431")
 
 
 async def test_limits_of_headers_can_be_set(tokenizer_folder: Path) -> None:
