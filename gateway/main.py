@@ -186,12 +186,11 @@ async def _serve(
     context = make_context(options, security, tracer)
     server = make_server(context)
     signals = asyncio.Queue[int]()
-    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):  # before anybody hears that it serves
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(_POLL_SECONDS)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
     logger.info("listening on %s", options.uds or join_address(options.host, options.port))
     async with _admin_port(context, admin):
         await _serve_until_stopped(context, server, serving, signals)

@@ -45,5 +45,6 @@ async def _serve(
 ) -> None:
     router = Router(options, server, security, tracer=tracer)
     serve_metrics(router.metrics, server.metrics_host, server.metrics_port)
+    router.server.heed_signals()
     await router.start()
     await router.serve_until_stopped()

@@ -79,6 +79,7 @@ async def _serve(
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
     await renderer.start()
+    grpc_server.heed_signals()
     await grpc_server.set_serving(True)
     preparing = asyncio.create_task(compiler.prepare())
     logger.info("serving the tokenizer of %s on port %d", name, grpc_server.port)

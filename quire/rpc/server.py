@@ -48,9 +48,9 @@ class InfoServicer(common_pb2_grpc.InfoServiceServicer):
 class GrpcServer:
     """One service's server, from listening to drained.
 
-    Life cycle: construct, register servicers on `server`, `start()` (listens, health NOT_SERVING), `set_serving(True)`
-    when ready, `serve_until_stopped()`. After SIGTERM or SIGINT: health NOT_SERVING, go on accepting for
-    `drain_settle_seconds`, `drain()` with `drain_timeout_seconds`, stop. A second signal stops at once.
+    Life cycle: construct, register servicers on `server`, `start()` (listens, health NOT_SERVING), `heed_signals()`,
+    `set_serving(True)` when ready, `serve_until_stopped()`. After SIGTERM or SIGINT: health NOT_SERVING, go on
+    accepting for `drain_settle_seconds`, `drain()` with `drain_timeout_seconds`, stop. A second signal stops at once.
     """
 
     def __init__(
@@ -111,6 +111,12 @@ class GrpcServer:
         if serving:
             report(Stage.READY)
 
+    def heed_signals(self) -> None:
+        """From now on SIGTERM and SIGINT begin the drain, where they ended the process before: to be called before
+        anybody is told that it serves. May be called twice."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop_soon)
+
     def stop_soon(self) -> None:
         """Begins the drain, as SIGTERM does; the second time, stops at once."""
         self._signals += 1
@@ -122,9 +128,7 @@ class GrpcServer:
         Args:
             drain: returns when no request is running any more.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop_soon)
+        self.heed_signals()
         await self._stop.wait()
         await self._health.enter_graceful_shutdown()
         draining = asyncio.ensure_future(self._drain(drain))

@@ -20,15 +20,28 @@ from tests.support.engine_process import free_port
 from tests.support.fake_engine import expected_tokens
 from tests.support.router_client import connect, generation
 from tests.support.signals import is_pending
-from tests.support.waiting import eventually_now
+from tests.support.waiting import WAIT_SECONDS, eventually_now
 
 ROOT = Path(__file__).parents[2]
 CODE = "from quire.cli import main; main()"
+STOPPED_AS_IT_SERVES = """
+import os, signal
+from grpc_health.v1 import health, health_pb2
+
+say = health.aio.HealthServicer.set
+
+async def stop_and_say(servicer, service, status):
+    if status == health_pb2.HealthCheckResponse.SERVING and not service:
+        os.kill(os.getpid(), signal.SIGTERM)
+    await say(servicer, service, status)
+
+health.aio.HealthServicer.set = stop_and_say
+"""
 
 
-def router_process(*arguments: str) -> subprocess.Popen[str]:
+def router_process(*arguments: str, code: str = CODE) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CODE, "router", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code, "router", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -36,15 +49,16 @@ def router_process(*arguments: str) -> subprocess.Popen[str]:
 def run_router(*arguments: str) -> tuple[int, str]:
     """(exit status, standard error) of a router that cannot start."""
     process = router_process(*arguments)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=WAIT_SECONDS)
     return process.returncode, stderr
 
 
 async def wait_serving(port: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         request = health_pb2.HealthCheckRequest(service="quire.v1.RouterService")
-        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=20, wait_for_ready=True)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=WAIT_SECONDS, wait_for_ready=True)
+        while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+            continue
 
 
 async def test_serves_drains_and_exits(start_engine: StartEngine) -> None:
@@ -63,14 +77,14 @@ async def test_serves_drains_and_exits(start_engine: StartEngine) -> None:
                 assert "quire_router_deltas_total" in metrics
                 process.send_signal(signal.SIGTERM)
                 assert (await session.outputs[1].wait_ended()).tokens[0] == expected_tokens([1], 50)
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
     finally:
         process.kill()
         process.communicate()
 
 
 def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as response:
         text: str = response.read().decode()
         return text
 
@@ -100,10 +114,16 @@ def test_a_second_signal_stops_at_once() -> None:
         process.send_signal(signal.SIGTERM)
         eventually_now(lambda: not is_pending(process.pid, signal.SIGTERM))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(WAIT_SECONDS) == 0
     finally:
         process.kill()
         process.communicate()
+
+
+def test_who_is_stopped_as_he_begins_to_serve_drains_too() -> None:
+    process = router_process("--port", str(free_port()), code=STOPPED_AS_IT_SERVES + CODE)
+    _, stderr = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 0, stderr
 
 
 def test_port_in_use() -> None:

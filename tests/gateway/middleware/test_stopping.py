@@ -34,16 +34,20 @@ async def router() -> AsyncIterator[FakeRouter]:
     await router.close()
 
 
+async def start(port: int, router: FakeRouter, tokenizer: GrpcServer, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "quire", "gateway", "--port", str(port), "--router-address", router.address,
+        "--tokenizer-address", f"127.0.0.1:{tokenizer.port}", *arguments, cwd=ROOT,
+    )  # fmt: skip
+
+
 @contextlib.asynccontextmanager
 async def gateway_process(
     router: FakeRouter, tokenizer: GrpcServer, *arguments: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
     """A gateway and a client of it, once it is ready."""
     port = free_port()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire", "gateway", "--port", str(port), "--router-address", router.address,
-        "--tokenizer-address", f"127.0.0.1:{tokenizer.port}", *arguments, cwd=ROOT,
-    )  # fmt: skip
+    process = await start(port, router, tokenizer, *arguments)
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS) as client:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -109,13 +113,35 @@ def check_error(body: dict[str, Any]) -> None:
     assert "stopping" in body["error"]["message"]
 
 
+async def test_a_gateway_that_is_stopped_as_it_begins_to_listen_ends_as_ever(
+    router: FakeRouter, tokenizer: GrpcServer
+) -> None:
+    port = free_port()
+    process = await start(port, router, tokenizer)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not await _listens(port):
+            await asyncio.sleep(0.001)
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
 async def test_a_body_that_has_not_come_is_not_waited_for(router: FakeRouter, tokenizer: GrpcServer) -> None:
     async with gateway_process(router, tokenizer, "--drain-timeout-seconds", "0") as (process, client):
         reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n"
+            b"expect: 100-continue\r\n\r\n{"
         )
-        await asyncio.sleep(0.2)  # it is read, or else the connection is closed, as one without a request
+        await asyncio.wait_for(reader.readuntil(b"100 Continue\r\n\r\n"), WAIT_SECONDS)  # it waits for the rest
         process.send_signal(signal.SIGTERM)
         answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
         writer.close()
