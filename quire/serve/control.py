@@ -43,13 +43,15 @@ async def control_socket(path: str, answering: Answering) -> AsyncIterator[None]
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answering: Answering) -> None:
     """One question, one answer; what is asked goes on when who asked is gone."""
-    with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a TimeoutError is an OSError
-        _check_peer(writer)
-        line = await asyncio.wait_for(reader.readuntil(), _READ_SECONDS)
-        answer = await _answer(line, answering)
-        writer.write(msgspec.json.encode(answer) + b"\n")
-        await writer.drain()
-    writer.close()
+    try:
+        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a TimeoutError is an OSError
+            _check_peer(writer)
+            line = await asyncio.wait_for(reader.readuntil(), _READ_SECONDS)
+            answer = await _answer(line, answering)
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+    finally:
+        writer.close()
 
 
 def _check_peer(writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ from quire.errors import FailedPrecondition, InvalidRequest, QuireError, Unavail
 from quire.serve.control import control_socket
 from quire.supervised import control_path, supervised_environment
 from quire.supervision import ScaleAnswer, ScaleRequest, ask_supervisor
+from tests.support.waiting import WAIT_SECONDS
 
 
 def fresh_environment() -> dict[str, str]:
@@ -42,6 +43,27 @@ async def test_errors_keep_their_kind(error: QuireError) -> None:
     async with control_socket(control_path(environment), answering(error)):
         with pytest.raises(type(error), match=r"^no$"):
             await ask_supervisor(ScaleRequest(3), environment)
+
+
+async def test_who_asks_is_not_left_waiting_by_a_bug_or_an_end() -> None:
+    environment, asked = fresh_environment(), asyncio.Event()
+
+    async def fail(request: ScaleRequest) -> ScaleAnswer:
+        raise ZeroDivisionError
+
+    async def wait(request: ScaleRequest) -> ScaleAnswer:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with control_socket(control_path(environment), fail):
+        with pytest.raises(Unavailable, match="does not answer"):
+            await asyncio.wait_for(ask_supervisor(ScaleRequest(3), environment), WAIT_SECONDS)
+    async with control_socket(control_path(environment), wait):
+        waiting = asyncio.create_task(ask_supervisor(ScaleRequest(3), environment))
+        await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await asyncio.wait_for(waiting, WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("line", [b"{}x\n", b'{"data_parallel_size": "two"}\n', b"[" * 1000 + b"\n", b"\xff\n"])
