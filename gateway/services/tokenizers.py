@@ -191,13 +191,16 @@ class Tokenizers:
         except TimeoutError:
             raise Unavailable("The tokenizer service cannot be reached; try again in a moment.") from None
 
-    async def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
+    async def call(self, method: str, request: Any, seconds: float | None = None) -> Any:
         """One of the unary calls, at whatever replica answers it in time: all of them may be repeated.
+
+        Args:
+            seconds: CALL_SECONDS by default.
 
         Raises:
             QuireError: it failed.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + (CALL_SECONDS if seconds is None else seconds)
         failed: list[TokenizerReplica] = []
         while True:
             replica = await self.wait_up(deadline - time.monotonic(), failed)

@@ -19,7 +19,7 @@ from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from tests.support.engine_process import free_port
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 PROGRAM = """
 import asyncio, sys, time

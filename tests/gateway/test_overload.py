@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from quire.errors import Overloaded
 from tests.support.gateway_stack import GatewayStack, running_gateway
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.encoder import Encoder
 from tokenizer_svc.renderer import ChatRenderer
 
@@ -105,6 +105,6 @@ async def test_more_connections_than_are_taken(stack: GatewayStack) -> None:
         for _, writer in connections:
             writer.close()
     await eventually(lambda: stack.context.ready, "not ready")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await stack.post(*COMPLETION)).status_code != 200:
             await asyncio.sleep(0.05)

@@ -23,6 +23,7 @@ import yaml
 
 from quire.cli import COMMANDS
 from tests.support.engine_process import free_port
+from tests.support.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +153,7 @@ def wait_ready(url: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=WAIT_SECONDS):
                 return
         except urllib.error.HTTPError as error:
             error.close()

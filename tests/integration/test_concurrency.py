@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.support.stack import Stack
+from tests.support.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ async def test_streams_survive_the_death_of_the_tokenizer_service(stack: Stack) 
 
 
 def scrape(stack: Stack) -> str:
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=WAIT_SECONDS) as response:
         text: str = response.read().decode()
         return text
 

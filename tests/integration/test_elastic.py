@@ -53,7 +53,7 @@ def scale(stack: Stack, size: int | None, drain_seconds: float = 30.0) -> ScaleA
 
 
 def workers(stack: Stack) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{stack.url}/fleet", timeout=10) as response:
+    with urllib.request.urlopen(f"{stack.url}/fleet", timeout=SECONDS) as response:
         found: list[dict[str, Any]] = json.load(response)["workers"]
     return found
 

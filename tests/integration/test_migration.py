@@ -26,7 +26,7 @@ from tests.support.native import AVAILABLE
 from tests.support.router_client import GatewaySession, Output, RouterClient, connect
 from tests.support.stack import ROOT, quire
 from tests.support.tiny_models import make_model
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -159,7 +159,7 @@ async def test_streams_survive_a_freeze_a_drain_and_a_kill(
             states = await client.workers()
             return sum(w.load.used_kv_blocks for w in states.values() if w.state == router_pb2.WORKER_STATE_READY)
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_SECONDS):
             while await blocks_held():
                 await asyncio.sleep(0.1)
         await eventually(lambda: not len(router.table))

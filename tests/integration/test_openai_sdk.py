@@ -16,6 +16,7 @@ import transformers
 from pydantic import BaseModel, Field
 
 from tests.support.stack import Stack
+from tests.support.waiting import WAIT_SECONDS
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def test_tokenize_and_back(stack: Stack) -> None:
         request = urllib.request.Request(
             stack.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 

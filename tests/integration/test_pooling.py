@@ -17,6 +17,7 @@ import torch
 from tests.support.engine_process import free_port
 from tests.support.minilm import make_cross_encoder, minilm_folder
 from tests.support.stack import Stack, quire, start_stack, stop_stack
+from tests.support.waiting import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -100,7 +101,7 @@ def test_a_large_request_is_shared_by_the_engines(minilm: Stack, reference: Sent
     found = np.array([each["embedding"] for each in answer["data"]])
     some = range(0, 200, 20)
     assert np.abs(found[some] - reference.encode([texts[index] for index in some])).max() < 1e-5
-    fleet = httpx.get(f"{minilm.url}/fleet", timeout=10).json()
+    fleet = httpx.get(f"{minilm.url}/fleet", timeout=WAIT_SECONDS).json()
     assert len(fleet["workers"]) == 2
 
 

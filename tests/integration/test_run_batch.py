@@ -108,7 +108,7 @@ def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
     requests(tmp_path, 40, 20)
     arguments = ("-i", "in.jsonl", "-o", "out.jsonl", "--max-concurrent-requests", "1")
     process, partial = start(tmp_path, *arguments), tmp_path / "out.jsonl.partial"
-    deadline = time.monotonic() + 10 * WAIT_SECONDS
+    deadline = time.monotonic() + 3 * WAIT_SECONDS
     while not partial.exists() or len(partial.read_bytes().splitlines()) < 4:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[0]

@@ -11,7 +11,7 @@ from quire.v1 import common_pb2, engine_pb2, router_pb2
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.router_client import generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 BROKEN = ("/broken",)
 
@@ -19,7 +19,7 @@ BROKEN = ("/broken",)
 async def load(running: Running, name: str = "a", path: str = "/a", base: str = "") -> common_pb2.AdapterInfo:
     request = engine_pb2.LoadAdapterRequest(name=name, path=path, base_model_name=base)
     try:
-        answer = await running.client.stub.LoadAdapter(request, timeout=10)
+        answer = await running.client.stub.LoadAdapter(request, timeout=WAIT_SECONDS)
     except Exception as error:
         raise from_rpc_error(error) from error
     return answer.adapter
@@ -27,7 +27,9 @@ async def load(running: Running, name: str = "a", path: str = "/a", base: str = 
 
 async def unload(running: Running, name: str = "a") -> int:
     try:
-        answer = await running.client.stub.UnloadAdapter(engine_pb2.UnloadAdapterRequest(name=name), timeout=10)
+        answer = await running.client.stub.UnloadAdapter(
+            engine_pb2.UnloadAdapterRequest(name=name), timeout=WAIT_SECONDS
+        )
     except Exception as error:
         raise from_rpc_error(error) from error
     return int(answer.live_requests)
@@ -35,7 +37,7 @@ async def unload(running: Running, name: str = "a") -> int:
 
 async def told(running: Running) -> list[list[str]]:
     """Of each worker, the adapters that the router tells of."""
-    answer = await running.client.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=10)
+    answer = await running.client.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=WAIT_SECONDS)
     return [[adapter.name for adapter in worker.model_info.adapters] for worker in answer.workers]
 
 

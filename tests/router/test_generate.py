@@ -15,7 +15,7 @@ from quire.v1 import common_pb2, router_pb2
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import expected_tokens
 from tests.support.router_client import generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 async def test_tokens_arrive_and_the_call_ends(start_engine: StartEngine, start_router: StartRouter) -> None:
@@ -27,7 +27,7 @@ async def test_tokens_arrive_and_the_call_ends(start_engine: StartEngine, start_
 async def test_deltas_carry_choice_usage_and_stream_zero(start_engine: StartEngine, start_router: StartRouter) -> None:
     running = await start_router((await start_engine()).address)
     request = router_pb2.RouterServiceGenerateRequest(generation=generation([5], 3, n=2))
-    deltas = [answer.delta async for answer in running.client.stub.Generate(request, timeout=10)]
+    deltas = [answer.delta async for answer in running.client.stub.Generate(request, timeout=WAIT_SECONDS)]
     for choice in range(2):
         tokens = [token for delta in deltas if delta.choice_index == choice for token in delta.token_ids]
         assert tokens == expected_tokens([5], 3, choice)
@@ -72,7 +72,7 @@ async def test_a_request_id_reaches_the_worker(start_engine: StartEngine, start_
     running = await start_router(engine.address)
     call = running.client.stub.Generate(
         router_pb2.RouterServiceGenerateRequest(generation=generation([1], 1)),
-        metadata=((REQUEST_ID_HEADER, "my-request"),), timeout=10,
+        metadata=((REQUEST_ID_HEADER, "my-request"),), timeout=WAIT_SECONDS,
     )  # fmt: skip
     async for _ in call:
         pass

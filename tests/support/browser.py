@@ -109,7 +109,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 3 * WAIT_SECONDS) -> None:
+    def until(self, expression: str, seconds: float = WAIT_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not self.value(expression):
             assert time.monotonic() < deadline, f"in vain: {expression}\n{self.value('document.body.innerText')}"

@@ -16,7 +16,7 @@ from tests.support.fake_executor import expected_tokens
 from tests.support.plans import sampling_plan
 
 VOCABULARY = 1000
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:

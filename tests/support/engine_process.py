@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.waiting import WAIT_SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,10 +41,10 @@ class EngineProcess:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(WAIT_SECONDS)
 
     def wait_exit(self) -> int:
-        return self._process.wait(20)
+        return self._process.wait(WAIT_SECONDS)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from quire.tracing.base import Tracer
 from quire.v1 import tokenizer_pb2_grpc
 from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -114,7 +114,7 @@ async def gateway_before(
     limits = httpx.Limits(max_connections=300)
     async with (
         serving(make_server(context)) as port,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=limits) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS, limits=limits) as client,
     ):
         await eventually(lambda: context.ready, "the gateway does not become ready")
         yield Gateway(context, client, port)

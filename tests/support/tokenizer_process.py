@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.support.engine_process import ROOT, free_port
+from tests.support.waiting import WAIT_SECONDS
 
 
 class TokenizerProcess:
@@ -31,9 +32,9 @@ class TokenizerProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(WAIT_SECONDS)
 
     def restart(self) -> None:
         """Once it has ended."""
-        self.process.wait(20)
+        self.process.wait(WAIT_SECONDS)
         self.process = self._start()

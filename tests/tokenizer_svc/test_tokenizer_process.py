@@ -21,7 +21,7 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.engine_process import ROOT, free_port
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Service:

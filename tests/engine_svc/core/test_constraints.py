@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -336,8 +337,8 @@ def test_an_engine_without_a_vocabulary_refuses() -> None:
 
 
 def test_a_grammar_that_takes_too_long_ends_its_request() -> None:
-    now = [0.0]
-    grammars = Grammars(VOCABULARY_SIZE, lambda: time.sleep(0.2), lambda: now[0])  # type: ignore[arg-type,return-value]
+    now, over = [0.0], threading.Event()
+    grammars = Grammars(VOCABULARY_SIZE, lambda: over.wait(SECONDS), lambda: now[0])  # type: ignore[arg-type,return-value]
     executor = FakeExecutor(VOCABULARY_SIZE, 4)
     executor.allocate(64)
     facts = EngineFacts(num_blocks=64, block_size=4, max_model_len=240, max_num_batched_tokens=64)
@@ -348,6 +349,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request() -> None:
     assert engine.has_work
     (delta,) = engine.step()
     assert isinstance(delta.error, DeadlineExceeded)
+    over.set()
     engine.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from engine_svc.core.watchdog import watch_steps
 from quire.options.watchdog import WatchdogOptions
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 async def test_watchdog_follows_the_steps() -> None:

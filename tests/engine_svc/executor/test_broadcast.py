@@ -15,7 +15,7 @@ from engine_svc.executor.slots import SLOT_BYTES, SlotReader, SlotWriter
 from engine_svc.plan import NewSequence, StepPlan, TokenMasks
 from tests.support.plans import sampling_plan
 
-SECONDS = 10.0
+SECONDS = 60.0
 SHORT = Allocate(5, 6)
 
 

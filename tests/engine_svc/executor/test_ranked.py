@@ -25,7 +25,7 @@ from tests.support.engine_options import engine_options
 from tests.support.plans import sampling_plan
 from tests.support.waiting import eventually_now
 
-SECONDS = 30.0
+SECONDS = 60.0
 RANKS = 3
 
 

@@ -133,7 +133,7 @@ async def test_unloading_waits_for_the_last_request(tmp_path: Path) -> None:
     async with running_engine(executor, **options(tmp_path)) as engine:
         await load(engine, "x", a)
         call = engine.stub.Generate(
-            engine_pb2.EngineServiceGenerateRequest(generation=generation(PROMPT, model="x", max_tokens=200)),
+            engine_pb2.EngineServiceGenerateRequest(generation=generation(PROMPT, model="x", max_tokens=500)),
             timeout=TIMEOUT,
         )
         brought = list((await call.read()).delta.token_ids)
@@ -144,18 +144,18 @@ async def test_unloading_waits_for_the_last_request(tmp_path: Path) -> None:
         assert await waiting == 0
         while (response := await call.read()) is not grpc.aio.EOF:
             brought += response.delta.token_ids
-        assert brought == wanted(a, 200)
+        assert brought == wanted(a, 500)
 
 
 async def test_a_wait_for_the_last_request_ends_with_it(tmp_path: Path) -> None:
     a = adapter_folder(tmp_path / "a")
     async with running_engine(fake_executor(step_seconds=0.002), **options(tmp_path)) as engine:
         await load(engine, "x", a)
-        running = asyncio.create_task(tokens(engine, "x", max_tokens=100))
+        running = asyncio.create_task(tokens(engine, "x", max_tokens=500))
         while not (await load_now(engine)).running_sequences:
             await asyncio.sleep(0.01)
         assert await unload(engine, "x", 20_000) == 0
-        assert await running == wanted(a, 100)
+        assert await running == wanted(a, 500)
         error = await refused(unload(engine, "y", 600_001))
         assert isinstance(error, InvalidRequest)
         assert error.parameter == "wait_ms"
@@ -166,12 +166,12 @@ async def test_a_replaced_adapter_serves_those_that_began_with_it(tmp_path: Path
     executor = fake_executor(2, 2, step_seconds=0.002)
     async with running_engine(executor, **options(tmp_path, max_loras=2)) as engine:
         await load(engine, "x", a)
-        old = asyncio.create_task(tokens(engine, "x", max_tokens=100))
+        old = asyncio.create_task(tokens(engine, "x", max_tokens=500))
         while not (await load_now(engine)).running_sequences:
             await asyncio.sleep(0.01)
         await load(engine, "x", b, in_place=True)
         assert await tokens(engine, "x", max_tokens=5) == wanted(b, 5)
-        assert await old == wanted(a, 100)
+        assert await old == wanted(a, 500)
         await wait_free(engine)
 
 
@@ -220,7 +220,7 @@ async def test_routers_and_metrics_hear_what_runs_and_what_waits(tmp_path: Path)
         assert info.max_loras == 1
         await load(engine, "a", a)
         await load(engine, "b", b)
-        first = asyncio.create_task(tokens(engine, "a", max_tokens=400))
+        first = asyncio.create_task(tokens(engine, "a", max_tokens=1500))
         while not (told := await load_now(engine)).running_sequences:
             await asyncio.sleep(0.01)
         second = asyncio.create_task(tokens(engine, "b", n=2))
@@ -244,7 +244,7 @@ async def test_a_request_that_waits_for_a_slot_keeps_its_deadline(tmp_path: Path
     async with running_engine(fake_executor(step_seconds=0.005), **options(tmp_path)) as engine:
         await load(engine, "a", a)
         await load(engine, "b", b)
-        first = asyncio.create_task(tokens(engine, "a", max_tokens=400))
+        first = asyncio.create_task(tokens(engine, "a", max_tokens=1500))
         while not (await load_now(engine)).running_sequences:
             await asyncio.sleep(0.01)
         error = await refusal(engine, generation(PROMPT, model="b", timeout_ms=50))

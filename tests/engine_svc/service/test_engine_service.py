@@ -391,7 +391,7 @@ async def test_a_full_queue_is_overload() -> None:
     async with running_engine(FakeExecutor(step_seconds=0.02), max_num_seqs=1, max_waiting_requests=2) as engine:
         client = Client(engine)
         await client.start(**{f"s{index}": generation([index], max_tokens=100) for index in range(1, 9)})
-        await client.read_until(5)
+        await client.read_until(4)  # one may be on its way from those that wait to those that run, and count as neither
         errors = [from_request_error(delta.error) for delta in client.final.values()]
         assert all(isinstance(error, Overloaded) for error in errors)
         client.call.cancel()
@@ -482,13 +482,13 @@ async def test_not_loaded_means_unavailable() -> None:
 
 async def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     async with running_engine(FakeExecutor(step_seconds=0.005)) as engine:
-        running = asyncio.create_task(generated(engine, generation([1], max_tokens=50)))
+        running = asyncio.create_task(generated(engine, generation([1], max_tokens=200)))
         while not engine.worker.loop.load().busy:
             await asyncio.sleep(0.005)
         draining = asyncio.create_task(engine.worker.loop.drain())
         await asyncio.sleep(0)
         assert (await refusal(engine, generation([1]))).reason == "DRAINING"
-        assert len(await running) == 50
+        assert len(await running) == 200
         await asyncio.wait_for(draining, TIMEOUT)
 
 

@@ -12,7 +12,7 @@ from quire.options.server import RpcSecurityOptions
 from quire.v1 import router_pb2, router_pb2_grpc
 from tests.support.engine_process import free_port
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):

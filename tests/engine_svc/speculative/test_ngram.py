@@ -99,9 +99,9 @@ def test_a_token_costs_the_same_in_a_long_text(size: int) -> None:
     for _ in range(size // 1000 + 1):
         guesser.begin()
         guesser.guess(made, 8)
-    start = time.perf_counter()
+    start = time.thread_time()
     for token in range(100):
         go_on(made, [token])
         guesser.begin()
         guesser.guess(made, 8)
-    assert time.perf_counter() - start < 1.0
+    assert time.thread_time() - start < 1.0

@@ -15,6 +15,7 @@ from gateway.answers.patience import Patience
 from gateway.answers.queue import AnswerQueue
 from gateway.answers.stream import EventStream
 from quire.errors import QuireError
+from tests.support.waiting import WAIT_SECONDS
 
 LONG = 3600.0
 
@@ -48,7 +49,7 @@ async def test_the_first_wait_that_takes_too_long_is_told_once() -> None:
         patience.begin(LONG)
         patience.end()
     patience.begin(0.01)  # sooner than the timer that is set
-    await asyncio.wait_for(lost.wait(), 10)
+    await asyncio.wait_for(lost.wait(), WAIT_SECONDS)
     lost.clear()
     await asyncio.sleep(0.05)
     assert not lost.is_set()
@@ -87,10 +88,10 @@ async def test_a_stream_on_which_nothing_comes_pings(monkeypatch: pytest.MonkeyP
     queue, sent = AnswerQueue(1), asyncio.Queue[Message]()
     queue.push(update())
     task = asyncio.create_task(EventStream(queue, Writer())({"type": "http"}, receive, sent.put))
-    messages = [await asyncio.wait_for(sent.get(), 10) for _ in range(4)]
+    messages = [await asyncio.wait_for(sent.get(), WAIT_SECONDS) for _ in range(4)]
     assert [message.get("body") for message in messages] == [None, b"u", PING, PING]
     queue.close()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, WAIT_SECONDS)
     assert not sent.empty()
 
 
@@ -103,5 +104,5 @@ async def test_a_client_that_does_not_read_loses_its_stream(monkeypatch: pytest.
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    await asyncio.wait_for(EventStream(queue, Writer())({"type": "http"}, receive, send), 10)
+    await asyncio.wait_for(EventStream(queue, Writer())({"type": "http"}, receive, send), WAIT_SECONDS)
     assert queue.closed

@@ -82,8 +82,12 @@ StartStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
 
 @pytest.fixture
-def start_stack(tokenizer_folder: Path) -> StartStack:
-    """Starts so many tokenizer processes and what is around them, all of which end with the context."""
+def start_stack(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> StartStack:
+    """Starts so many tokenizer processes and what is around them, all of which end with the context. One that starts
+    again is waited for, however busy the machine is."""
+    for name in ("tokenizers.CALL_SECONDS", "texts.RESUME_SECONDS"):
+        monkeypatch.setattr(f"gateway.services.{name}", WAIT_SECONDS)
+    monkeypatch.setattr("gateway.pipeline.CALL_SECONDS", WAIT_SECONDS)
 
     @contextlib.asynccontextmanager
     async def start(count: int = 2, *arguments: str, **options: Any) -> AsyncIterator[Stack]:
@@ -195,7 +199,7 @@ async def test_requests_go_to_a_replica_that_is_up(start_stack: StartStack) -> N
         assert [replica.live for replica in replicas.known if replica.draining] == [1]
         stack.release()
         await reader.result()
-        await asyncio.to_thread(stopping.process.wait, 10)  # its drain is over
+        await asyncio.to_thread(stopping.process.wait, WAIT_SECONDS)  # its drain is over
         assert stopping.process.returncode == 0
         await stack.gateway.complete()
 
@@ -229,7 +233,7 @@ async def test_no_replica_comes_back(start_stack: StartStack, monkeypatch: pytes
 
 
 async def test_a_stream_waits_no_longer_than_its_deadline(start_stack: StartStack) -> None:
-    async with start_stack(1, request_timeout_seconds=1.0) as stack:
+    async with start_stack(1, request_timeout_seconds=3.0) as stack:
         (reader,) = await stack.hold([COMPLETION], [3])
         stack.tokenizers[0].kill()
         await asyncio.wait_for(reader.task, WAIT_SECONDS)

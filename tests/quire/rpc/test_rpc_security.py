@@ -19,7 +19,7 @@ from tests.support.certificates import make_authority, make_certificate
 from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation
 
-SECONDS = 5.0
+SECONDS = 60.0
 TOKEN = RpcSecurityOptions(grpc_token="correct horse")
 
 

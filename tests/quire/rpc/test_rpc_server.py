@@ -29,7 +29,7 @@ from tests.support.router_client import generation
 SERVICE = "quire.v1.EngineService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def channel_to(engine: FakeEngine) -> grpc.aio.Channel:

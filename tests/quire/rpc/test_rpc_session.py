@@ -20,7 +20,7 @@ from tests.quire.rpc.conftest import StartServer
 from tests.support.engine_process import free_port
 from tests.support.fake_engine import FakeEngine, expected_tokens
 from tests.support.router_client import generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 Frame = engine_pb2.EngineServiceSessionResponse
 Link = SessionLink[engine_pb2.EngineServiceSessionRequest, Frame]
@@ -93,7 +93,7 @@ async def test_a_waiting_reader_of_an_outbox_wakes() -> None:
     reader = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     outbox.post().deltas.add(stream_id=1)
-    assert await asyncio.wait_for(reader, 5) is not None
+    assert await asyncio.wait_for(reader, WAIT_SECONDS) is not None
 
 
 async def test_what_waits_in_an_outbox_goes_with_the_next_post_or_a_flush() -> None:
@@ -207,7 +207,7 @@ async def test_a_link_that_is_stopped_just_as_its_connection_ends_stops(
     owner.link.give_up()
     await ending.wait()
     running.cancel()
-    await asyncio.wait([running], timeout=5)
+    await asyncio.wait([running], timeout=WAIT_SECONDS)
     assert running.done()
     await owner.channel.close()
 
@@ -265,7 +265,7 @@ async def test_a_silent_stream_survives_its_pings(silent_address: str) -> None:
     """A server with gRPC's defaults would end it after three pings, a second apart: ENHANCE_YOUR_CALM."""
     async with open_channel(silent_address, RpcSecurityOptions()) as channel:
         call = engine_pb2_grpc.EngineServiceStub(channel).Session()
-        await asyncio.wait_for(call.wait_for_connection(), 5)
+        await asyncio.wait_for(call.wait_for_connection(), WAIT_SECONDS)
         await asyncio.sleep(5.5)
         assert not call.done()
         call.cancel()

@@ -16,7 +16,7 @@ from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.engine_process import EngineProcess, engine_process, free_port
 from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
 from tests.support.router_client import GatewaySession, generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -282,7 +282,7 @@ async def test_a_frozen_worker_gets_nothing_new_and_its_requests_go_on_elsewhere
                 await (await session.start(number, generation([number], 150))).wait_tokens()
             assert len(numbers_on(running, frozen.address)) == 2
             frozen.signal(signal.SIGSTOP)
-            worker = await running.client.wait_state(frozen.address, router_pb2.WORKER_STATE_UNREACHABLE, 5)
+            worker = await running.client.wait_state(frozen.address, router_pb2.WORKER_STATE_UNREACHABLE)
             assert worker.reason
             for number in range(10, 15):
                 await (await session.start(number, generation([number], 3))).wait_ended()
@@ -409,7 +409,7 @@ async def test_a_router_that_drains_finishes_and_takes_nothing_new(
         assert isinstance(refused.error, Unavailable)
         assert not draining.done()
         assert (await session.outputs[1].wait_ended()).tokens[0] == expected_tokens([1], 40)
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("reads", [True, False])

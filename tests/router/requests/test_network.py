@@ -41,7 +41,7 @@ async def test_requests_behind_a_black_hole_go_on_elsewhere_and_it_is_used_again
                 await (await session.start(number, generation([number], 200))).wait_tokens()
             assert len(cut_off.live) == 2
             proxy.swallow()
-            await running.client.wait_state(proxy.address, router_pb2.WORKER_STATE_UNREACHABLE, 5)
+            await running.client.wait_state(proxy.address, router_pb2.WORKER_STATE_UNREACHABLE)
             await (await session.start(10, generation([10], 3))).wait_ended()
             await eventually(lambda: len(healthy.record.started) == 5, "both go on there")
             proxy.heal()

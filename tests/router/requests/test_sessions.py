@@ -11,7 +11,7 @@ from quire.v1 import common_pb2
 from tests.router.conftest import StartEngine, StartRouter
 from tests.support.fake_engine import FakeOptions, expected_tokens
 from tests.support.router_client import generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 async def test_requests_of_two_gateways_do_not_mix(start_engine: StartEngine, start_router: StartRouter) -> None:
@@ -78,7 +78,7 @@ async def test_after_half_close_the_session_ends_with_its_last_request(
         await session.start(1, generation([1], 20))
         await session.start(2, generation([2], 40))
         await session.call.done_writing()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             await session.call.code()
         assert session.outputs[1].tokens[0] == expected_tokens([1], 20)
         assert session.outputs[2].tokens[0] == expected_tokens([2], 40)
@@ -91,7 +91,7 @@ async def test_heartbeats_tell_how_many_workers_are_ready_and_the_list_their_loa
     running = await start_router(*(engine.address for engine in engines))
 
     async def running_sequences(count: int) -> list[common_pb2.EngineLoad]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 loads = [worker.load for worker in (await running.client.workers()).values()]
                 if sum(load.running_sequences for load in loads) == count:

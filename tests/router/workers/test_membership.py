@@ -18,7 +18,7 @@ from router.workers.registry import WorkerRegistry
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_engine import expected_tokens
 from tests.support.router_client import generation
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Clock:
@@ -89,11 +89,12 @@ def test_malformed_addresses(address: str) -> None:
 
 
 async def register(running: Running, address: str) -> router_pb2.RegisterWorkerResponse:
-    return await running.client.stub.RegisterWorker(router_pb2.RegisterWorkerRequest(address=address), timeout=5)
+    request = router_pb2.RegisterWorkerRequest(address=address)
+    return await running.client.stub.RegisterWorker(request, timeout=WAIT_SECONDS)
 
 
 async def renew(running: Running, lease_id: str) -> router_pb2.HeartbeatResponse:
-    return await running.client.stub.Heartbeat(router_pb2.HeartbeatRequest(lease_id=lease_id), timeout=5)
+    return await running.client.stub.Heartbeat(router_pb2.HeartbeatRequest(lease_id=lease_id), timeout=WAIT_SECONDS)
 
 
 async def test_a_registered_worker_serves_until_its_lease_ends(
