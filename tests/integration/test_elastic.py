@@ -9,7 +9,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,12 +89,23 @@ def test_engines_come_and_go_under_load(one: Stack) -> None:
         os.kill(router, signal.SIGKILL)
         wait_for(lambda: one.children().get("router") not in (None, router))
         wait_for_ready(one, [0, 1])
-        during = [pool.submit(complete, one, number) for number in range(STREAMS)]
-        wait_for(lambda: all(worker["running_sequences"] for worker in workers(one)))
+        during = under_way(one, partial(pool.submit, complete, one), STREAMS)
         assert scale(one, 1, drain_seconds=0.1) == ScaleAnswer(1)
         assert [answer.result(SECONDS) for answer in during] == expected
     wait_for_ready(one, [0])
     assert scale(one, None) == ScaleAnswer(1)
+
+
+def under_way(stack: Stack, ask: Callable[[int], Future[str]], count: int) -> list[Future[str]]:
+    """So many answers, at every engine some. Asked for again where all were there before an engine was seen at work."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        answers = [ask(number) for number in range(count)]
+        while not all(answer.done() for answer in answers):
+            if all(worker["running_sequences"] for worker in workers(stack)):
+                return answers
+            time.sleep(0.02)
+    raise AssertionError("an engine was never seen at work")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -132,8 +143,7 @@ def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_pa
         wait_for_ready(running, [0, 1])
         with ThreadPoolExecutor(4) as pool:
             expected = list(pool.map(partial(complete, running, max_tokens=200), range(4)))
-            during = [pool.submit(complete, running, number, 200) for number in range(4)]
-            wait_for(lambda: all(worker["running_sequences"] for worker in workers(running)))
+            during = under_way(running, partial(pool.submit, complete, running, max_tokens=200), 4)
             assert scale(running, 3, drain_seconds=0.1) == ScaleAnswer(3)
             assert [answer.result(SECONDS) for answer in during] == expected
         wait_for_ready(running, [0, 1, 2])
