@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -79,17 +78,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """To look for garbage among all that is imported and listed takes as long as the rest of it."""
+    """To look for garbage among all that is imported and listed takes as long as the rest of it; so does each look in
+    the tests and at the end of the process."""
     with without_collection():
         return (yield)
-
-
-def pytest_collection_finish() -> None:
-    """What is imported by now stays: without torch and thousands of tests to go through, garbage is found sooner."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """The interpreter takes its leave of all of it."""
-    gc.unfreeze()
