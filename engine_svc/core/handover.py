@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,6 +19,17 @@ _MAX_STEPS = 256
 _LOOK_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step brought, or what is left of it. Its deltas go at once where they are of `urgent` requests, and all
+    that waits does with `flush`."""
+
+    deltas: list[SequenceDelta]
+    changes: Changes | None = None
+    urgent: Collection[int] = ()
+    flush: bool = False
+
+
 class Handover:
     """Calls into the event loop, no more of them than needed.
 
@@ -25,37 +37,50 @@ class Handover:
     millisecond. So what is not urgent waits for the end of a pause after the call before, together with what comes
     until then; the pause ends in the event loop, without the engine's thread. What waited together of a sequence goes
     on as one delta: each costs every service as much, and the gateway an event, whether it has one token or three.
+    What is urgent goes without the others' deltas, with all that waits of the same requests.
     """
 
     def __init__(
         self,
         event_loop: asyncio.AbstractEventLoop,
         deliver: Callable[[list[SequenceDelta], list[Changes]], None],
-        pause: float,
+        pause: Callable[[int], float],
     ) -> None:
         """
         Args:
-            deliver: takes what some steps brought, in order; called in the event loop.
-            pause: seconds.
+            deliver: takes what some steps brought, of each request in order; called in the event loop.
+            pause: seconds, after so many deltas.
         """
         self._event_loop = event_loop
         self._deliver = deliver
         self._pause = pause
-        self._brought: deque[tuple[list[SequenceDelta], Changes | None]] = deque()
+        self._brought: deque[_Step] = deque()
         self._room = threading.Semaphore(_MAX_STEPS)
         self._called = False  # and the call has not come yet
         self._pausing = False
         self._closed = False
 
-    def put(self, deltas: list[SequenceDelta], changes: Changes | None, *, urgent: bool) -> None:
-        """Called in the engine's thread. Where the event loop lags behind, so does the engine."""
+    def put(
+        self,
+        deltas: list[SequenceDelta],
+        changes: Changes | None,
+        *,
+        urgent: Collection[int] = (),
+        flush: bool = False,
+    ) -> None:
+        """Called in the engine's thread. Where the event loop lags behind, so does the engine.
+
+        Args:
+            urgent: requests, by their keys, whose deltas go at once.
+            flush: all deltas do.
+        """
         while not self._room.acquire(timeout=_LOOK_SECONDS):
             if self._closed:
                 return
         if self._closed:  # nobody listens any more
             return
-        self._brought.append((deltas, changes))
-        if (urgent or not self._pausing) and not self._called:
+        self._brought.append(_Step(deltas, changes, urgent, flush))
+        if (urgent or flush or not self._pausing) and not self._called:
             self._called = True
             self._event_loop.call_soon_threadsafe(self._take)
 
@@ -65,20 +90,23 @@ class Handover:
 
     def _take(self) -> None:
         self._called = False  # first: what is put from now on may call again
-        steps, changes = list[list[SequenceDelta]](), list[Changes]()
-        while self._brought:
-            more, change = self._brought.popleft()
+        brought = [self._brought.popleft() for _ in range(len(self._brought))]
+        going, staying = [step.deltas for step in brought], list[_Step]()
+        if self._pausing and not any(step.flush for step in brought):
+            urgent = {key for step in brought for key in step.urgent}
+            going = [[delta for delta in step.deltas if delta.key in urgent] for step in brought]
+            others = ([delta for delta in step.deltas if delta.key not in urgent] for step in brought)
+            staying = [_Step(deltas) for deltas in others if deltas]
+            self._brought.extendleft(reversed(staying))
+        for _ in range(len(brought) - len(staying)):
             self._room.release()
-            if more:
-                steps.append(more)
-            if change:
-                changes.append(change)
-        deltas = joined(steps)
+        deltas = joined([step for step in going if step])
+        changes = [step.changes for step in brought if step.changes]
         if self._closed or not (deltas or changes):
             return
         if not self._pausing:
             self._pausing = True
-            self._event_loop.call_later(self._pause, self._end_pause)
+            self._event_loop.call_later(self._pause(len(deltas)), self._end_pause)
         self._deliver(deltas, changes)
 
     def _end_pause(self) -> None:

@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 1.0
 # So often it looks for blocks that come from elsewhere, where there is nothing else to do.
 _BLOCKS_SECONDS = 0.001
-# The tokens of a fast model reach the event loop, and go on from there, this far apart. A stream's first and last ones
-# go at once, and whatever comes slower.
+# The tokens of a fast model reach the event loop, and go on from there, this far apart; those of many sequences twice
+# as far, for each of them costs the services as much, however many tokens it has. A stream's first and last ones go at
+# once, and whatever comes slower.
 _PAUSE_SECONDS = 0.01
+_MANY_SEQUENCES = 16
 
 Command = Callable[[SteppedEngine], None]
 T = TypeVar("T")
@@ -76,7 +78,7 @@ class EngineLoop:
         self.died: asyncio.Future[Exception] = self._event_loop.create_future()
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
-        self._handover = Handover(self._event_loop, self._deliver, _PAUSE_SECONDS)
+        self._handover = Handover(self._event_loop, self._deliver, _pause_after)
         self._heard: set[int] = set()  # keys of which something has been handed over
         self._stopping = False
         self._draining = False
@@ -200,7 +202,7 @@ class EngineLoop:
                 tell: Callable[[], None] = partial(resolve, take(engine))
             except QuireError as error:
                 tell = partial(refuse, error)
-            self._handover.put([], engine.take_cache_changes(), urgent=True)
+            self._handover.put([], engine.take_cache_changes(), flush=True)
             self._event_loop.call_soon_threadsafe(tell)
 
         self._command(command)
@@ -340,17 +342,23 @@ class EngineLoop:
 
     def _hand_over(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
         if deltas or changes:
-            self._handover.put(deltas, changes, urgent=self._has_first_or_last(deltas))
+            self._handover.put(deltas, changes, urgent=self._first_or_last(deltas))
 
-    def _has_first_or_last(self, deltas: list[SequenceDelta]) -> bool:
-        found, heard = False, self._heard
+    def _first_or_last(self, deltas: list[SequenceDelta]) -> set[int]:
+        """The requests, by their keys, of which something is a sequence's last or their own first."""
+        found, heard = set[int](), self._heard
         for delta in deltas:
-            if delta.key not in heard:
-                heard.add(delta.key)
-                found = True
+            key = delta.key
+            if key not in heard:
+                heard.add(key)
+                found.add(key)
             if delta.finish_reason:
-                found = True
+                found.add(key)
             if delta.is_final:
-                heard.discard(delta.key)
-                found = True
+                heard.discard(key)
+                found.add(key)
         return found
+
+
+def _pause_after(sequences: int) -> float:
+    return _PAUSE_SECONDS if sequences <= _MANY_SEQUENCES else 2 * _PAUSE_SECONDS

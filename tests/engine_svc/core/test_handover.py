@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,31 +23,60 @@ class Loop:
     """An event loop's side of a handover."""
 
     def __init__(self, pause: float) -> None:
+        self.told: list[int] = []  # how many deltas each pause came after
+        self._seconds = pause
         self.calls: list[list[int]] = []  # keys of the deltas of each
-        self.handover = Handover(asyncio.get_running_loop(), self._deliver, pause)
+        self.handover = Handover(asyncio.get_running_loop(), self._deliver, self._pause)
 
     @property
     def keys(self) -> list[int]:
         return [key for call in self.calls for key in call]
 
-    async def put(self, key: int, *, urgent: bool = False) -> None:
-        """From another thread."""
-        await asyncio.to_thread(self.handover.put, [SequenceDelta(key, 0, [])], None, urgent=urgent)
+    async def put(self, *keys: int, urgent: Sequence[int] = (), flush: bool = False) -> None:
+        """A step, from another thread."""
+        deltas = [SequenceDelta(key, 0, [0]) for key in keys]
+        await asyncio.to_thread(self.handover.put, deltas, None, urgent=urgent, flush=flush)
 
     def _deliver(self, deltas: list[SequenceDelta], changes: list[Changes]) -> None:
         self.calls.append([delta.key for delta in deltas])
 
+    def _pause(self, deltas: int) -> float:
+        self.told.append(deltas)
+        return self._seconds
 
-async def test_what_is_not_urgent_waits_for_what_is() -> None:
+
+async def test_what_is_urgent_goes_without_what_is_not() -> None:
     loop = Loop(FOREVER)
     await loop.put(1)  # nothing has been delivered, so there is no pause yet
     await eventually(lambda: loop.keys == [1], "the first", SECONDS)
-    await loop.put(2)
+    await loop.put(2, 4)
     await loop.put(3)
     await asyncio.sleep(0.01)
     assert loop.keys == [1]
-    await loop.put(4, urgent=True)
-    await eventually(lambda: loop.calls == [[1], [2, 3, 4]], "the urgent one, and those before it", SECONDS)
+    await loop.put(2, 4, 5, urgent=[4, 5])
+    await eventually(lambda: loop.calls == [[1], [4, 5]], "the urgent ones", SECONDS)
+    await loop.put(6, flush=True)
+    await eventually(lambda: loop.calls[2:] == [[3, 2, 6]], "all that waits, in order", SECONDS)
+    assert loop.told == [1]
+
+
+async def test_a_request_that_is_urgent_brings_what_waits_of_it() -> None:
+    delivered: list[SequenceDelta] = []
+    handover = Handover(asyncio.get_running_loop(), lambda deltas, _: delivered.extend(deltas), lambda _: FOREVER)
+    steps = [SequenceDelta(1, 0, [10]), SequenceDelta(1, 0, [11]), SequenceDelta(2, 0, [20]), SequenceDelta(1, 0, [12])]
+    for number, delta in enumerate(steps):
+        await asyncio.to_thread(handover.put, [delta], None, urgent=[1] if number == 3 else [])
+        await asyncio.sleep(0)
+    await eventually(lambda: len(delivered) == 2, "the first, and the rest of its request", SECONDS)
+    assert delivered == [SequenceDelta(1, 0, [10]), SequenceDelta(1, 0, [11, 12])]
+
+
+async def test_a_pause_is_told_how_much_it_comes_after() -> None:
+    loop = Loop(0.01)
+    await loop.put(1)
+    await loop.put(2, 3, 4)
+    await eventually(lambda: loop.keys == [1, 2, 3, 4], "all", SECONDS)
+    assert loop.told in ([1, 3], [4])
 
 
 async def test_a_pause_ends_without_the_engines_thread() -> None:
@@ -58,15 +88,22 @@ async def test_a_pause_ends_without_the_engines_thread() -> None:
 
 
 async def test_nothing_is_lost_or_reordered_however_they_meet() -> None:
-    loop = Loop(0.0005)
+    come: dict[int, list[int]] = {0: [], 1: [], 2: []}
+
+    def deliver(deltas: list[SequenceDelta], changes: list[Changes]) -> None:
+        for delta in deltas:
+            come[delta.key] += delta.token_ids
+
+    handover = Handover(asyncio.get_running_loop(), deliver, lambda _: 0.0005)
 
     def engine() -> None:
-        for key in range(5000):
-            loop.handover.put([SequenceDelta(key, 0, [])], None, urgent=key % 7 == 0)
+        for number in range(5000):
+            deltas = [SequenceDelta(key, 0, [number]) for key in come]
+            handover.put(deltas, None, urgent=[number % 3] if number % 7 == 0 else ())
 
     await asyncio.to_thread(engine)
-    await eventually(lambda: len(loop.keys) == 5000, "all", SECONDS)
-    assert loop.keys == list(range(5000))
+    await eventually(lambda: all(len(tokens) == 5000 for tokens in come.values()), "all", SECONDS)
+    assert all(tokens == list(range(5000)) for tokens in come.values())
 
 
 async def test_the_engine_waits_for_an_event_loop_that_lags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +113,7 @@ async def test_the_engine_waits_for_an_event_loop_that_lags(monkeypatch: pytest.
 
     def engine() -> None:
         for key in range(6):
-            loop.handover.put([SequenceDelta(key, 0, [])], None, urgent=key == 0)
+            loop.handover.put([SequenceDelta(key, 0, [])], None, urgent=[0] if key == 0 else ())
             put.append(key)
 
     thread = threading.Thread(target=engine)
