@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.engine_process import free_port
 from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support.waiting import under_way
 
 pytestmark = pytest.mark.slow
 
@@ -141,8 +142,7 @@ def test_an_engine_of_another_node_that_is_lost_takes_no_stream_with_it(nodes: t
     api = client(first)
     with ThreadPoolExecutor(8) as pool:
         expected = list(pool.map(lambda number: complete(api, number, 200), range(8)))
-        answers = [pool.submit(complete, api, number, 200) for number in range(8)]
-        wait_for(lambda: running_at(first, 1))
+        answers = under_way(lambda number: pool.submit(complete, api, number, 200), 8, lambda: running_at(first, 1))
         for pid in processes(second, "engine"):
             os.kill(pid, signal.SIGKILL)
         assert [answer.result(SECONDS) for answer in answers] == expected

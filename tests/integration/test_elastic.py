@@ -8,8 +8,8 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from quire.errors import FailedPrecondition, InvalidRequest, Unavailable
 from quire.supervision import ScaleAnswer, ScaleRequest, ask_supervisor
 from tests.support.stack import Stack, start_stack, stop_stack
 from tests.support.tiny_models import make_model
+from tests.support.waiting import eventually_now, under_way
 
 pytestmark = pytest.mark.slow
 
@@ -87,32 +88,17 @@ def test_engines_come_and_go_under_load(one: Stack) -> None:
         wait_for_ready(one, [0, 1])
         router = one.children()["router"]
         os.kill(router, signal.SIGKILL)
-        wait_for(lambda: one.children().get("router") not in (None, router))
+        eventually_now(lambda: one.children().get("router") not in (None, router))
         wait_for_ready(one, [0, 1])
-        during = under_way(one, partial(pool.submit, complete, one), STREAMS)
+        during = under_way(partial(pool.submit, complete, one), STREAMS, partial(all_run, one))
         assert scale(one, 1, drain_seconds=0.1) == ScaleAnswer(1)
         assert [answer.result(SECONDS) for answer in during] == expected
     wait_for_ready(one, [0])
     assert scale(one, None) == ScaleAnswer(1)
 
 
-def under_way(stack: Stack, ask: Callable[[int], Future[str]], count: int) -> list[Future[str]]:
-    """So many answers, at every engine some. Asked for again where all were there before an engine was seen at work."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        answers = [ask(number) for number in range(count)]
-        while not all(answer.done() for answer in answers):
-            if all(worker["running_sequences"] for worker in workers(stack)):
-                return answers
-            time.sleep(0.02)
-    raise AssertionError("an engine was never seen at work")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+def all_run(stack: Stack) -> bool:
+    return all(worker["running_sequences"] for worker in workers(stack))
 
 
 def wait_for_ready(stack: Stack, ranks: list[int]) -> None:
@@ -143,7 +129,8 @@ def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_pa
         wait_for_ready(running, [0, 1])
         with ThreadPoolExecutor(4) as pool:
             expected = list(pool.map(partial(complete, running, max_tokens=200), range(4)))
-            during = under_way(running, partial(pool.submit, complete, running, max_tokens=200), 4)
+            ask = partial(pool.submit, complete, running, max_tokens=200)
+            during = under_way(ask, 4, partial(all_run, running))
             assert scale(running, 3, drain_seconds=0.1) == ScaleAnswer(3)
             assert [answer.result(SECONDS) for answer in during] == expected
         wait_for_ready(running, [0, 1, 2])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import TypeVar
 
 # On a machine that does a lot else, a process takes many times as long to start as alone.
 WAIT_SECONDS = 60.0
+
+T = TypeVar("T")
 
 
 async def eventually(condition: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
@@ -20,6 +24,18 @@ def eventually_now(condition: Callable[[], object], what: str = "", seconds: flo
     """As `eventually`, where there is no event loop."""
     for pause in _pauses(condition, what, seconds):
         time.sleep(pause)
+
+
+def under_way(ask: Callable[[int], Future[T]], count: int, is_seen: Callable[[], object]) -> list[Future[T]]:
+    """So many answers, not all of them there, while something is seen; asked for again where it was seen too late."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        answers = [ask(number) for number in range(count)]
+        while not all(answer.done() for answer in answers):
+            if is_seen():
+                return answers
+            time.sleep(0.01)
+    raise AssertionError("what they do was never seen")
 
 
 def _pauses(condition: Callable[[], object], what: str, seconds: float) -> Iterator[float]:
