@@ -262,7 +262,8 @@ class PoolDispatcher:
         try:
             return await call.answer
         except asyncio.CancelledError:
-            if call.lost is None:
+            task = asyncio.current_task()
+            if call.lost is None or task is None or task.cancelling():  # its caller has gone, just now perhaps
                 raise
             raise call.lost from None
         finally:

@@ -110,6 +110,25 @@ async def test_bounds_deadlines_and_callers_that_leave(start_engine: StartEngine
         await pool(running, request([1], tenant="t" * 129))
 
 
+async def test_a_caller_that_leaves_as_the_worker_is_lost_is_gone(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engines = [await start_engine(pooling=EMBEDDER) for _ in range(2)]
+    for engine in engines:
+        engine.pooling.hold()
+    running = await start_router(*(engine.address for engine in engines))
+    pooling = running.router.core.pooling
+    leaving = asyncio.create_task(pooling.pool(request([1]), WAIT_SECONDS))
+    await eventually(lambda: sum(received(*engines)) == 1, "it has not come")
+    (worker,) = (call.worker for call in pooling._calls)
+    assert worker is not None
+    pooling.on_lost(worker, Unavailable("gone"))
+    leaving.cancel()
+    await asyncio.wait([leaving], timeout=WAIT_SECONDS)
+    assert leaving.cancelled()
+    assert sum(received(*engines)) == 1
+
+
 async def test_a_request_that_its_worker_refuses_is_done_by_another(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
