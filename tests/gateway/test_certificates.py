@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gateway.certificates import Certificates
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.certificates import make_authority, make_certificate
+from tests.support.waiting import WAIT_SECONDS
 
 
 async def shown(port: int) -> bytes:
@@ -20,8 +22,15 @@ async def shown(port: int) -> bytes:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     told: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
+    await close(writer)
     return told
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    """Returns once nothing is left of the connection: it would be found when the event loop is gone."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 @pytest.mark.asyncio
@@ -41,7 +50,14 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate, key)
     certificates = Certificates(tls, options)
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, ssl=tls)
+    left = asyncio.Queue[None]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        await close(writer)
+        left.put_nowait(None)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     first = await shown(port)
     put("two", "one")  # the key has not come yet
@@ -54,6 +70,8 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     certificate.unlink()
     certificates.refresh()
     assert await shown(port) == second
+    for _ in range(4):
+        await asyncio.wait_for(left.get(), WAIT_SECONDS)
     server.close()
 
 

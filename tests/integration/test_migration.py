@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 START_SECONDS = 180.0
 STREAMS = 16
-TOKENS = 100
+TOKENS = 200
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import cast
 
@@ -70,7 +69,7 @@ async def test_requests_that_come_while_the_engine_dies_end_too() -> None:
     ends, request = Ends(), GenerationRequest("r", [1], SamplingParameters())
     first = loop.submit(request, ends)
     # Without a word to the event loop: it does not know yet when the second one comes.
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "engine")
+    thread = loop._thread
     thread.join(SECONDS)
     assert not thread.is_alive() and not loop.died.done()
     second = loop.submit(request, ends)

@@ -96,9 +96,11 @@ async def begun(shared: Shared, **fields: Any) -> dict[str, Any]:
     await eventually(lambda: shared.router.holding, "nothing comes")
     path = f"/v1/responses/{found['id']}?stream=true"
     async with shared.one.client.stream("GET", path) as events:
-        deltas = (line async for line in events.aiter_lines() if '"response.output_text.delta"' in line)
-        for _ in range(HELD):  # sent is not received yet
-            await anext(deltas)
+        lines, text = events.aiter_lines(), ""
+        while len(text) < HELD:  # sent is not received yet
+            line = await anext(lines)
+            if line.startswith("data: ") and '"response.output_text.delta"' in line:
+                text += msgspec.json.decode(line.removeprefix("data: "))["delta"]
     return found
 
 
