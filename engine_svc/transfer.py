@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
+
+_ALIGNMENT = 16  # bytes: of addresses that it divides Triton's kernels are compiled apart
 
 
 def to_device(
@@ -15,6 +18,31 @@ def to_device(
     """The values on the device; on a CPU, an array's or tensor's own memory."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_device_together(arrays: Sequence[npt.ArrayLike], device: torch.device) -> list[torch.Tensor]:
+    """Several of them, by one copy; on a CPU, arrays' own memory."""
+    tensors = [torch.as_tensor(np.asarray(each)) for each in arrays]
+    return tensors if device.type == "cpu" else unpack(to_device(pack(tensors), device), tensors)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """uint8, the tensors' memory one behind the other; `unpack` finds them there."""
+    packed = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8)
+    for part, tensor in zip(unpack(packed, tensors), tensors, strict=True):
+        part.copy_(tensor)
+    return packed
+
+
+def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of the types and shapes of those that were packed, in the same memory."""
+    parts = packed.split([_room(each) for each in like])
+    return [part[: each.nbytes].view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]
+
+
+def _room(tensor: torch.Tensor) -> int:
+    size: int = tensor.nbytes
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

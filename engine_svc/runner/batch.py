@@ -17,7 +17,7 @@ from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
 from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
-from engine_svc.transfer import to_device
+from engine_svc.transfer import to_device, to_device_together
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class SlotBuffers:
 
         Those behind a wrong draft mean nothing: others take their place before it is read.
         """
-        at = to_device(rows.slots, self._device), to_device(rows.num_tokens, self._device)
-        self.token_ids[at] = token_ids
+        slots, positions = to_device_together((rows.slots, rows.num_tokens), self._device)
+        self.token_ids[slots, positions] = token_ids
 
     def _put_drafts(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """Puts drafted tokens behind the known ones."""
@@ -114,7 +114,8 @@ class SlotBuffers:
         slots = np.repeat([sequence.slot for sequence in drafting], counts)
         positions = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
         token_ids = np.concatenate([sequence.draft_token_ids for sequence in drafting])
-        self.token_ids[self._move(slots), self._move(positions)] = self._move(token_ids)
+        at, to, drafts = to_device_together((slots, positions, token_ids), self._device)
+        self.token_ids[at, to] = drafts
 
     def flatten(self, plan: StepPlan) -> FlatBatch:
         """The batch of a step; appends the plan's new blocks and drafts first."""
@@ -148,25 +149,31 @@ class SlotBuffers:
         positions = np.arange(start[-1]) - start[owner] + computed[owner]
         rows = slots[owner]
         lengths = computed + new
-        shared: dict[str, Any] = {
-            "query_start_loc": self._move(start.astype(np.int32)), "seq_lens": self._move(lengths.astype(np.int32)),
-            "query_lens_host": new.tolist(), "seq_lens_host": lengths.tolist(), "max_query_len": int(new.max()),
-            "max_seq_len": int(lengths.max()),
-        }  # fmt: skip
-        width = -(-shared["max_seq_len"] // self._block_size)
-        metadata = []
-        for blocks in self._blocks:
-            held = blocks[rows, positions // self._block_size].astype(np.int64)
-            slot_mapping = self._move(_own(held * self._block_size + positions % self._block_size, part))
-            table = self._move(blocks[slots, :width])
-            metadata.append(AttentionMetadata(block_table=table, slot_mapping=slot_mapping, **shared))
-        states = StateMetadata(
-            shared["query_start_loc"], self._move(slots), self._move(computed == 0), shared["query_lens_host"]
-        )
+        width = -(-int(lengths.max()) // self._block_size)
+        at_block, within = np.divmod(positions, self._block_size)
+        places = [
+            _own(blocks[rows, at_block].astype(np.int64) * self._block_size + within, part) for blocks in self._blocks
+        ]
+        held = [blocks[slots, :width] for blocks in self._blocks]
+        shared = (
+            rows * self.token_ids.shape[1] + positions, positions, start.astype(np.int32), lengths.astype(np.int32),
+            slots, computed == 0,
+        )  # fmt: skip
+        moved = to_device_together([*shared, *places, *held], self._device)
+        token_places, at, starts, seq_lens, of_states, is_fresh = moved[: len(shared)]
+        slot_mappings, tables = moved[len(shared) : -len(held)], moved[-len(held) :]
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=slot_mapping,
+                query_lens_host=new.tolist(), seq_lens_host=lengths.tolist(), max_query_len=int(new.max()),
+                max_seq_len=int(lengths.max()),
+            )
+            for slot_mapping, table in zip(slot_mappings, tables, strict=True)
+        ]  # fmt: skip
+        states = StateMetadata(starts, of_states, is_fresh, new.tolist())
         return FlatBatch(
-            self.token_ids.view(-1)[self._move(rows * self.token_ids.shape[1] + positions)], self._move(positions),
-            metadata, states, slots.tolist(), start.tolist(), computed.tolist(), shared["seq_lens_host"],
-            embedded,
+            self.token_ids.view(-1)[token_places], at, metadata, states, slots.tolist(), start.tolist(),
+            computed.tolist(), lengths.tolist(), embedded,
         )  # fmt: skip
 
     def cut(self, batch: FlatBatch) -> FlatBatch:
