@@ -14,6 +14,7 @@ import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.native.library import Kernels
+from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.transfer import to_device
 
 _Position = TypeVar("_Position", int, torch.Tensor)
@@ -98,6 +99,26 @@ class AttentionOptions:
         if not self.bidirectional:
             return position + 1
         return position * 0 + _FAR if self.sliding_window is None else position + self.sliding_window
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Of query and key heads, and their norms before it; see Ops.rotate."""
+
+    ops: Ops
+    table_rows: torch.Tensor
+    num_query: int
+    norms: HeadNorms | None
+    interleaved: bool = False
+    norms_are_last: bool = False
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """Query and key heads [tokens, heads, head_dim], turned; may work in place."""
+        rotate, of_heads = self.ops.rotate, (self.num_query, self.norms, self.interleaved)
+        if not self.norms_are_last:
+            return rotate(heads, self.table_rows, *of_heads)
+        turned = rotate(heads, self.table_rows, self.num_query, None, self.interleaved)
+        return rotate(turned, self.table_rows[..., :0], *of_heads)
 
 
 @dataclass
@@ -205,6 +226,23 @@ class AttentionBackend(ABC):
         scaled = dataclasses.replace(options, scale=options.scale * scales.key)
         divided = key / scales.key, value / scales.value
         return self._attend_all(query, *divided, cache, prepared, scaled) * scales.value
+
+    def rotate_and_forward(
+        self,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """As `forward`, of queries and keys that are still to be rotated.
+
+        Args:
+            heads: [num_tokens, all heads, head_dim], of queries, keys and values side by side; may be changed.
+        """
+        query_key, value = heads.tensor_split((-self.shape.num_kv_heads,), dim=1)
+        query, key = rotation(query_key).tensor_split((rotation.num_query,), dim=1)
+        return self.forward(query, key, value, cache, prepared, options)
 
     def _attend_all(
         self,

@@ -13,10 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, Prepared
+from engine_svc.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    AttentionShape,
+    Prepared,
+    Rotation,
+)
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
+from engine_svc.kernels.rotary import Slots, rotate
 from engine_svc.kernels.tiles import query_rows
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
@@ -105,6 +113,21 @@ class TritonBackend(AttentionBackend):
             *self._together(decoding[middle:], lengths[middle:]),
         ]
 
+    def rotate_and_forward(
+        self,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See AttentionBackend.rotate_and_forward: one kernel rotates, and writes keys and values."""
+        if self._scales is not None or self.context is not None or rotation.norms_are_last:
+            return super().rotate_and_forward(heads, rotation, cache, prepared, options)
+        slots = Slots(cache, prepared.metadata.slot_mapping)
+        rotate(heads, rotation.table_rows, rotation.num_query, rotation.norms, rotation.interleaved, slots)
+        return self._attend_to_cache(heads[:, : rotation.num_query], cache, prepared, options, None)
+
     def attend(
         self,
         query: torch.Tensor,
@@ -116,9 +139,20 @@ class TritonBackend(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
+        write_cache(key, value, cache, prepared.metadata.slot_mapping)
+        return self._attend_to_cache(query, cache, prepared, options, lse)
+
+    def _attend_to_cache(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+        lse: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Keys and values are written already."""
         assert isinstance(prepared, _Prepared)
         metadata = prepared.metadata
-        write_cache(key, value, cache, metadata.slot_mapping)
         if query.stride()[1:] != (query.shape[2], 1):  # the kernels read them where they lie beside keys and values
             query = query.contiguous()
         # Of several tokens a sequence, a graph may have rows that are nobody's, and nobody writes.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepared
+from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepared, Rotation
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
@@ -108,24 +108,20 @@ class Attention(torch.nn.Module):
 
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""
-        query_key, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        query, key = self._rotate(query_key, step).split((self._heads, self._kv_heads), dim=1)
-        if step.query_scales is not None and not self._rotates:
+        where = cache.cache, cache.prepared, self.options
+        if self._rotates or self._head_norms is not None:
+            return step.attention.rotate_and_forward(heads, self._rotation(step), *where).flatten(1)
+        query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        if step.query_scales is not None:
             query = (query * step.query_scales).to(query.dtype)
-        output = step.attention.forward(query, key, value, cache.cache, cache.prepared, self.options)
-        return output.flatten(1)
+        return step.attention.forward(query, key, value, *where).flatten(1)
 
-    def _rotate(self, heads: torch.Tensor, step: StepInputs) -> torch.Tensor:
-        """Query and key heads, normed where all have the same weights; may work in place."""
-        if not self._rotates and self._head_norms is None:
-            return heads
+    def _rotation(self, step: StepInputs) -> Rotation:
+        """Of heads that are normed, too, where all have the same weights."""
         table = step.rotary if self.options.sliding_window is None else step.local_rotary
         if not self._rotates:
             table = table[..., :0]
-        if self._norms == "rotated":
-            heads = self._ops.rotate(heads, table, self._heads, None, self._interleaved)
-            table = table[..., :0]
-        return self._ops.rotate(heads, table, self._heads, self._head_norms, self._interleaved)
+        return Rotation(self._ops, table, self._heads, self._head_norms, self._interleaved, self._norms == "rotated")
 
     def _slopes(self, config: ModelConfig, context: LayerContext) -> torch.Tensor | None:
         """Of the heads that this rank attends with: those of all that share the context."""

@@ -155,8 +155,7 @@ class Affine(NamedTuple):
     bias: torch.Tensor | None  # [size]
 
 
-@dataclass(frozen=True)
-class HeadNorms:
+class HeadNorms(NamedTuple):
     """Norms of each query and key head, before their rotation."""
 
     query: torch.Tensor  # [head_dim]

@@ -42,7 +42,6 @@ _ACTIVATIONS: Mapping[PlainActivation, Callable[[torch.Tensor], torch.Tensor]] =
         "relu2": lambda values: F.relu(values).square(),
     }
 )
-_INT_MM_ROWS = 32  # CUDA's int8 product wants more than 16 rows
 
 
 class PlainOps(Ops):
@@ -328,8 +327,7 @@ def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> Product:
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         rows, scale = quantize_rows(hidden)
-        padded_rows = F.pad(rows, (0, 0, 0, max(0, _INT_MM_ROWS - len(rows))))
-        output = torch._int_mm(padded_rows, weight.values.t())[: len(rows)].float() * scale[:, None] * weight.scale
+        output = torch._int_mm(rows, weight.values.t()).float() * scale[:, None] * weight.scale
         if bias is not None:
             output += bias.float()
         return output if wide else output.to(hidden.dtype)

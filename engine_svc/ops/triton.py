@@ -12,6 +12,7 @@ from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
 from engine_svc.kernels.experts import TILE_M, SortedRows, add_choices, grouped_product, sort_by_expert
+from engine_svc.kernels.int8 import int8_product
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
@@ -40,6 +41,8 @@ class TritonOps(PlainOps):
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
+        if isinstance(weight, Int8Weight):
+            return _int8_matrix(weight, bias)
         if not isinstance(weight, CodedWeight):
             return super().matrix(weight, bias)
         packed = pack_codes(weight)
@@ -123,8 +126,7 @@ class TritonOps(PlainOps):
         interleaved: bool = False,
     ) -> torch.Tensor:
         """See Ops.rotate."""
-        query, key, epsilon = (norms.query, norms.key, norms.epsilon) if norms else (None, None, 0.0)
-        rotate(heads, table_rows, num_query, query, key, epsilon, interleaved)
+        rotate(heads, table_rows, num_query, norms, interleaved)
         return heads
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -160,6 +162,15 @@ class InvariantTritonOps(TritonOps):
             output.copy_(fixed_product(hidden, weight))
 
         return product
+
+
+def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> MatrixProduct:
+    values, scale = weight.values.contiguous(), weight.scale.contiguous()
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        return int8_product(hidden, values, scale, bias, wide)
+
+    return MatrixProduct(product, [values, scale])
 
 
 def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:

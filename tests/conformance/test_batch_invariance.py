@@ -35,6 +35,11 @@ def matrix(ops: Ops, dtype: torch.dtype) -> Operation:
     return lambda hidden: torch.cat((product(hidden).float(), product(hidden, wide=True)), dim=1)
 
 
+def int8_matrix(ops: Ops, dtype: torch.dtype) -> Operation:
+    product = ops.matrix(ops.quantize_rows(normal(200, SIZE, dtype=dtype)), normal(200, dtype=dtype))
+    return lambda hidden: torch.cat((product(hidden).float(), product(hidden, wide=True)), dim=1)
+
+
 def head_matrices(ops: Ops, dtype: torch.dtype) -> Operation:
     product = ops.head_matrices(normal(4, 16, 24, dtype=dtype).transpose(1, 2))
 
@@ -95,8 +100,8 @@ def choose_experts(ops: Ops, dtype: torch.dtype) -> Operation:
 
 
 OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
-    "matrix": matrix, "head matrices": head_matrices, "experts": experts, "norm": norm, "add norm": add_norm,
-    "add layer norm": add_layer_norm, "rotate": rotate,
+    "matrix": matrix, "int8 matrix": int8_matrix, "head matrices": head_matrices, "experts": experts, "norm": norm,
+    "add norm": add_norm, "add layer norm": add_layer_norm, "rotate": rotate,
     "silu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "silu"),
     "gelu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "gelu_tanh"),
 }  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import activation, cache_write, coded, experts, low_rank, matrix, rotary, sampling, tiles
+from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, sampling, tiles
 from engine_svc.kernels import paged_decode, paged_prefill
 
 element, cached = sys.argv[1:3]
@@ -42,17 +42,21 @@ for group, dim, block_size, window, kv_heads in shapes:
         (paged_decode._combine_kernel, common | {"HEADS": 8 * group, "PART_KEYS": paged_decode.PART}),
         (cache_write._write_kernel,
          {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
+        (rotary._rotate_kernel,
+         {"NUM_QUERY": 8 * group, "NUM_KEY": 8, "CACHED": True, "MOST": 448.0 if cached != element else 0.0,
+          "DIM": dim, "DIM_PADDED": padded, "HALF": dim // 2, "WITH_NORMS": True, "INTERLEAVED": False}),
     ]
     types = {
         "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": cached, "output_ptr": element,
         "key_cache_ptr": cached, "value_cache_ptr": cached, "sinks_ptr": "fp32", "slopes_ptr": "fp32",
         "partial_ptr": "fp32",
-        "best_ptr": "fp32", "total_ptr": "fp32", "slot_mapping_ptr": "i64",
+        "best_ptr": "fp32", "total_ptr": "fp32", "slot_mapping_ptr": "i64", "heads_ptr": element, "table_ptr": element,
+        "query_norm_ptr": element, "key_norm_ptr": element,
     }
     for kernel, constants in kernels:
         signature = {
             name: "constexpr" if name in constants else "*" + types.get(name, "i32") if name.endswith("_ptr")
-            else "fp32" if name in ("scale", "softcap") else "i64" if name == "value_offset" else "i32"
+            else "fp32" if name in ("scale", "softcap", "epsilon") else "i64" if name == "value_offset" else "i32"
             for name in kernel.arg_names
         }
         known = {name: value for name, value in constants.items() if name in kernel.arg_names}
@@ -86,14 +90,25 @@ products = [
     (activation._activate_kernel, {"COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in (0, 1, 3, 4, 5)
 ] + [
     (rotary._rotate_kernel,
-     {"NUM_QUERY": 4, "DIM": 96, "DIM_PADDED": 128, "HALF": half, "WITH_NORMS": True, "INTERLEAVED": interleaved},
+     {"NUM_QUERY": 4, "NUM_KEY": 2, "CACHED": False, "MOST": 0.0, "DIM": 96, "DIM_PADDED": 128, "HALF": half,
+      "WITH_NORMS": True, "INTERLEAVED": interleaved, "key_cache_ptr": None, "value_cache_ptr": None,
+      "slot_mapping_ptr": None},
      {"num_warps": 1})
     for half, interleaved in ((48, False), (24, True), (0, False))
+] + [
+    (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
+    for size in (96, 14336)
+] + [
+    (int8._multiply_kernel,
+     {"BIAS": bias, "BAND": 8, **dict(zip(("TILE_M", "TILE_N", "TILE_K"), int8.tile_shape(rows)))},
+     {"num_warps": 4, "num_stages": 3})
+    for rows, bias in ((1, True), (500, False))
 ]
 for kernel, constants, options in products if element == cached else ():
     signature = {
         name: "constexpr" if name in constants
-        else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
+        else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr" or name.endswith("scale_ptr")
+        else "*i8" if kernel.__module__ == int8.__name__ and name in ("code_ptr", "weight_ptr")
         else "fp32" if name in ("slope", "limit", "epsilon") else "*i32" if name in ("row_ptr", "expert_ptr")
         else "*" + element if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names

@@ -7,6 +7,7 @@ import torch
 
 from engine_svc.ops.base import Product
 from engine_svc.ops.plain import quantize_rows
+from engine_svc.ops.weights import Int8Weight
 from engine_svc.quantization.base import ModelForm, Place
 from engine_svc.quantization.int8 import Int8
 from tests.support.native import EMULATED, needs_native
@@ -14,7 +15,9 @@ from tests.support.ops import experts_by_definition, make_ops
 
 LINEAR = Place("linear", ("model.layers.0.mlp.down_proj",))
 EXPERTS = Place("experts", ("model.layers.0.mlp.experts.0.down_proj",))
-both = pytest.mark.parametrize("name", ["plain", pytest.param("native", marks=needs_native)])
+NATIVE = pytest.param("native", marks=needs_native)
+both = pytest.mark.parametrize("name", ["plain", NATIVE])
+every = pytest.mark.parametrize("name", ["plain", "triton", NATIVE])
 
 
 def make(name: str) -> tuple[Int8, torch.dtype]:
@@ -30,7 +33,7 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@both
+@every
 @pytest.mark.parametrize("rows", [1, 40] if EMULATED else [1, 6, 7, 40, 193])
 @pytest.mark.parametrize(("outputs", "size"), [(64, 64), *([] if EMULATED else [(200, 320), (72, 1032)])])
 def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, outputs: int, size: int) -> None:
@@ -47,7 +50,33 @@ def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, ou
     assert (found - exact).norm() / exact.norm() < 0.02
 
 
-@both
+@pytest.mark.parametrize(
+    ("rows", "outputs", "size", "dtype"),
+    [(1, 8, 16, torch.float32), (64, 40, 264, torch.float16), (65, 70, 136, torch.float32)],
+)
+def test_a_gpus_kernels_come_to_the_same_bits(rows: int, outputs: int, size: int, dtype: torch.dtype) -> None:
+    weight = Int8Weight(*quantize_rows(normal(outputs, size, dtype=dtype)))
+    bias, hidden = normal(outputs, dtype=dtype, seed=2), normal(rows, size + 3, dtype=dtype, seed=1)[:, :size]
+    hidden[0, 3] = 0.0
+    for given in (None, bias):
+        plain, triton = (make_ops(name)[0].matrix(weight, given) for name in ("plain", "triton"))
+        for wide in (False, True):
+            assert triton(hidden, wide=wide).equal(plain(hidden, wide=wide))
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_breaks_its_row_alone(broken: float) -> None:
+    ops, dtype = make_ops("triton")
+    weight, hidden = Int8Weight(*quantize_rows(normal(9, 64, dtype=dtype))), normal(5, 64, dtype=dtype, seed=1)
+    whole = ops.matrix(weight, None)(hidden)
+    hidden[2, 7] = broken
+    found = ops.matrix(weight, None)(hidden)
+    assert not found[2].isfinite().any()
+    others = [0, 1, 3, 4]
+    assert found[others].equal(whole[others])
+
+
+@every
 def test_int8_matrix_of_zeros(name: str) -> None:
     method, dtype = make(name)
     zeros = torch.zeros(64, 64, dtype=dtype)

@@ -1,0 +1,121 @@
+"""Products of rows and weights of eight bits (W8A8): a kernel makes rows of hidden states int8, another multiplies.
+
+Sums are whole numbers, so no tile and no order changes a row's result.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_FEW_ROWS = 64  # that a tile of weights, read once, is multiplied with
+_BAND = 8  # tiles of rows that go through the weights side by side
+
+
+@triton.jit
+def _quantize_kernel(
+    input_ptr, code_ptr, scale_ptr, input_stride, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr
+):  # fmt: skip
+    """One program per row, to -127 … 127 of its greatest absolute value."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, SIZE_PADDED)
+    inside = column < SIZE
+    values = tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
+    is_finite = tl.abs(values) < float("inf")
+    values = tl.where(is_finite, values, 0.0)
+    scale = tl.max(tl.abs(values), axis=0) / 127.0
+    inverse = 1.0 / tl.where(scale > 0.0, scale, 1.0)
+    # 1.5 * 2^23 more, and what is behind the point is rounded away.
+    codes = (values * inverse + 12582912.0).to(tl.uint32, bitcast=True) - 0x4B400000
+    tl.store(code_ptr + row * SIZE + column, codes.to(tl.int8), mask=inside)
+    # Of what is infinite or not a number there are no codes: nothing of the row is a number then.
+    is_broken = tl.sum(tl.where(is_finite, 0, 1), axis=0) > 0
+    tl.store(scale_ptr + row, tl.where(is_broken, float("nan"), scale))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _multiply_kernel(
+    code_ptr,
+    scale_ptr,
+    weight_ptr,
+    weight_scale_ptr,
+    bias_ptr,
+    output_ptr,
+    rows,
+    outputs,
+    size,
+    BIAS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr,
+    TILE_K: tl.constexpr,
+    BAND: tl.constexpr,
+):
+    """One program per tile of rows and outputs."""
+    tile = tl.program_id(0)
+    in_band = BAND * tl.cdiv(outputs, TILE_N)
+    first = tile // in_band * BAND
+    height = tl.minimum(tl.cdiv(rows, TILE_M) - first, BAND)
+    row = (first + tile % in_band % height) * TILE_M + tl.arange(0, TILE_M).to(tl.int64)
+    column = tile % in_band // height * TILE_N + tl.arange(0, TILE_N).to(tl.int64)
+    present = row < rows
+    within = column < outputs
+    sums = tl.zeros([TILE_M, TILE_N], tl.int32)
+    for begin in range(0, size, TILE_K):
+        k = begin + tl.arange(0, TILE_K)
+        inside = k < size
+        codes = tl.load(code_ptr + row[:, None] * size + k[None, :], mask=present[:, None] & inside[None, :], other=0)
+        weight = tl.load(
+            weight_ptr + column[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0
+        )
+        sums = tl.dot(codes, tl.trans(weight), sums)
+    scale = tl.load(scale_ptr + row, mask=present, other=0.0)
+    weight_scale = tl.load(weight_scale_ptr + column, mask=within, other=0.0)
+    result = sums.to(tl.float32) * scale[:, None] * weight_scale[None, :]
+    if BIAS:
+        result += tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)[None, :]
+    place = row[:, None] * outputs + column[None, :]
+    tl.store(output_ptr + place, result.to(output_ptr.dtype.element_ty), mask=present[:, None] & within[None, :])
+
+
+def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, size], the last dimension contiguous → int8 [rows, size], and float32 [rows], what 1 stands for."""
+    rows, size = hidden.shape
+    codes = hidden.new_empty((rows, size), dtype=torch.int8)
+    scale = hidden.new_empty(rows, dtype=torch.float32)
+    _quantize_kernel[(rows,)](
+        hidden, codes, scale, hidden.stride(0), SIZE=size, SIZE_PADDED=triton.next_power_of_2(size),
+        num_warps=4 if size <= 4096 else 8,
+    )  # fmt: skip
+    return codes, scale
+
+
+def tile_shape(rows: int) -> tuple[int, int, int]:
+    """Rows, outputs and inputs of a tile: with few rows many programs read the weights, with many each reads less."""
+    return (_FEW_ROWS, 32, 128) if rows <= _FEW_ROWS else (128, 64, 128)
+
+
+def int8_product(
+    hidden: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None, wide: bool
+) -> torch.Tensor:
+    """Each row times the matrix.
+
+    Args:
+        hidden: [rows, size], the last dimension contiguous.
+        weight: int8 [outputs, size], contiguous.
+        weight_scale: float32 [outputs], what 1 stands for.
+        bias: [outputs]
+        wide: float32 comes out, else the type of `hidden`.
+
+    Returns:
+        [rows, outputs]
+    """
+    (rows, size), outputs = hidden.shape, len(weight)
+    codes, scale = quantize_rows(hidden)
+    output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)
+    tile_m, tile_n, tile_k = tile_shape(rows)
+    _multiply_kernel[(triton.cdiv(rows, tile_m) * triton.cdiv(outputs, tile_n),)](
+        codes, scale, weight, weight_scale, bias, output, rows, outputs, size, BIAS=bias is not None,
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, BAND=_BAND, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return output

@@ -1,0 +1,40 @@
+"""One kernel that rotates and writes to the cache, against the two that do so one after the other: equal bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.kernels.cache_write import write_cache
+from engine_svc.kernels.rotary import Slots, rotate
+
+TOKENS, NUM_QUERY, NUM_KEY = 5, 4, 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (64, 22), (32, 0)])
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotated_keys_are_cached(
+    dtype: torch.dtype, cached: torch.dtype | None, dim: int, rotated: int, with_norms: bool, interleaved: bool
+) -> None:
+    torch.manual_seed(0)
+    wider = torch.randn(TOKENS, NUM_QUERY + 2 * NUM_KEY + 1, dim).to(dtype)
+    heads, angles = wider[:, : NUM_QUERY + 2 * NUM_KEY], torch.randn(TOKENS, rotated // 2)
+    table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
+    norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6) if with_norms else None
+    slots = torch.tensor([37, 2, -1, 5, 16])  # that of the third is another rank's
+    cache = torch.zeros(2, 3, 16, NUM_KEY, dim, dtype=cached or dtype)
+
+    expected, expected_cache = wider.clone(), cache.clone()
+    query_key, value = expected[:, : NUM_QUERY + NUM_KEY], expected[:, NUM_QUERY + NUM_KEY : NUM_QUERY + 2 * NUM_KEY]
+    rotate(query_key, table, NUM_QUERY, norms, interleaved)
+    write_cache(query_key[:, NUM_QUERY:], value, expected_cache, slots)
+
+    untouched = wider[:, NUM_QUERY:].clone()
+    rotate(heads, table, NUM_QUERY, norms, interleaved, Slots(cache, slots))
+    assert wider[:, :NUM_QUERY].equal(expected[:, :NUM_QUERY])
+    assert wider[:, NUM_QUERY:].equal(untouched)
+    assert cache.view(torch.uint8).equal(expected_cache.view(torch.uint8))
+    assert cache.view(torch.uint8).any(dim=-1).sum() == 2 * NUM_KEY * 4

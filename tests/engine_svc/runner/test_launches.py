@@ -1,0 +1,61 @@
+"""How many kernels a GPU is given for a layer: each takes it some microseconds, whatever it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine_svc.models.decoder_layer import DecoderLayer
+from engine_svc.ops.triton import TritonOps
+from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPlan
+from engine_svc.runner.runner import Runner
+from tests.support.launches import Launches
+from tests.support.run_engine import GREEDY, running_engine
+from tests.support.tiny_models import make_model
+
+# Qwen3-0.6B's, but for its sizes.
+BEFORE_ATTENTION = ["_norm_kernel", "linear", "_rotate_kernel"]
+DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["new_zeros", "_prefill_kernel"]
+BEHIND_ATTENTION = ["linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
+
+
+def in_int8(names: list[str]) -> list[str]:
+    """The same with weights and rows of eight bits."""
+    return [
+        each for name in names for each in (["_quantize_kernel", "_multiply_kernel"] if name == "linear" else [name])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    folder = make_model(tmp_path / "qwen3", "qwen3", num_hidden_layers=2)
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    launches, runners, layers = Launches(monkeypatch), list[Runner](), list[list[str]]()
+    forward, allocate = DecoderLayer.forward, Runner.allocate
+
+    def noted(layer: DecoderLayer, *given: Any) -> torch.Tensor:
+        launches.names = []
+        with launches:
+            hidden = forward(layer, *given)
+        layers.append([*launches.names])
+        return hidden
+
+    def allocated(runner: Runner, *given: int) -> None:
+        allocate(runner, *given)
+        runners.append(runner)
+
+    monkeypatch.setattr(DecoderLayer, "forward", noted)
+    monkeypatch.setattr(Runner, "allocate", allocated)
+    with running_engine(folder, attention_backend="triton", enforce_eager=True, max_num_seqs=2, **options):
+        layers.clear()
+        plan = SamplingPlan(GREEDY)
+        sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in (0, 1)]
+        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in (0, 1)]))
+        runners[0].step(StepPlan(2, [], [ScheduledSequence(slot, 20, 1, 1, []) for slot in (0, 1)]))
+    of_products = in_int8 if "quantization" in options else list
+    expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
+    assert layers == [expected[0]] * 2 + [expected[1]] * 2
