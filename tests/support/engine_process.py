@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import socket
@@ -16,13 +17,22 @@ from tests.support.waiting import WAIT_SECONDS
 ROOT = Path(__file__).parents[2]
 
 
+_WORKERS = 16  # of pytest, side by side
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """One that stays free until it is listened on: no connection of a process beside this one gets it by chance."""
+    """One that stays free until it is listened on: no connection of a process beside this one gets it by chance, and no
+    test asks for one that another was given."""
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = random.SystemRandom().randrange(10_000, below)
+        port = random.SystemRandom().randrange(10_000 + worker % _WORKERS, below, _WORKERS)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 
