@@ -1,7 +1,7 @@
 """Products with weights in codes of 4 or 8 bits, which are widened tile by tile: a matrix, or one of each row's expert.
 
-What is read of a weight is its codes and scales. Sums are over the inputs from first to last in one program, in tiles
-of one shape: what a row comes to depends on the row and the weight alone.
+What is read of a weight is its codes and scales. Sums are over the inputs from first to last in one program: where
+tiles are of one shape, what a row comes to depends on the row and the weight alone.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _coded_kernel(
 
 
 def coded_product(
-    hidden: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None = None, wide: bool = False
+    hidden: torch.Tensor, weight: PackedCodes, bias: torch.Tensor | None = None, wide: bool = False, tile: int = TILE_M
 ) -> torch.Tensor:
     """Each row times the matrix.
 
@@ -165,12 +165,13 @@ def coded_product(
         hidden: [rows, size], values of a row contiguous.
         bias: [outputs]
         wide: float32 comes out, else the type of `hidden`.
+        tile: rows of a tile.
 
     Returns:
         [rows, outputs]
     """
     output = hidden.new_empty((len(hidden), weight.outputs), dtype=torch.float32 if wide else hidden.dtype)
-    _multiply(hidden, weight, bias, output, None, 1)
+    _multiply(hidden, weight, bias, output, None, 1, tile)
     return output
 
 
@@ -179,7 +180,7 @@ def grouped_coded_product(
 ) -> torch.Tensor:
     """Each row times its own expert's matrix; as grouped_product."""
     output = hidden.new_zeros((rows.num_rows, weight.outputs))
-    _multiply(hidden, weight, bias, output, rows, divisor)
+    _multiply(hidden, weight, bias, output, rows, divisor, rows.tile)
     return output
 
 
@@ -190,10 +191,11 @@ def _multiply(
     output: torch.Tensor,
     rows: SortedRows | None,
     divisor: int,
+    tile: int,
 ) -> None:
     count, outputs = output.shape
     row, expert = (None, None) if rows is None else (rows.row, rows.expert)
-    tiles = triton.cdiv(count, TILE_M) if expert is None else len(expert)
+    tiles = triton.cdiv(count, tile) if expert is None else len(expert)
     groups = weight.scale.shape[-1]
     _coded_kernel[(tiles, triton.cdiv(outputs, TILE_N))](
         hidden, weight.codes, weight.scale, weight.offset, weight.order, weight.table, bias, output, row, expert,
@@ -201,5 +203,5 @@ def _multiply(
         KIND=weight.kind, ZERO=weight.zero, NIBBLES=weight.has_nibbles,
         GROUP=weight.group if groups > 1 else triton.cdiv(weight.inputs, TILE_K) * TILE_K,
         OFFSET=weight.offset is not None, ORDER=weight.order is not None, BIAS=bias is not None,
-        SORTED=rows is not None, TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=TILE_K, num_warps=4, num_stages=2,
+        SORTED=rows is not None, TILE_M=tile, TILE_N=TILE_N, TILE_K=TILE_K, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 Rows are padded to whole tiles per expert, so that a tile belongs to one expert; how many tiles there are at most
 follows from the shapes alone, so nothing is copied to the host.
+
+What sorts them is one kernel: each expert's program counts the rows of all, and puts its own behind those before it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import triton
 import triton.language as tl
 
 TILE_M = 16
+_MANY_ROWS = 64
 _TILE_N = 64
 _TILE_K = 64
 _COLUMNS = 1024
+_CHUNK = 1024  # rows that are sorted at a time
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -66,35 +70,79 @@ def _grouped_kernel(
     tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
 
 
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
+def _sort_kernel(
+    id_ptr,
+    row_ptr,
+    expert_ptr,
+    num_rows,
+    num_tiles,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    TILE_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One program per expert, and one for rows that have none, whose tiles are the last."""
+    expert = tl.program_id(0)
+    counts = tl.zeros([BINS], tl.int32)
+    for begin in range(0, num_rows, CHUNK):
+        counts += tl.histogram(_experts_of(id_ptr, begin, num_rows, EXPERTS, CHUNK), BINS)
+    bins = tl.arange(0, BINS)
+    padded = tl.where(bins <= EXPERTS, tl.cdiv(counts, TILE_M) * TILE_M, 0)
+    start = tl.sum(tl.where(bins < expert, padded, 0), 0)
+    end = start + tl.sum(tl.where(bins == expert, padded, 0), 0)
+    if expert == EXPERTS:
+        end = num_tiles * TILE_M
+    for begin in range(start // TILE_M, end // TILE_M, CHUNK):
+        tile = begin + tl.arange(0, CHUNK)
+        tl.store(expert_ptr + tile, tl.where(expert < EXPERTS, expert, -1), mask=tile < end // TILE_M)
+    place = start
+    for begin in range(0, num_rows, CHUNK):
+        own = (_experts_of(id_ptr, begin, num_rows, EXPERTS, CHUNK) == expert).to(tl.int32)
+        tl.store(row_ptr + place + tl.cumsum(own, 0) - 1, begin + tl.arange(0, CHUNK), mask=own > 0)
+        place += tl.sum(own, 0)
+    for begin in range(place, end, CHUNK):
+        gap = begin + tl.arange(0, CHUNK)
+        tl.store(row_ptr + gap, tl.zeros([CHUNK], tl.int32) + num_rows, mask=gap < end)
+
+
+@triton.jit
+def _experts_of(id_ptr, begin, num_rows, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """Of rows from `begin` on: EXPERTS of such as have none, and one more where there is no row."""
+    row = begin + tl.arange(0, CHUNK)
+    expert = tl.load(id_ptr + row, mask=row < num_rows, other=EXPERTS + 1).to(tl.int32)
+    return tl.where(expert < 0, EXPERTS, expert)
+
+
 class SortedRows(NamedTuple):
     """Which rows each tile computes."""
 
-    row: torch.Tensor  # int32 [tiles * TILE_M], the row at each place, or `num_rows` where there is none
+    row: torch.Tensor  # int32 [tiles * tile], the row at each place, or `num_rows` where there is none
     expert: torch.Tensor  # int32 [tiles], of each tile, or -1 where there is none
     num_rows: int
+    tile: int  # rows of a tile
 
 
-def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> SortedRows:
+def tile_rows(rows: int, matrices: int = 1) -> int:
+    """Rows of a tile, of so many in all: a weight that is read, and widened from codes, is for these."""
+    return _MANY_ROWS if rows >= 2 * TILE_M * matrices else TILE_M
+
+
+def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, tile: int = TILE_M) -> SortedRows:
     """Rows in tiles of one expert each.
 
     Args:
-        expert_ids: int64 [tokens, chosen]; row t * chosen + c is the c-th choice of token t. -1 is none.
+        expert_ids: int64 [tokens, chosen], contiguous; row t * chosen + c is the c-th choice of token t. -1 is none.
     """
-    flat = torch.where(expert_ids >= 0, expert_ids, num_experts).flatten()
-    num_rows, device = flat.numel(), flat.device
-    tiles = (num_rows + TILE_M - 1) // TILE_M + min(num_experts + 1, num_rows)
-    order = torch.argsort(flat, stable=True)
-    sorted_ids = flat[order]
-    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=device).scatter_add_(0, flat, torch.ones_like(flat))
-    padded = (counts + TILE_M - 1) // TILE_M * TILE_M
-    end = padded.cumsum(0)
-    before = (counts.cumsum(0) - counts)[sorted_ids]
-    place = (end - padded)[sorted_ids] + torch.arange(num_rows, device=device) - before
-    rows = torch.full((tiles * TILE_M,), num_rows, dtype=torch.int32, device=device)
-    rows[place] = order.to(torch.int32)
-    first = torch.arange(tiles, device=device) * TILE_M
-    experts = torch.searchsorted(end, first, right=True).to(torch.int32)
-    return SortedRows(rows, torch.where(experts < num_experts, experts, -1), num_rows)
+    num_rows = expert_ids.numel()
+    tiles = (num_rows + tile - 1) // tile + min(num_experts + 1, num_rows)
+    rows = expert_ids.new_empty(tiles * tile, dtype=torch.int32)
+    experts = expert_ids.new_empty(tiles, dtype=torch.int32)
+    _sort_kernel[(num_experts + 1,)](
+        expert_ids, rows, experts, num_rows, tiles, EXPERTS=num_experts,
+        BINS=max(128, triton.next_power_of_2(num_experts + 2)), TILE_M=tile, CHUNK=_CHUNK, num_warps=4,
+    )  # fmt: skip
+    return SortedRows(rows, experts, num_rows, tile)
 
 
 def grouped_product(
@@ -118,7 +166,7 @@ def grouped_product(
     output = hidden.new_zeros((rows.num_rows, outputs))
     _grouped_kernel[(len(rows.expert), triton.cdiv(outputs, _TILE_N))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
-        BIAS=bias is not None, TILE_M=TILE_M, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
+        BIAS=bias is not None, TILE_M=rows.tile, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
     )  # fmt: skip
     return output
 

@@ -11,7 +11,7 @@ import torch
 from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
-from engine_svc.kernels.experts import TILE_M, SortedRows, add_choices, grouped_product, sort_by_expert
+from engine_svc.kernels.experts import TILE_M, SortedRows, add_choices, grouped_product, sort_by_expert, tile_rows
 from engine_svc.kernels.int8 import int8_product
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
@@ -48,7 +48,7 @@ class TritonOps(PlainOps):
         packed = pack_codes(weight)
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-            return coded_product(hidden, packed, bias, wide=wide)
+            return coded_product(hidden, packed, bias, wide=wide, tile=self._tile(len(hidden), 1))
 
         return MatrixProduct(product, packed.held(), packed_rows(packed, weight.grid))
 
@@ -76,7 +76,7 @@ class TritonOps(PlainOps):
             adapters: ExpertAdapters | None = None,
         ) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
-            rows = sort_by_expert(expert_ids, count)
+            rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count))
             sharing = chosen  # rows that read the same inputs
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
@@ -95,6 +95,10 @@ class TritonOps(PlainOps):
                   for each in (first, second)]  # fmt: skip
         held = [tensor for tensors, _ in stacks for tensor in tensors]
         return ExpertsProduct(product, [*held, *form.biases], ", ".join(layout for _, layout in stacks))
+
+    def _tile(self, rows: int, matrices: int) -> int:
+        """Rows of a product's tile: always as many where a row must not depend on how many there are."""
+        return TILE_M if self.batch_invariant else tile_rows(rows, matrices)
 
     def _add_low_rank(
         self, hidden: torch.Tensor, output: torch.Tensor, matrices: LowRankMatrices, tiles: RowTiles, divisor: int

@@ -82,8 +82,13 @@ products = [
     for bias in (False, True)
 ] + [
     (experts._grouped_kernel,
-     {"BIAS": bias, "TILE_M": experts.TILE_M, "TILE_N": experts._TILE_N, "TILE_K": experts._TILE_K}, {"num_warps": 4})
-    for bias in (False, True)
+     {"BIAS": bias, "TILE_M": experts.tile_rows(rows), "TILE_N": experts._TILE_N, "TILE_K": experts._TILE_K},
+     {"num_warps": 4})
+    for bias, rows in ((False, 1), (True, 500))
+] + [
+    (experts._sort_kernel,
+     {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": experts._CHUNK}, {"num_warps": 4})
+    for count, bins in ((4, 128), (256, 512))
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
     (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(6)
 ] + [
@@ -108,6 +113,7 @@ for kernel, constants, options in products if element == cached else ():
     signature = {
         name: "constexpr" if name in constants
         else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr" or name.endswith("scale_ptr")
+        else "*i64" if name == "id_ptr"
         else "*i8" if kernel.__module__ == int8.__name__ and name in ("code_ptr", "weight_ptr")
         else "fp32" if name in ("slope", "limit", "epsilon") else "*i32" if name in ("row_ptr", "expert_ptr")
         else "*" + element if name.endswith("_ptr") else "i32"
@@ -123,7 +129,7 @@ for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf1
     for given in (False, True):
         flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
         constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
-                     "TILE_M": coded.TILE_M, "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
+                     "TILE_M": experts.tile_rows(500 if given else 1), "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
         if not given:
             constants |= dict.fromkeys(("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
         if kind != 3:
