@@ -23,7 +23,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 
 # Half of a test's time is waiting for processes and timers: two for each core side by side, of many cores one.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
@@ -33,17 +33,17 @@ serve: $(VENV)/.installed
 # The quick ones first: what they find is known within minutes.
 test: test-fast test-slow
 
-# Tests with the marks of a stage, and how long they took. ARGS may choose none of them: 5.
+# Tests with the marks of a stage, dealt out so, and how long they took. ARGS may choose none of them: 5.
 define STAGE
-@start=$$(date +%s); $(PYTEST) -m "$(1)" $(ARGS) || test $$? = 5 || exit 1; \
+@start=$$(date +%s); $(PYTEST) -m "$(1)" --dist $(2) $(ARGS) || test $$? = 5 || exit 1; \
   echo "$@ took $$(($$(date +%s) - start)) s"
 endef
 
 test-fast: $(VENV)/.installed-dev
-	$(call STAGE,not slow)
+	$(call STAGE,not slow,worksteal)
 
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
-	$(call STAGE,slow)
+	$(call STAGE,slow,loadscope)
 
 # The one client that CI leaves out: what it brings is as large as all the others together.
 test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -76,9 +79,29 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if has_some else True
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadscope, a process gets one test after the other, or a whole file where those share a stack: every
+    other process would start it again, for seconds."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            has_stack = nodeid.startswith(("tests/integration/", "tests/clients/"))
+            return nodeid.partition("::")[0] if has_stack else nodeid
+
+    return Scheduling(config, log)
+
+
+# Behind pytest's last looks: the interpreter takes its leave of all of it, or Triton's bindings call it leaked.
+atexit.register(gc.unfreeze)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """To look for garbage among all that is imported and listed takes as long as the rest of it; so does each look in
-    the tests and at the end of the process."""
+    """To look for garbage among all that is imported and listed takes as long as the rest of it; so does each look
+    later on."""
     with without_collection():
         return (yield)
