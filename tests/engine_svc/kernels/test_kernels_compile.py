@@ -1,4 +1,8 @@
-"""The kernels compile for GPUs that are not here: what the interpreter accepts, the compiler may not."""
+"""The kernels compile for GPUs that are not here: what the interpreter accepts, the compiler may not.
+
+What is compiled stays in Triton's own cache, as on a machine with a GPU: by its source, what that calls, options and
+compiler, so that it is compiled again where any of them changes.
+"""
 
 from __future__ import annotations
 
@@ -110,6 +114,8 @@ products = [
     for rows, bias in ((1, True), (500, False))
 ]
 for kernel, constants, options in products if element == cached else ():
+    if element == "fp32" and constants.get("BIAS") is False:  # nothing but less of the same
+        continue
     signature = {
         name: "constexpr" if name in constants
         else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr" or name.endswith("scale_ptr")
@@ -126,7 +132,7 @@ for kernel, constants, options in products if element == cached else ():
 
 kinds = [(0, 8.0, True, 128), (0, 128.0, False, 16), (1, 0.0, False, 128), (2, 0.0, False, 64), (3, 0.0, True, 32)]
 for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
-    for given in (False, True):
+    for given in (False, True) if cached == "bf16" else (True,):
         flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
         constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
                      "TILE_M": experts.tile_rows(500 if given else 1), "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
@@ -146,7 +152,7 @@ for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf1
         assert compiled.metadata.shared <= 96 * 1024, compiled.metadata.shared
         print("coded", kind, group, given, compiled.metadata.shared)
 
-for tile in (16, 64) if element == cached else ():
+for tile in (16, 64) if (element, cached) == ("bf16", "bf16") else (64,) if element == "fp32" else ():
     for weight in {element, "bf16"}:
         types = {"weight_ptr": weight, "sum_ptr": "fp32", "start_ptr": "i64"}
         types |= {"input_ptr": element, "output_ptr": element}
@@ -185,8 +191,8 @@ for kernel in (sampling._count_kernel, sampling._list_kernel, sampling._draw_ker
         ("bf16", "bf16", 90), ("fp32", "fp32", 80), ("bf16", "fp8e4nv", 89), ("bf16", "fp8e5", 100), ("bf16", "u8", 80),
     ],
 )  # fmt: skip
-def test_compiles_for_gpus(element: str, cached: str, capability: int, tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def test_compiles_for_gpus(element: str, cached: str, capability: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     result = subprocess.run(
         [sys.executable, "-c", CODE, element, cached, str(capability)],
