@@ -114,7 +114,7 @@ products = [
     for rows, bias in ((1, True), (500, False))
 ]
 for kernel, constants, options in products if element == cached else ():
-    if element == "fp32" and constants.get("BIAS") is False:  # nothing but less of the same
+    if element == "fp32" and kernel is matrix._product_kernel and not constants["BIAS"]:  # less of the same
         continue
     signature = {
         name: "constexpr" if name in constants
@@ -132,7 +132,7 @@ for kernel, constants, options in products if element == cached else ():
 
 kinds = [(0, 8.0, True, 128), (0, 128.0, False, 16), (1, 0.0, False, 128), (2, 0.0, False, 64), (3, 0.0, True, 32)]
 for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
-    for given in (False, True) if cached == "bf16" else (True,):
+    for given in (False, True):
         flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
         constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
                      "TILE_M": experts.tile_rows(500 if given else 1), "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
