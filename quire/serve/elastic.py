@@ -118,8 +118,12 @@ class ElasticStack:
         new = [specs[name] for name in layout.engines if name not in self._layout.engines]
         gone = self._layout.engines.keys() - layout.engines.keys()
         await self._start(new, seconds)
+        try:
+            await self._tell_router(layout)
+        except BaseException:
+            await self._supervisor.end([spec.name for spec in new], 0.0)
+            raise
         self._supervisor.update(specs.values())  # for when one is started again
-        await self._tell_router(layout)
         await self._supervisor.end(gone, drain_seconds)
 
     async def _rebuild(
