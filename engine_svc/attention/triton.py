@@ -25,7 +25,7 @@ from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.rotary import Slots, rotate
-from engine_svc.kernels.tiles import query_rows
+from engine_svc.kernels.tiles import decode_tiles, prefill_tiles
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
@@ -44,7 +44,7 @@ class _Decoding(NamedTuple):
 class _Prepared(Prepared):
     decoding: list[_Decoding]
     tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
-    tile_starts: torch.Tensor  # int32 [tiles], first query of the tile within its sequence
+    tile_starts: torch.Tensor  # int32 [tiles], first row of the tile within its sequence: see paged_prefill
 
 
 class TritonBackend(AttentionBackend):
@@ -64,6 +64,10 @@ class TritonBackend(AttentionBackend):
         self._part_bytes = 4 * shape.num_heads * (shape.head_dim + 2)
         self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
         self._programs = _PROGRAMS_EACH * _multiprocessors(shape.device)
+        capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
+        self._group = shape.num_heads // shape.num_kv_heads
+        self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability)
+        self._decode = decode_tiles(self._group, self._prefill)
 
     @property
     def batch_invariant(self) -> bool:
@@ -89,8 +93,8 @@ class TritonBackend(AttentionBackend):
         query_lens = np.array(metadata.query_lens_host)
         decoding = np.flatnonzero(query_lens == 1)
         prefilling = np.flatnonzero(query_lens != 1)
-        rows = query_rows(self.shape.head_dim)
-        tiles = -(-query_lens[prefilling] // rows)
+        rows = self._prefill.rows
+        tiles = -(-query_lens[prefilling] * self._group // rows)
         sequences = np.repeat(prefilling, tiles)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         starts = (np.arange(len(sequences)) - first) * rows
@@ -161,12 +165,12 @@ class TritonBackend(AttentionBackend):
         if len(prepared.tile_sequences):
             tiles = (prepared.tile_sequences, prepared.tile_starts)
             part_keys = PART if self.batch_invariant else 0
-            paged_prefill(query, cache, output, *where, *tiles, options, part_keys, self.shape.part, lse)
+            paged_prefill(query, cache, output, *where, *tiles, options, self._prefill, part_keys, self.shape.part, lse)
         for sequences, positions in prepared.decoding:
             capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window)
             paged_decode(
-                query, cache, output, *where, sequences, capacity, self._programs, options, self.batch_invariant,
-                self.shape.part, lse,
+                query, cache, output, *where, sequences, capacity, self._programs, options,
+                self._prefill if self.batch_invariant else self._decode, self.shape.part, lse,
             )  # fmt: skip
         return output
 

@@ -38,75 +38,107 @@ def held(end, part_of_context, CONTEXT_PARTS: tl.constexpr):
 
 
 @triton.jit
-def attend_keys(
-    query,
-    positions,
-    best,
-    total,
-    result,
-    cache_ptr,
-    table_ptr,
-    value_offset,
-    kv_head,
-    first,
-    last,
-    scale,
-    softcap,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE_N: tl.constexpr,
-    part_of_context,
-    CONTEXT_PARTS: tl.constexpr,
-    slopes,
-    ALIBI: tl.constexpr,
-    BIDIRECTIONAL: tl.constexpr = False,
+def load_columns(
+    pointer, offsets, present, MASKED: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, DIM: tl.constexpr
 ):
+    """[rows, COUNT] of DIM columns from FIRST on, 0 behind them; of rows that begin at these offsets.
+
+    Args:
+        present: which rows to read, where MASKED: the others are 0.
+    """
+    columns = FIRST + tl.arange(0, COUNT)
+    pointers = pointer + offsets[:, None] + columns[None, :]
+    if MASKED or FIRST + COUNT > DIM:
+        return tl.load(pointers, mask=present[:, None] & (columns < DIM)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def store_columns(
+    pointer, offsets, present, values, FIRST: tl.constexpr, COUNT: tl.constexpr, DIM: tl.constexpr
+):  # fmt: skip
+    """The counterpart of load_columns."""
+    columns = FIRST + tl.arange(0, COUNT)
+    mask = present[:, None] & (columns < DIM)[None, :]
+    tl.store(pointer + offsets[:, None] + columns[None, :], values.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def attend_keys(
+    query, query_rest, positions, best, total, result, result_rest, cache_ptr, table_ptr, value_offset, kv_head,
+    first, last, scale, softcap, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
+    PLANES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr, part_of_context, CONTEXT_PARTS: tl.constexpr, slopes,
+    ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr = False,
+):  # fmt: skip
     """Goes on over the keys from `first` to `last`, which is not among them: places in the cache, see `held`.
 
     Tiles begin at multiples of TILE_N, and one of which a row sees nothing leaves that row as it was, bit for bit: what
-    a row comes to depends on its own position alone, not on the rows beside it.
+    a row comes to depends on its own position alone, not on the rows beside it. Tiles that all rows see whole are gone
+    through without masks, and come to the same: where a mask may stand between a product and a sum, they are written
+    as one, or the compiler would join them where none does, and round once instead of twice.
 
     Args:
-        query: [rows, DIM_PADDED]; positions: [rows], of each query.
-        best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result:
-            [rows, DIM_PADDED], the weighted sum of values.
+        query: [rows, MAIN], and query_rest: [rows, REST], the columns behind them if there are any; of powers of two,
+            as products have them. positions: [rows], of each query.
+        best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result and
+            result_rest: as the query, the weighted sum of values.
         table_ptr: the sequence's row of the block table.
+        first: a multiple of TILE_N where there is no window.
+        PLANES: 1 where keys are values.
         slopes: [rows], of their heads, with ALIBI: see AttentionOptions.
     """
-    columns = tl.arange(0, DIM_PADDED)
-    in_dim = columns < DIM
-    for begin in range(first // TILE_N * TILE_N, last, TILE_N):
-        keys = begin + tl.arange(0, TILE_N)
-        present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
-        block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-        slot = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
-        offset = (slot * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
-        mask = present[:, None] & in_dim[None, :]
-        key = widen(tl.load(cache_ptr + offset, mask=mask, other=0.0), query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        if SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # of the hyperbolic tangent
-        where = (keys if CONTEXT_PARTS == 1 else keys * CONTEXT_PARTS + part_of_context)[None, :]
-        if ALIBI:
-            scores = tl.fma(tl.abs(positions[:, None] - where).to(tl.float32), -slopes[:, None], scores)
-        scores *= 1.4426950408889634  # to powers of two
-        seen = (where < seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL)[:, None]) & present[None, :]
-        if WINDOW > 0:
-            seen = seen & (where >= first_seen(positions, WINDOW, CHUNKED)[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        value = widen(tl.load(cache_ptr + value_offset + offset, mask=mask, other=0.0), query.dtype)
-        result = result * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        total = total * shrink + tl.sum(weights, axis=1)
-        best = new_best
-    return best, total, result
+    until = held(seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL), part_of_context, CONTEXT_PARTS)
+    whole = first // TILE_N * TILE_N
+    if WINDOW > 0:
+        since = held(first_seen(positions, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
+        whole = tl.minimum(tl.cdiv(tl.maximum(tl.max(since, 0), first), TILE_N) * TILE_N, last)
+    bounds = (first // TILE_N * TILE_N, whole, tl.maximum(tl.min(until, 0) // TILE_N * TILE_N, whole), last)
+    factor = (softcap if SOFTCAP else scale) * 1.4426950408889634  # to powers of two
+    slopes *= 1.4426950408889634
+    for section in tl.static_range(0 if WINDOW > 0 else 1, 3):  # tiles that windows cut, whole ones, those at the end
+        for place in range(bounds[section], bounds[section + 1], TILE_N):
+            keys = place + tl.arange(0, TILE_N)
+            present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
+            if section == 1:
+                block = tl.load(table_ptr + keys // BLOCK_SIZE)
+            else:
+                block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+            rows = ((block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM
+            key = widen(load_columns(cache_ptr, rows, present, section != 1, 0, MAIN, DIM), query.dtype)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+            if REST > 0:
+                key_rest = widen(load_columns(cache_ptr, rows, present, section != 1, MAIN, REST, DIM), query.dtype)
+                scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
+            if SOFTCAP:
+                scores = 2.0 * tl.sigmoid(2.0 * scale / softcap * scores) - 1.0  # the hyperbolic tangent
+            if ALIBI:
+                where = (keys if CONTEXT_PARTS == 1 else keys * CONTEXT_PARTS + part_of_context)[None, :]
+                scores = tl.fma(tl.abs(positions[:, None] - where).to(tl.float32), -slopes[:, None], scores * factor)
+            if section != 1:
+                seen = keys[None, :] < until[:, None]
+                if WINDOW > 0:
+                    seen = seen & (keys[None, :] >= since[:, None])
+                scores = tl.where(seen, scores, float("-inf"))
+            most = tl.max(scores, axis=1)
+            new_best = tl.maximum(best, most if ALIBI else most * factor)
+            weights = tl.exp2(tl.fma(scores, 1.0 if ALIBI else factor, -new_best[:, None]))
+            shrink = tl.exp2(best - new_best)
+            total = tl.fma(total, shrink, tl.sum(weights, axis=1))
+            weights = weights.to(query.dtype)
+            value = key
+            if PLANES > 1:
+                value = load_columns(cache_ptr + value_offset, rows, present, section != 1, 0, MAIN, DIM)
+                value = widen(value, query.dtype)
+            result = tl.dot(weights, value, result * shrink[:, None], input_precision="ieee")
+            if REST > 0:
+                value = key_rest
+                if PLANES > 1:
+                    value = load_columns(cache_ptr + value_offset, rows, present, section != 1, MAIN, REST, DIM)
+                    value = widen(value, query.dtype)
+                result_rest = tl.dot(weights, value, result_rest * shrink[:, None], input_precision="ieee")
+            best = new_best
+    return best, total, result, result_rest
 
 
 @triton.jit

@@ -17,9 +17,9 @@ import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
-from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, held, log_sum
+from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, held, load_columns, log_sum, store_columns
 from engine_svc.kernels.eight_bits import in_bytes
-from engine_svc.kernels.tiles import head_rows, key_rows
+from engine_svc.kernels.tiles import Tiles, column_tiles
 
 PART = 256
 _SEARCHED = tl.constexpr(128)  # sequences whose lengths a program looks at together
@@ -94,11 +94,13 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    PLANES: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PART_KEYS: tl.constexpr,
     TILE_N: tl.constexpr,
@@ -110,9 +112,6 @@ def _decode_kernel(
     tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(1) // tiles
     heads = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, DIM_PADDED)
-    in_dim = columns < DIM
-    row_mask = (heads < GROUP)[:, None] & in_dim[None, :]
     slopes = tl.zeros([ROWS], tl.float32)
     if ALIBI:
         slopes = tl.load(slopes_ptr + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
@@ -132,17 +131,22 @@ def _decode_kernel(
         last = tl.minimum(first + PART_KEYS, length)
 
         row = tl.load(query_start_ptr + sequence).to(tl.int64)
-        query_offset = row * query_stride + (kv_head * GROUP + heads)[:, None] * DIM + columns[None, :]
-        query = tl.load(query_ptr + query_offset, mask=row_mask, other=0.0)
-        best, total, result = attend_keys(
-            query, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
-            tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, DIM_PADDED], tl.float32), cache_ptr,
-            block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible), last,
-            scale, softcap, WINDOW, CHUNKED, SOFTCAP, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, TILE_N,
-            part_of_context, CONTEXT_PARTS, slopes, ALIBI,
+        query_rows = row * query_stride + (kv_head * GROUP + heads) * DIM
+        query = load_columns(query_ptr, query_rows, heads < GROUP, True, 0, MAIN, DIM)
+        query_rest = None
+        if REST > 0:
+            query_rest = load_columns(query_ptr, query_rows, heads < GROUP, True, MAIN, REST, DIM)
+        best, total, result, rest = attend_keys(
+            query, query_rest, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
+            tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, MAIN], tl.float32),
+            tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr, block_table_ptr + sequence * block_table_stride,
+            value_offset, kv_head, tl.maximum(first, visible), last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES,
+            KV_HEADS, DIM, MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI,
         )  # fmt: skip
         out_row = tl.cast(piece, tl.int64) * KV_HEADS * GROUP + kv_head * GROUP + heads
-        tl.store(partial_ptr + out_row[:, None] * DIM + columns[None, :], result, mask=row_mask)
+        store_columns(partial_ptr, out_row * DIM, heads < GROUP, result, 0, MAIN, DIM)
+        if REST > 0:
+            store_columns(partial_ptr, out_row * DIM, heads < GROUP, rest, MAIN, REST, DIM)
         tl.store(best_ptr + out_row, best, mask=heads < GROUP)
         tl.store(total_ptr + out_row, total, mask=heads < GROUP)
 
@@ -225,7 +229,7 @@ def paged_decode(
     capacity: int,
     programs: int,
     options: AttentionOptions,
-    as_prefill: bool = False,
+    tiles: Tiles,
     part: ContextPart = ContextPart(),
     lse: torch.Tensor | None = None,
 ) -> None:
@@ -238,7 +242,7 @@ def paged_decode(
         sequences: int32 [decoding], those with one new token.
         capacity: parts that all of them have together, at least; see `most_parts`.
         programs: that run at a time, about; the result is the same with any number of them.
-        as_prefill: rounds as paged_prefill does in parts.
+        tiles: with those of paged_prefill, both round alike.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
     """
@@ -248,22 +252,22 @@ def paged_decode(
     partial = torch.empty((capacity, num_heads, dim), dtype=torch.float32, device=query.device)
     best = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
-    window, dim_padded = options.sliding_window or 0, max(16, triton.next_power_of_2(dim))
-    rows = head_rows(group, dim, as_prefill)
-    tiles = num_kv_heads * triton.cdiv(group, rows)
-    _decode_kernel[(min(capacity, triton.cdiv(programs, tiles)), tiles)](
+    window, (main, rest) = options.sliding_window or 0, column_tiles(dim)
+    head_tiles = num_kv_heads * triton.cdiv(group, tiles.rows)
+    _decode_kernel[(min(capacity, triton.cdiv(programs, head_tiles)), head_tiles)](
         query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), count,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
-        GROUP=group, ROWS=rows, KV_HEADS=num_kv_heads,
-        DIM=dim, DIM_PADDED=dim_padded, BLOCK_SIZE=block_size, PART_KEYS=PART,
-        TILE_N=key_rows(dim, query.dtype), part_of_context=part.rank, CONTEXT_PARTS=part.size,
-        ALIBI=options.slopes is not None, num_warps=4, num_stages=2,
+        PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,
+        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=PART,
+        TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
+        ALIBI=options.slopes is not None, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     _combine_kernel[(count, num_heads)](
         partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),
         part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
-        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART, num_warps=4,
+        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), PART_KEYS=PART,
+        num_warps=4,
     )  # fmt: skip

@@ -1,29 +1,45 @@
-"""How many queries and keys a program of the attention kernels works on at a time: as many as shared memory holds.
+"""How many rows and keys a program of the attention kernels works on at a time, and by how many warps.
 
-It depends on the model alone, so that a sequence's result does not depend on its batch.
+It depends on the model and the kind of GPU alone, so that a sequence's result does not depend on its batch.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import triton
 
 
-def query_rows(head_dim: int) -> int:
-    """Queries of a tile."""
-    return 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
+class Tiles(NamedTuple):
+    """What a program works on, and how it is compiled."""
+
+    rows: int  # the heads of a group, for as many queries as there is room for
+    keys: int  # that it attends to at a time
+    warps: int
+    # Three read keys and values one tile ahead, and two of them the block table alone: it has to be there first.
+    stages: int = 3
 
 
-def key_rows(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys that a tile attends to at a time."""
-    return (64 if head_dim <= 128 else 32 if head_dim <= 256 else 16) * 2 // max(2, dtype.itemsize)
+def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
+    """Of prompts: what registers and shared memory hold (tests/engine_svc/kernels/test_kernels_compile.py)."""
+    if head_dim <= 128:
+        found = Tiles(128, 64, 4 if head_dim <= 64 else 8)
+    elif head_dim <= 256:
+        found = Tiles(64, 32, 4 if capability[0] in (9, 10) else 8)  # they have products of 64 rows for four warps
+    else:
+        found = Tiles(32, 32, 8)
+    if dtype == torch.float32:  # with no tensor cores: all is in registers
+        found = Tiles(max(16, found.rows // 2), found.keys // 2, 8 if head_dim <= 256 else 4)
+    return found
 
 
-def head_rows(group: int, head_dim: int, as_queries: bool) -> int:
-    """Query heads of a key-value head that decode takes at a time.
+def decode_tiles(group: int, prefill: Tiles) -> Tiles:
+    """Of single tokens: the heads of a group, or as many of them as a tile of prompts has rows."""
+    return prefill._replace(rows=max(16, min(prefill.rows, 1 << (group - 1).bit_length())), warps=4)
 
-    Args:
-        as_queries: as many as prefill has queries, so that the products of both have one shape.
-    """
-    most = query_rows(head_dim)
-    return most if as_queries else max(16, min(most, triton.next_power_of_2(group)))
+
+def column_tiles(head_dim: int) -> tuple[int, int]:
+    """Powers of two, as products need them, that hold a head: the greatest in it, and what is left; 0 if nothing is."""
+    main = max(16, 1 << (head_dim.bit_length() - 1))
+    rest = head_dim - main
+    return main, max(16, 1 << (rest - 1).bit_length()) if rest > 0 else 0

@@ -15,6 +15,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Atten
 from engine_svc.attention.context import ContextPart
 from engine_svc.attention.native import NativeBackend
 from engine_svc.attention.registry import create_backend
+from engine_svc.kernels.tiles import Tiles
 from engine_svc.native.library import kernels
 from tests.support.native import fastest_kernels, needs_native
 
@@ -226,6 +227,21 @@ WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130)]
 def test_bidirectional_attention(name: str, window: int | None) -> None:
     check_backend(make_backend(name), WHOLE, window, "bidirectional")
     check_backend(make_backend(name), WHOLE, window, "bidirectional slopes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("window", "special"),
+    [
+        (None, ""), (None, "softcap and slopes"), (40, "sinks"), (48, "chunked"), (None, "bidirectional"),
+        (40, "bidirectional"),
+    ],
+)  # fmt: skip
+def test_tiles_that_are_seen_whole(monkeypatch: pytest.MonkeyPatch, window: int | None, special: str) -> None:
+    """Before and behind tiles that some rows see in part; groups of three heads fill no tile evenly."""
+    monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_: Tiles(16, 16, 4))
+    lengths = [(0, 60), (0, 5)] if special == "bidirectional" else [(70, 9), (0, 60), (33, 1)]
+    check_backend(make_backend("triton", num_heads=6), lengths, window, special)
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

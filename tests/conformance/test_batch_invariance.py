@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.kernels.tiles import Tiles
 from engine_svc.native.library import kernels
 from engine_svc.ops.base import Affine, HeadNorms, Ops, Routing
 from engine_svc.ops.native import NativeOps
@@ -217,7 +218,8 @@ LENGTHS = 12, 80
 
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 keys: the interpreter takes its time."""
+    """Of 64 keys, as the interpreter takes its time, and these of two tiles: some rows see one whole, others not."""
+    monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_: Tiles(32, 32, 4))
     for module in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{module}.PART", 64)
 
