@@ -53,4 +53,4 @@ async def test_requests_behind_a_black_hole_go_on_elsewhere_and_it_is_used_again
             await eventually(lambda: not cut_off.live, "it lets go of what is elsewhere now")
             for number in range(20, 22):
                 await (await session.start(number, generation([number], 3))).wait_ended()
-            assert [each.prompt_token_ids[0] for each in cut_off.record.started][2:] in ([20], [21])
+            assert len({20, 21} & {each.prompt_token_ids[0] for each in cut_off.record.started}) == 1
