@@ -240,8 +240,9 @@ class AttentionBackend(ABC):
         Args:
             heads: [num_tokens, all heads, head_dim], of queries, keys and values side by side; may be changed.
         """
-        query_key, value = heads.tensor_split((-self.shape.num_kv_heads,), dim=1)
-        query, key = rotation(query_key).tensor_split((rotation.num_query,), dim=1)
+        turning = heads.shape[1] - self.shape.num_kv_heads
+        query_key, value = heads.split((turning, self.shape.num_kv_heads), dim=1)
+        query, key = rotation(query_key).split((rotation.num_query, turning - rotation.num_query), dim=1)
         return self.forward(query, key, value, cache, prepared, options)
 
     def _attend_all(
