@@ -206,7 +206,7 @@ def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path) -> No
 def test_not_enough_memory_names_the_length_that_fits(tiny_llama: Path) -> None:
     # 4 layers x 2 x 4 heads x 32 x 4 bytes = 4 KiB a token: 1 MiB holds 256 tokens.
     answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--dtype", "float32",
-                 "--kv-cache-memory-bytes", "1M")  # fmt: skip
+                 "--kv-cache-memory-bytes", "1M", "--max-model-len", "1024")  # fmt: skip
     assert answer.returncode == 1
     assert "256" in answer.stderr
     assert "--max-model-len" in answer.stderr
