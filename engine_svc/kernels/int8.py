@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.matrix import place_of_tile
+
 _FEW_ROWS = 64  # that a tile of weights, read once, is multiplied with
 _BAND = 8  # tiles of rows that go through the weights side by side
 
@@ -52,12 +54,7 @@ def _multiply_kernel(
     BAND: tl.constexpr,
 ):
     """One program per tile of rows and outputs."""
-    tile = tl.program_id(0)
-    in_band = BAND * tl.cdiv(outputs, TILE_N)
-    first = tile // in_band * BAND
-    height = tl.minimum(tl.cdiv(rows, TILE_M) - first, BAND)
-    row = (first + tile % in_band % height) * TILE_M + tl.arange(0, TILE_M).to(tl.int64)
-    column = tile % in_band // height * TILE_N + tl.arange(0, TILE_N).to(tl.int64)
+    row, column = place_of_tile(tl.program_id(0), rows, outputs, TILE_M, TILE_N, BAND)
     present = row < rows
     within = column < outputs
     sums = tl.zeros([TILE_M, TILE_N], tl.int32)

@@ -16,6 +16,17 @@ _TILE_K_BYTES = 128
 _BAND = 8  # tiles of rows that go through the weights side by side: what they read is in the cache for the others
 
 
+@triton.jit
+def place_of_tile(tile, rows, outputs, TILE_M: tl.constexpr, TILE_N: tl.constexpr, BAND: tl.constexpr):
+    """Rows and columns of a tile, int64: BAND tiles of rows go through the weights side by side."""
+    in_band = BAND * tl.cdiv(outputs, TILE_N)
+    first = tile // in_band * BAND
+    height = tl.minimum(tl.cdiv(rows, TILE_M) - first, BAND)
+    row = (first + tile % in_band % height) * TILE_M + tl.arange(0, TILE_M).to(tl.int64)
+    column = tile % in_band // height * TILE_N + tl.arange(0, TILE_N).to(tl.int64)
+    return row, column
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     input_ptr,
@@ -38,14 +49,8 @@ def _product_kernel(
     BAND: tl.constexpr,
 ):
     """One program per matrix and tile of rows and outputs."""
-    tile = tl.program_id(0)
     matrix = tl.program_id(1).to(tl.int64)
-    row_tiles = tl.cdiv(rows, TILE_M)
-    in_band = BAND * tl.cdiv(outputs, TILE_N)
-    first = tile // in_band * BAND
-    height = tl.minimum(row_tiles - first, BAND)
-    row = (first + tile % in_band % height) * TILE_M + tl.arange(0, TILE_M).to(tl.int64)
-    column = tile % in_band // height * TILE_N + tl.arange(0, TILE_N).to(tl.int64)
+    row, column = place_of_tile(tl.program_id(0), rows, outputs, TILE_M, TILE_N, BAND)
     present = row < rows
     within = column < outputs
     input_ptr += matrix * input_matrix_stride

@@ -49,7 +49,7 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that do not rotate
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that neither rotate nor norm heads
 
 
 class Attention(torch.nn.Module):
