@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.machine import heading
 from benchmarks.processes import running_stack
+from benchmarks.stopping import unwinding
 from quire.bench.datasets import samples
 from quire.bench.prompt_tokenizer import FolderTokenizer
 from quire.model_folder import DEMO_MODEL
@@ -76,12 +77,11 @@ def _parse() -> argparse.Namespace:
 @contextmanager
 def _paced_server(port: int, first: int, between: int) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.paced_server", str(port), str(first), str(between)]
-    process = subprocess.Popen(command)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(_SECONDS)
+    with unwinding(), subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
 def _write_prompts(path: Path) -> Path:

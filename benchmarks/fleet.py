@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.servers import answers
+from benchmarks.stopping import unwinding
 from quire.serve.ports import free_ports
 
 START_SECONDS = 120.0
@@ -132,8 +133,9 @@ def wait_answering(server: Service) -> None:
 
 @contextmanager
 def _stopped(services: Sequence[Service]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for service in services:
-            service.stop()
+    with unwinding():
+        try:
+            yield
+        finally:
+            for service in services:
+                service.stop()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import heading
+from benchmarks.stopping import unwinding
 
 MOST_SECONDS = 1680  # of all stages
 _SHOWN_LINES = 40  # of what one prints that has failed
@@ -96,7 +97,7 @@ def run_stages(chosen: Sequence[Stage], most_seconds: float) -> list[Outcome]:
 def _run(stage: Stage, seconds: float) -> Outcome:
     """What it starts ends with it: a server that is left would have the GPU's memory."""
     begin = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output, unwinding():
         try:
             process = subprocess.Popen(
                 stage.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from benchmarks.stopping import unwinding
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _STOP_SECONDS = 30
@@ -20,15 +21,16 @@ def running_stack(model: str, arguments: Sequence[str]) -> Iterator[dict[str, li
     """Starts `quire serve` and yields service → process ids once it is ready; stops it at the end."""
     command = [sys.executable, "-m", "quire", "serve", model, "--log-level", "warning"]
     command += ["--uvicorn-log-level", "warning", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        stdout = process.stdout
-        if stdout is None or not any("  try " in line for line in stdout):
-            raise RuntimeError("the stack did not start; see above")
-        yield _services(process.pid)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(_STOP_SECONDS)
+    with unwinding():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            stdout = process.stdout
+            if stdout is None or not any("  try " in line for line in stdout):
+                raise RuntimeError("the stack did not start; see above")
+            yield _services(process.pid)
+        finally:
+            process.terminate()
+            process.wait(_STOP_SECONDS)
 
 
 def _services(parent: int) -> dict[str, list[int]]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from benchmarks.stopping import unwinding
+
 START_SECONDS = 600.0
 _STOP_SECONDS = 60.0
 # Levels of --cpu-kernels as ONEDNN_MAX_CPU_ISA names them.
@@ -133,7 +135,7 @@ def running(server: Server, log: Path, answers: Callable[[int], bool] = answers)
         RuntimeError: it ends before it answers, or takes too long.
     """
     begin = time.monotonic()
-    with log.open("wb") as output:
+    with log.open("wb") as output, unwinding():
         process = subprocess.Popen(
             server.command, env=os.environ | dict(server.environment), stdout=output, stderr=output,
             start_new_session=True,
@@ -149,14 +151,18 @@ def running(server: Server, log: Path, answers: Callable[[int], bool] = answers)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupts it as Ctrl-C would; what is left of its session after a while is killed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """Tells it to end; what is left of its session after a while, or when this is cut short, is killed.
+
+    By SIGTERM: what a shell has put into the background ignores SIGINT, and so does what it starts.
+    """
+    process.terminate()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _family(pid: int) -> list[int]:

@@ -13,7 +13,6 @@ import ctypes
 import mmap
 import os
 import resource
-import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build
+from benchmarks.stopping import unwinding
 from quire.serve.ports import free_ports
 
 _LIMIT_SECONDS = 120.0
@@ -71,7 +71,7 @@ def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
     """Starts `quire ARGUMENTS`, waits until it is ready, stops it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     cpu, start = _cpu_of_children(), time.perf_counter()
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as said, unwinding():
         process = subprocess.Popen(
             [sys.executable, "-m", "quire", *arguments], stdout=subprocess.DEVNULL, stderr=said, env=environment
         )
@@ -83,7 +83,7 @@ def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
                 time.sleep(_ASK_SECONDS)
             seconds = time.perf_counter() - start
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait(30)
     return Start(seconds, _cpu_of_children() - cpu)
 

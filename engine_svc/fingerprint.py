@@ -17,7 +17,9 @@ import quire
 from engine_svc.config_formats.registry import find_model_config
 from engine_svc.loader.formats.base import LoadFormat
 from engine_svc.loader.formats.registry import create_format
+from engine_svc.native.build import library
 from engine_svc.native.instructions import listed
+from engine_svc.native.levels import LEVELS
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.base import values_of
@@ -27,6 +29,7 @@ _LENGTH = 16  # hexadecimal digits
 # Of each file of weights so much is read, spread evenly from its first byte to its last: a megabyte of many gigabytes.
 _PIECES = 16
 _PIECE_BYTES = 64 * 1024
+_TRITON_KERNELS = Path(__file__).parent / "kernels"
 
 
 def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int]) -> str:
@@ -40,8 +43,8 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
     weights = create_format(folder, options.load)
     speculative = options.speculative.chosen()
     facts = {
-        "quire": quire.__version__, "torch": version("torch"), "architecture": spec.architecture,
-        "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
+        "quire": quire.__version__, "torch": version("torch"), "kernels": _kernels(spec),
+        "architecture": spec.architecture, "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
         "typical_acceptance": speculative and speculative.typical_acceptance,
         "seed": (options.generation.seed or 0) if weights.is_random else None, **_options(options, spec),
     }  # fmt: skip
@@ -92,3 +95,16 @@ def _instructions(spec: KvCacheSpec) -> list[str]:
     Our own kernels of a level are the same on every processor, and do all of the work where it is batch-invariant.
     """
     return [] if spec.device != "cpu" or spec.batch_invariant else sorted(listed())
+
+
+def _kernels(spec: KvCacheSpec) -> str:
+    """Ours as they are, for nobody can forget that: those of a level as they were compiled, a GPU's as they are
+    written."""
+    if spec.cpu_kernels in LEVELS:
+        files = [library(spec.cpu_kernels)]
+    else:
+        files = sorted(_TRITON_KERNELS.glob("*.py")) if spec.device != "cpu" else []
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

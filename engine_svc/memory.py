@@ -8,6 +8,7 @@ import math
 import mmap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -50,25 +51,32 @@ def touch_ahead(caches: Iterable[torch.Tensor], is_idle: Callable[[], bool]) -> 
         caches: of `zeros_when_touched`, used from their beginning on.
         is_idle: whether no step runs, so that pages may follow each other faster.
     """
-    places = [(each.data_ptr(), each.nbytes) for each in caches if each.is_cpu and each.nbytes >= _HUGE_PAGE]
+    places = [(weakref.ref(each), each.nbytes) for each in caches if each.is_cpu and each.nbytes >= _HUGE_PAGE]
     if places and hasattr(mmap, "MADV_HUGEPAGE"):
         threading.Thread(target=_populate, args=(places, is_idle), name="pages ahead", daemon=True).start()
 
 
-def _populate(places: Sequence[tuple[int, int]], is_idle: Callable[[], bool]) -> None:
-    """Has no tensor in hand: one that goes meanwhile is free. What is there keeps its values."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+def _populate(places: Sequence[tuple[weakref.ref[torch.Tensor], int]], is_idle: Callable[[], bool]) -> None:
+    """Has a cache in hand for a page at a time, so that none stays for it, and ends when one is gone."""
     for offset in range(0, _AHEAD_BYTES // len(places), _HUGE_PAGE):
-        for address, num_bytes in places:
+        for cache, num_bytes in places:
             if offset >= num_bytes:
                 continue
-            page = address // mmap.PAGESIZE * mmap.PAGESIZE + offset
             begin = time.perf_counter()
-            if madvise(page, min(_HUGE_PAGE, num_bytes - offset), _MADV_POPULATE_WRITE):
-                return  # an older system, or the memory has gone
+            if not _populate_page(cache(), offset):
+                return
             took = time.perf_counter() - begin
             time.sleep((_IDLE_PAUSE if is_idle() else _PAUSE) * took)
+
+
+def _populate_page(cache: torch.Tensor | None, offset: int) -> bool:
+    """What is there keeps its values. False where the cache is gone, or the system an older one."""
+    if cache is None:
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    page = cache.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE + offset
+    return not madvise(page, min(_HUGE_PAGE, cache.nbytes - offset), _MADV_POPULATE_WRITE)
 
 
 def keep_freed_memory() -> None:

@@ -26,9 +26,14 @@ def to_device_together(arrays: Sequence[npt.ArrayLike], device: torch.device) ->
     return tensors if device.type == "cpu" else unpack(to_device(pack(tensors), device), tensors)
 
 
+def copy_to(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Bytes of the host to the first of the target; they may be changed at once."""
+    target[: len(values)].copy_(values if target.is_cpu else values.pin_memory(), non_blocking=True)
+
+
 def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """uint8, the tensors' memory one behind the other; `unpack` finds them there."""
-    packed = torch.empty(sum(map(_room, tensors)), dtype=torch.uint8)
+    packed = torch.empty(packed_bytes(tensors), dtype=torch.uint8)
     for part, tensor in zip(unpack(packed, tensors), tensors, strict=True):
         part.copy_(tensor)
     return packed
@@ -38,6 +43,11 @@ def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Ten
     """Tensors of the types and shapes of those that were packed, in the same memory."""
     parts = packed.split([_room(each) for each in like])
     return [part[: each.nbytes].view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]
+
+
+def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Of tensors of such types and shapes, once they are packed."""
+    return sum(map(_room, tensors))
 
 
 def _room(tensor: torch.Tensor) -> int:
@@ -50,6 +60,25 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class Arrival:
+    """Of all that the device's stream has been given so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Until it is."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 def device_name(device: torch.device) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from starlette.types import Receive, Scope, Send
@@ -10,6 +11,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.answers.stream import PIECES
 from gateway.errors import error_response
 from gateway.middleware.root_path import path_below_root
 from quire.errors import Overloaded
@@ -32,6 +34,8 @@ class LimitedProtocol(HttpToolsProtocol):
     body_seconds: ClassVar[float]
     max_header_bytes: ClassVar[int]
     max_headers: ClassVar[int]
+    # Whether nobody between server and application wants to see the pieces of a body.
+    gives_pieces: ClassVar[bool]
 
     _timer: asyncio.TimerHandle | None = None
     _header_bytes = 0
@@ -54,6 +58,8 @@ class LimitedProtocol(HttpToolsProtocol):
             scope: Any = cycle.scope
             alive = path_below_root(scope) == _LIVENESS  # a full server must not be taken for a dead one
             app = cast("ASGI3Application", self.app if alive else _too_many_connections)
+        if self.gives_pieces:
+            cycle.scope["extensions"] = {PIECES: {"write": partial(write_piece, cycle)}}
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -154,11 +160,24 @@ class LimitedProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
 
 
+def write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:
+    """Sends a piece of a body whose end is not known yet, as `cycle.send` would.
+
+    Returns:
+        Whether it is sent; not where `cycle.send` would wait, or do something else.
+    """
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True
+
+
 def limited_protocol(options: GatewayOptions) -> type[LimitedProtocol]:
     """The protocol class with these deadlines and limits; uvicorn makes one instance per connection."""
     limits = {
         "header_seconds": options.header_timeout_seconds, "body_seconds": options.body_timeout_seconds,
         "max_header_bytes": options.h11_max_incomplete_event_size, "max_headers": options.h11_max_header_count,
+        "gives_pieces": not options.middleware,
     }  # fmt: skip
     return type("Protocol", (LimitedProtocol,), limits)
 

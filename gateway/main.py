@@ -49,6 +49,9 @@ from quire.work_pool import WorkPool
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+# Longer than clients and proxies keep a connection that idles (httpx 5 s, aiohttp 15, most proxies 60): a server that
+# is the first to close it may do so just when its client sends the next request, which is lost.
+_KEEP_ALIVE_SECONDS = 75
 # For requests that are cut to say so, and for their clients to hear it.
 _LAST_WORDS_SECONDS = 2.0
 _LOGGERS_OF_HTTP = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
@@ -267,6 +270,7 @@ def _config(
         log_config=None,
         access_log=not options.disable_uvicorn_access_log,
         limit_concurrency=options.max_connections,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,
         ssl_ca_certs=options.ssl_ca_certs,

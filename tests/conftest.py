@@ -52,18 +52,6 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _tied_weights(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Transformers takes a method away from all models while it loads one. Once, in some process, it did not come back,
-    and no model of a later test had its tied weights: so it is put back, and the test that leaves it so is named."""
-    modeling = sys.modules.get("transformers.modeling_utils")
-    own = modeling.PreTrainedModel.tie_weights if modeling else None
-    yield
-    if modeling and modeling.PreTrainedModel.tie_weights is not own:
-        modeling.PreTrainedModel.tie_weights = own
-        request.node.warn(pytest.PytestWarning("leaves Transformers' models without tied weights"))
-
-
 _SLOW = re.compile(rb"\bmark\.slow\b")
 _ALL_SLOW = re.compile(rb"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 HEADER = struct.Struct("!II")  # sizes of a message's fields and of its payload
+TAKEN = b"+"  # comes before the answer, once the message is there: from then on it is what the process may die of
 
 _MAX_MEMORY_BYTES = 2**30  # beyond what it takes before it works on anything
 # Beyond the parent's own time limit: for a parent that is not there any more.
@@ -56,6 +57,8 @@ def run(make: Callable[[Message], Answer]) -> None:
         _limit_memory()
         while (request := _read(requests)) is not None:
             signal.setitimer(signal.ITIMER_REAL, setup.fields["timeout_seconds"] + _GRACE_SECONDS)  # SIGALRM ends it
+            answers.write(TAKEN)
+            answers.flush()
             result = answer(request)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(result.pack())

@@ -9,17 +9,15 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from quire.errors import Overloaded, Unavailable
-from tokenizer_svc.child import HEADER, Message
+from tokenizer_svc.child import HEADER, TAKEN, Message
 
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 20.0
-_AT_ONCE_SECONDS = 0.25
 
 
 class ChildTooSlow(Exception):
@@ -27,7 +25,11 @@ class ChildTooSlow(Exception):
 
 
 class ChildEnded(Exception):
-    """The process of the work ended, a new one too: for memory or for nesting."""
+    """The process of the work ended: for memory or for nesting."""
+
+
+class _NotTaken(Exception):
+    """The process ended before it had the message: whatever it died of, this was not it."""
 
 
 class _Child:
@@ -56,10 +58,23 @@ class _Child:
         return self._process.returncode is None
 
     async def ask(self, request: Message) -> Message:
+        """
+        Raises:
+            _NotTaken: it ended before it had the message.
+            ChildEnded: it ended while it worked.
+        """
         self._stdin.write(request.pack())
-        await self._stdin.drain()
-        fields, payload = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
-        return Message(json.loads(await self._stdout.readexactly(fields)), await self._stdout.readexactly(payload))
+        with contextlib.suppress(OSError):  # what it has read of it, it says itself
+            await self._stdin.drain()
+        try:
+            await self._stdout.readexactly(len(TAKEN))
+        except (OSError, asyncio.IncompleteReadError):
+            raise _NotTaken from None
+        try:
+            fields, payload = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
+            return Message(json.loads(await self._stdout.readexactly(fields)), await self._stdout.readexactly(payload))
+        except (OSError, asyncio.IncompleteReadError):
+            raise ChildEnded from None
 
     def kill(self) -> None:
         """Ends it; asyncio reaps it."""
@@ -145,10 +160,10 @@ class ChildPool:
             raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
         try:
             return await self._ask(request, fresh=False)
-        except (OSError, asyncio.IncompleteReadError):
+        except _NotTaken:  # somebody killed it while it idled
             try:
                 return await self._ask(request, fresh=True)
-            except (OSError, asyncio.IncompleteReadError):
+            except _NotTaken:  # which has not even room for the message
                 raise ChildEnded from None
 
     async def _ask(self, request: Message, fresh: bool) -> Message:
@@ -156,20 +171,14 @@ class ChildPool:
         Raises:
             ChildTooSlow: it took too long.
             ChildEnded: the process ended while it worked.
-            OSError, asyncio.IncompleteReadError: it ended at once. Somebody may have killed it while it idled: only a
-                new one's end is the work's fault.
+            _NotTaken: it ended before that.
         """
         async with self._child(fresh) as child:
-            began = time.monotonic()
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     return await child.ask(request)
             except TimeoutError:
                 raise ChildTooSlow from None
-            except (OSError, asyncio.IncompleteReadError):
-                if time.monotonic() - began > _AT_ONCE_SECONDS:
-                    raise ChildEnded from None
-                raise
 
     @contextlib.asynccontextmanager
     async def _child(self, fresh: bool) -> AsyncIterator[_Child]:
@@ -226,7 +235,7 @@ class ChildPool:
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await child.ask(self._probe)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+        except (TimeoutError, ChildEnded, _NotTaken) as error:
             child.kill()
             raise Unavailable(f"The process for {self._work} does not start; the log may say why.") from error
         return child

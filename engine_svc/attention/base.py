@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
@@ -15,7 +15,7 @@ import torch
 from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.native.library import Kernels
 from engine_svc.ops.base import HeadNorms, Ops
-from engine_svc.transfer import to_device
+from engine_svc.transfer import to_device, to_host
 
 _Position = TypeVar("_Position", int, torch.Tensor)
 _FAR = 1 << 30  # behind any position
@@ -145,6 +145,7 @@ class AttentionBackend(ABC):
 
     name: ClassVar[str]
     block_dimension: ClassVar[int]  # of a layer's cache
+    query_lens: ClassVar[tuple[int, ...]] = (1,)  # of each kind that is attended to in a way of its own, but prompts
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -176,27 +177,36 @@ class AttentionBackend(ABC):
             found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
         return found
 
-    def copy_blocks(
-        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], pairs: Sequence[tuple[int, int]]
-    ) -> None:
-        """Copies blocks, (of the source, of the target), in every layer. To a GPU without waiting for it; from it, a
-        layer's have to be there before the host can spread them."""
-        if not pairs:
-            return
-        places = zip(torch.tensor(pairs).unbind(1), (sources[0].device, targets[0].device), strict=True)
-        from_blocks, to_blocks = (to_device(blocks.contiguous(), device) for blocks, device in places)
-        for source, target in zip(sources, targets, strict=True):
-            blocks = bits(source).index_select(self.block_dimension, from_blocks)
-            moved = to_device(blocks, target.device) if blocks.is_cpu else blocks.to(target.device)
-            bits(target).index_copy_(self.block_dimension, to_blocks, moved)
+    def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:
+        """Copies of blocks in every layer, as they are in the order of the device's stream; see `to_host`."""
+        return [to_host(blocks) for blocks in self._taken(caches, block_ids)]
 
-    def most_positions(self, sequences: int) -> int:
-        """What so many sequences with one new token may have all together in a pass that is recorded: it has room for
-        all of them at once."""
+    def put_blocks(
+        self, blocks: Iterable[torch.Tensor], caches: Sequence[torch.Tensor], block_ids: Sequence[int]
+    ) -> None:
+        """Copies such blocks, of every layer, to where they belong."""
+        at = to_device(torch.tensor(block_ids, dtype=torch.int64), caches[0].device)
+        for cache, moved in zip(caches, blocks, strict=True):
+            bits(cache).index_copy_(self.block_dimension, at, to_device(moved, cache.device))
+
+    def load_blocks(
+        self, memory: Sequence[torch.Tensor], places: Sequence[int], caches: Sequence[torch.Tensor],
+        block_ids: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Copies blocks of host memory to a device's, in every layer, without waiting for it."""
+        self.put_blocks(self._taken(memory, places), caches, block_ids)
+
+    def _taken(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        at = to_device(torch.tensor(block_ids, dtype=torch.int64), caches[0].device)
+        return (bits(cache).index_select(self.block_dimension, at) for cache in caches)
+
+    def most_positions(self, sequences: int, query_len: int = 1) -> int:
+        """What so many sequences with so many new tokens each may have all together in a pass that is recorded: it has
+        room for all of them at once."""
         return sys.maxsize
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
-        """What a pass takes beside its inputs and results, of so many sequences with one new token, and so many
+        """What a pass takes beside its inputs and results, of so many sequences with few new tokens, and so many
         positions all together."""
         return 0
 

@@ -25,19 +25,24 @@ from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.rotary import Slots, rotate
-from engine_svc.kernels.tiles import decode_tiles, prefill_tiles
+from engine_svc.kernels.tiles import Tiles, decode_tiles, prefill_tiles
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
 _PARTIAL_BYTES = 256 << 20  # of what parts of contexts come to, before it is combined
+# New tokens of a sequence up to which its keys are split among programs, as those of a decode are: guesses that are
+# verified, and what is left of a prompt.
+_MOST_QUERIES = 8
 # Programs of decode for each multiprocessor: as many as have room in its shared memory, at most.
 _PROGRAMS_EACH = 4
 
 
 class _Decoding(NamedTuple):
-    sequences: torch.Tensor  # int32 [some of those with one new token]
+    sequences: torch.Tensor  # int32 [some of those with few new tokens]
     positions: int  # of all of them together, at most
+    queries: int  # new tokens of one, at most
+    tiles: Tiles
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class TritonBackend(AttentionBackend):
 
     name = "triton"
     block_dimension = 1
+    query_lens = (2, 1)
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -65,9 +71,11 @@ class TritonBackend(AttentionBackend):
         self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
         self._programs = _PROGRAMS_EACH * _multiprocessors(shape.device)
         capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
-        self._group = shape.num_heads // shape.num_kv_heads
+        self._group = group = shape.num_heads // shape.num_kv_heads
         self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability)
-        self._decode = decode_tiles(self._group, self._prefill)
+        self._decode = [decode_tiles(group * queries, self._prefill) for queries in (1, _MOST_QUERIES)]
+        if shape.batch_invariant:
+            self._decode = [self._prefill] * 2
 
     @property
     def batch_invariant(self) -> bool:
@@ -80,41 +88,52 @@ class TritonBackend(AttentionBackend):
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
-    def most_positions(self, sequences: int) -> int:
+    def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """See AttentionBackend.most_positions."""
-        return (self._most_parts - sequences + 1) * PART * self.shape.part.size - 1  # the inverse of `most_parts`
+        if query_len > _MOST_QUERIES:
+            return super().most_positions(sequences, query_len)
+        # The inverse of `most_parts`.
+        return (self._most_parts // query_len - sequences + 1) * PART * self.shape.part.size - 1
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
         """See AttentionBackend.decoding_bytes."""
-        return self._part_bytes * min(self._most_parts, most_parts(positions, sequences, self.shape.part))
+        parts = most_parts(positions, sequences, self.shape.part) * _MOST_QUERIES
+        return self._part_bytes * min(self._most_parts, parts)
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""
-        query_lens = np.array(metadata.query_lens_host)
-        decoding = np.flatnonzero(query_lens == 1)
-        prefilling = np.flatnonzero(query_lens != 1)
+        query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
+        single = np.flatnonzero(query_lens == 1)
+        several = np.flatnonzero((query_lens > 1) & (query_lens <= _MOST_QUERIES))
+        prefilling = np.flatnonzero(query_lens > _MOST_QUERIES)
         rows = self._prefill.rows
         tiles = -(-query_lens[prefilling] * self._group // rows)
         sequences = np.repeat(prefilling, tiles)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         starts = (np.arange(len(sequences)) - first) * rows
-        packed = to_device(np.concatenate((decoding, sequences, starts)).astype(np.int32), self.shape.device)
-        to_decode, of, starting_at = packed.split((len(decoding), len(sequences), len(starts)))
-        together = self._together(to_decode, np.array(metadata.seq_lens_host)[decoding])
+        parts = (single, several, sequences, starts)
+        packed = to_device(np.concatenate(parts).astype(np.int32), self.shape.device)
+        ones, others, of, starting_at = packed.split([len(part) for part in parts])
+        together = [
+            *self._together(ones, seq_lens[single], 1, self._decode[0]),
+            *self._together(others, seq_lens[several], int(query_lens[several].max(initial=1)), self._decode[1]),
+        ]
         return _Prepared(metadata, together, of, starting_at)
 
-    def _together(self, decoding: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_Decoding]:
+    def _together(
+        self, decoding: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles
+    ) -> list[_Decoding]:
         """All at once, but where contexts come to more than most caches hold, for sequences may share them: then half
         of them after the other half, and so on."""
         count, positions = len(lengths), int(lengths.sum())
         if not count:
             return []
-        if count == 1 or positions <= self.most_positions(count):
-            return [_Decoding(decoding, positions)]
+        if count == 1 or positions <= self.most_positions(count, queries):
+            return [_Decoding(decoding, positions, queries, tiles)]
         middle = count // 2
         return [
-            *self._together(decoding[:middle], lengths[:middle]),
-            *self._together(decoding[middle:], lengths[middle:]),
+            *self._together(decoding[:middle], lengths[:middle], queries, tiles),
+            *self._together(decoding[middle:], lengths[middle:], queries, tiles),
         ]
 
     def rotate_and_forward(
@@ -159,18 +178,19 @@ class TritonBackend(AttentionBackend):
         metadata = prepared.metadata
         if query.stride()[1:] != (query.shape[2], 1):  # the kernels read them where they lie beside keys and values
             query = query.contiguous()
-        # Of several tokens a sequence, a graph may have rows that are nobody's, and nobody writes.
-        output = (query.new_zeros if len(prepared.tile_sequences) else query.new_empty)(query.shape)
+        output = query.new_empty(query.shape)  # a graph of several tokens a sequence leaves nobody's rows as they are
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
-            tiles = (prepared.tile_sequences, prepared.tile_starts)
+            prompts = (prepared.tile_sequences, prepared.tile_starts)
             part_keys = PART if self.batch_invariant else 0
-            paged_prefill(query, cache, output, *where, *tiles, options, self._prefill, part_keys, self.shape.part, lse)
-        for sequences, positions in prepared.decoding:
-            capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window)
+            paged_prefill(
+                query, cache, output, *where, *prompts, options, self._prefill, part_keys, self.shape.part, lse
+            )
+        for sequences, positions, queries, tiles in prepared.decoding:
+            capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window, queries)
             paged_decode(
-                query, cache, output, *where, sequences, capacity, self._programs, options,
-                self._prefill if self.batch_invariant else self._decode, self.shape.part, lse,
+                query, cache, output, *where, sequences, capacity, self._programs, options, tiles, queries,
+                self.shape.part, lse, in_turn=self.batch_invariant,
             )  # fmt: skip
         return output
 

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.plan import BlockTransfer, Transfers
+from engine_svc.transfer import Arrival
+
+
+class _Leaving(NamedTuple):
+    """Blocks on their way from the device."""
+
+    places: list[int]  # where they go
+    blocks: list[torch.Tensor]  # of each layer, on the host once they have arrived
+    arrival: Arrival
 
 
 class HostMemory(BlockStore):
-    """The caches' second tier; a block's place is its number there."""
+    """The caches' second tier; a block's place is its number there.
+
+    What leaves a GPU gets to its place when it has arrived: in a later step, or before anything comes back.
+    """
 
     def __init__(self, attention: AttentionBackend, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
         self._attention = attention
         self._caches = caches
         self._memory = attention.allocate_host(caches, num_blocks)
+        self._leaving: deque[_Leaving] = deque()
 
     def begin(self, transfers: Transfers) -> None:
         """See BlockStore.begin."""
+        self._settle(waits=False)
         for save in transfers.saves:
-            self._attention.copy_blocks(self._caches, self._memory, _pairs(save))
+            blocks = self._attention.blocks_on_host(self._caches, save.block_ids)
+            self._leaving.append(_Leaving(_places(save), blocks, Arrival(self._attention.shape.device)))
+        if transfers.loads:
+            self._settle(waits=True)
         for load in transfers.loads:
-            pairs = [(host, device) for device, host in _pairs(load)]
-            self._attention.copy_blocks(self._memory, self._caches, pairs)
+            self._attention.load_blocks(self._memory, _places(load), self._caches, load.block_ids)
+
+    def _settle(self, *, waits: bool) -> None:
+        """Puts what has arrived to its place, in the order in which it left."""
+        while self._leaving and (waits or self._leaving[0].arrival.is_over):
+            places, blocks, arrival = self._leaving.popleft()
+            arrival.wait()
+            self._attention.put_blocks(blocks, self._memory, places)
 
 
-def _pairs(transfer: BlockTransfer) -> list[tuple[int, int]]:
-    """(device block, host block)"""
-    return [(block, int(place)) for block, place in zip(transfer.block_ids, transfer.places, strict=True)]
+def _places(transfer: BlockTransfer) -> list[int]:
+    return [int(place) for place in transfer.places]

@@ -149,6 +149,6 @@ def log_sum(best, total):
 
 
 @triton.jit
-def add_weighted(first, shrink, second, weight):
-    """first * shrink + second * weight, rounded the same wherever it is compiled."""
-    return tl.fma(second, weight, first * shrink)
+def add_shrunk(first, shrink, second):
+    """first * shrink + second, rounded the same wherever it is compiled."""
+    return tl.fma(first, shrink, second)

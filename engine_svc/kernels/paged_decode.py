@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over the paged cache, split along the keys.
+"""Attention of one new token per sequence, or a few, over the paged cache, split along the keys.
 
 Each part of PART keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
 Dao et al. 2023). A part is always that long, so a sequence's result does not depend on the batch around it.
@@ -17,7 +17,7 @@ import triton.language as tl
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
-from engine_svc.kernels.attend import add_weighted, attend_keys, first_seen, held, load_columns, log_sum, store_columns
+from engine_svc.kernels.attend import add_shrunk, attend_keys, first_seen, held, load_columns, log_sum, store_columns
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import Tiles, column_tiles
 
@@ -27,35 +27,44 @@ _SEARCHED = tl.constexpr(128)  # sequences whose lengths a program looks at toge
 
 @triton.jit
 def _seen_parts(
-    seq_len, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
+    seq_len, query_len, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
     PART_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """(place of the first key that the last position sees, keys that are held, first part, number of parts)"""
+    """(place of the first key that a new position sees, keys that are held, first part, number of parts)"""
     length = held(seq_len, part_of_context, CONTEXT_PARTS)
     visible = length * 0
     if WINDOW > 0:
-        visible = held(first_seen(seq_len - 1, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
+        visible = held(first_seen(seq_len - query_len, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
     first = visible // PART_KEYS
     return visible, length, first, tl.where(visible < length, tl.cdiv(length, PART_KEYS) - first, 0)
 
 
 @triton.jit
+def _query_len(query_start_ptr, sequence):
+    """How many new tokens a sequence has."""
+    return tl.load(query_start_ptr + sequence + 1) - tl.load(query_start_ptr + sequence)
+
+
+@triton.jit
 def _parts_of(
-    index, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
-    CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
+    index, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
     """How many parts the sequences at these places have, none where there is no sequence."""
     present = index < count
     sequence = tl.load(sequences_ptr + index, mask=present, other=0)
     seq_len = tl.load(seq_lens_ptr + sequence, mask=present, other=1)
-    parts = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
+    query_len = 1
+    if WINDOW > 0:
+        query_len = _query_len(query_start_ptr, sequence)
+    parts = _seen_parts(seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
     return tl.where(present, parts, 0)
 
 
 @triton.jit
 def _find_part(
-    piece, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
-    CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
+    piece, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
     """(place of the sequence that this part of all is of, how many parts those before it have, parts of all)"""
     index = 0
@@ -63,8 +72,8 @@ def _find_part(
     passed = 0
     for begin in range(0, count, _SEARCHED):
         parts = _parts_of(
-            begin + tl.arange(0, _SEARCHED), sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
-            CONTEXT_PARTS, PART_KEYS,
+            begin + tl.arange(0, _SEARCHED), sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context,
+            WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS,
         )  # fmt: skip
         ends = passed + tl.cumsum(parts, 0)
         index += tl.sum((ends <= piece).to(tl.int32), 0)
@@ -73,7 +82,9 @@ def _find_part(
     return index, start, passed
 
 
-@triton.jit(do_not_specialize=["count", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"])
+@triton.jit(
+    do_not_specialize=["count", "queries", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"]
+)
 def _decode_kernel(
     query_ptr,
     cache_ptr,
@@ -91,6 +102,7 @@ def _decode_kernel(
     block_table_stride,
     value_offset,
     count,
+    queries,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -107,51 +119,55 @@ def _decode_kernel(
     part_of_context,
     CONTEXT_PARTS: tl.constexpr,
     ALIBI: tl.constexpr,
+    BIDIRECTIONAL: tl.constexpr,
 ):
-    """One program for some parts, and so many query heads of a kv head; the heads are the rows of its products."""
-    tiles: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    """One program for some parts, and so many rows of a kv head: the heads of its group, one query after the other."""
+    tiles = tl.num_programs(1) // KV_HEADS
     kv_head = tl.program_id(1) // tiles
-    heads = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
+    rows = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
+    queries_of, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     slopes = tl.zeros([ROWS], tl.float32)
     if ALIBI:
-        slopes = tl.load(slopes_ptr + kv_head * GROUP + heads, mask=heads < GROUP, other=0.0)
+        slopes = tl.load(slopes_ptr + heads)
     pieces = _find_part(
-        0, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
-    )[2]
+        0, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
+        PART_KEYS,
+    )[2]  # fmt: skip
     for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
         index, start, _ = _find_part(
-            piece, sequences_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
-        )
+            piece, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
+            CONTEXT_PARTS, PART_KEYS,
+        )  # fmt: skip
         sequence = tl.load(sequences_ptr + index)
         seq_len = tl.load(seq_lens_ptr + sequence)
+        query_len = _query_len(query_start_ptr, sequence)
         visible, length, first_part, _ = _seen_parts(
-            seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+            seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
         )
         first = (first_part + piece - start) * PART_KEYS
-        last = tl.minimum(first + PART_KEYS, length)
-
-        row = tl.load(query_start_ptr + sequence).to(tl.int64)
-        query_rows = row * query_stride + (kv_head * GROUP + heads) * DIM
-        query = load_columns(query_ptr, query_rows, heads < GROUP, True, 0, MAIN, DIM)
+        present = queries_of < query_len
+        row = tl.load(query_start_ptr + sequence).to(tl.int64) + queries_of
+        query = load_columns(query_ptr, row * query_stride + heads * DIM, present, True, 0, MAIN, DIM)
         query_rest = None
         if REST > 0:
-            query_rest = load_columns(query_ptr, query_rows, heads < GROUP, True, MAIN, REST, DIM)
+            query_rest = load_columns(query_ptr, row * query_stride + heads * DIM, present, True, MAIN, REST, DIM)
+        positions = tl.minimum(seq_len - query_len + queries_of, seq_len - 1)
         best, total, result, rest = attend_keys(
-            query, query_rest, tl.zeros([ROWS], tl.int32) + (seq_len - 1), tl.full([ROWS], -1.0e30, tl.float32),
-            tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, MAIN], tl.float32),
-            tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr, block_table_ptr + sequence * block_table_stride,
-            value_offset, kv_head, tl.maximum(first, visible), last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES,
-            KV_HEADS, DIM, MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI,
+            query, query_rest, positions, tl.full([ROWS], -1.0e30, tl.float32), tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr,
+            block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible),
+            tl.minimum(first + PART_KEYS, length), scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM,
+            MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
-        out_row = tl.cast(piece, tl.int64) * KV_HEADS * GROUP + kv_head * GROUP + heads
-        store_columns(partial_ptr, out_row * DIM, heads < GROUP, result, 0, MAIN, DIM)
+        out_row = (tl.cast(piece, tl.int64) * queries + queries_of) * (KV_HEADS * GROUP) + heads
+        store_columns(partial_ptr, out_row * DIM, present, result, 0, MAIN, DIM)
         if REST > 0:
-            store_columns(partial_ptr, out_row * DIM, heads < GROUP, rest, MAIN, REST, DIM)
-        tl.store(best_ptr + out_row, best, mask=heads < GROUP)
-        tl.store(total_ptr + out_row, total, mask=heads < GROUP)
+            store_columns(partial_ptr, out_row * DIM, present, rest, MAIN, REST, DIM)
+        tl.store(best_ptr + out_row, best, mask=present)
+        tl.store(total_ptr + out_row, total, mask=present)
 
 
-@triton.jit(do_not_specialize_on_alignment=["sequences_ptr"])
+@triton.jit(do_not_specialize=["queries"], do_not_specialize_on_alignment=["sequences_ptr"])
 def _combine_kernel(
     partial_ptr,
     best_ptr,
@@ -163,6 +179,7 @@ def _combine_kernel(
     seq_lens_ptr,
     sequences_ptr,
     output_stride,
+    queries,
     part_of_context,
     WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr,
@@ -173,20 +190,25 @@ def _combine_kernel(
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
     PART_KEYS: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """One program per sequence and query head: a softmax over the parts that it has."""
-    index = tl.program_id(0)
+    """One program per new token and query head: a softmax over the parts of its sequence, so many at a time."""
+    index = tl.program_id(0) // queries
+    query = tl.program_id(0) % queries
     head = tl.program_id(1)
     sequence = tl.load(sequences_ptr + index)
+    query_len = _query_len(query_start_ptr, sequence)
+    if query >= query_len:
+        return
     seq_len = tl.load(seq_lens_ptr + sequence)
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
-    parts = _seen_parts(seq_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
+    parts = _seen_parts(seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
     start = 0
     for begin in range(0, index, _SEARCHED):
-        place = begin + tl.arange(0, _SEARCHED)
         start += tl.sum(_parts_of(
-            place, sequences_ptr, seq_lens_ptr, index, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+            begin + tl.arange(0, _SEARCHED), sequences_ptr, query_start_ptr, seq_lens_ptr, index, part_of_context,
+            WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS,
         ), 0)  # fmt: skip
     best = -1.0e30
     total = 0.0
@@ -194,26 +216,37 @@ def _combine_kernel(
         best = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
         total = 1.0
     result = tl.zeros([DIM_PADDED], tl.float32)
-    for piece in range(start, start + parts):
-        row = tl.cast(piece, tl.int64) * HEADS + head
-        part_best = tl.load(best_ptr + row)
-        new_best = tl.maximum(best, part_best)
+    for begin in range(0, parts, TOGETHER):
+        place = begin + tl.arange(0, TOGETHER)
+        present = place < parts
+        rows = ((start + place).to(tl.int64) * queries + query) * HEADS + head
+        part_best = tl.load(best_ptr + rows, mask=present, other=-1.0e30)
+        part_total = tl.load(total_ptr + rows, mask=present, other=0.0)
+        part_result = tl.load(
+            partial_ptr + rows[:, None] * DIM + columns[None, :], mask=present[:, None] & in_dim[None, :], other=0.0
+        )
+        new_best = tl.maximum(best, tl.max(part_best, 0))
         shrink = tl.exp2(best - new_best)
         weight = tl.exp2(part_best - new_best)
-        part_result = tl.load(partial_ptr + row * DIM + columns, mask=in_dim, other=0.0)
-        result = add_weighted(result, shrink, part_result, weight)
-        total = add_weighted(total, shrink, tl.load(total_ptr + row), weight)
+        result = add_shrunk(result, shrink, tl.sum(part_result * weight[:, None], 0))
+        total = add_shrunk(total, shrink, tl.sum(part_total * weight, 0))
         best = new_best
-    row = tl.load(query_start_ptr + sequence).to(tl.int64)
+    row = tl.load(query_start_ptr + sequence).to(tl.int64) + query
     if LSE:
         tl.store(lse_ptr + row * HEADS + head, log_sum(best, total))
     result = (result / tl.maximum(total, 1.0e-30)).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + row * output_stride + head * DIM + columns, result, mask=in_dim)
 
 
-def most_parts(positions: int, sequences: int, part: ContextPart, window: int | None = None) -> int:
-    """Parts that so many sequences have at most, with so many positions all together, or of them those in a window."""
-    within = sequences * ((window or 0) // (PART * part.size) + 2)
+def parts_together(dim_padded: int) -> int:
+    """How many are added at a time: what registers hold."""
+    return max(4, min(32, 4096 // dim_padded))
+
+
+def most_parts(positions: int, sequences: int, part: ContextPart, window: int | None = None, queries: int = 1) -> int:
+    """Parts that so many sequences have at most, with so many positions all together, or of them those that the windows
+    of so many queries reach."""
+    within = sequences * (((window or 0) + queries - 1) // (PART * part.size) + 2)
     whole = positions // (PART * part.size) + sequences
     return min(whole, within) if window else whole
 
@@ -230,8 +263,11 @@ def paged_decode(
     programs: int,
     options: AttentionOptions,
     tiles: Tiles,
+    queries: int = 1,
     part: ContextPart = ContextPart(),
     lse: torch.Tensor | None = None,
+    *,
+    in_turn: bool = False,
 ) -> None:
     """Fills the rows of `output` that belong to `sequences`.
 
@@ -239,35 +275,39 @@ def paged_decode(
         query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
-        sequences: int32 [decoding], those with one new token.
+        sequences: int32 [decoding].
         capacity: parts that all of them have together, at least; see `most_parts`.
         programs: that run at a time, about; the result is the same with any number of them.
-        tiles: with those of paged_prefill, both round alike.
+        tiles: with those of paged_prefill, and parts added `in_turn`, both round alike.
+        queries: new tokens of a sequence, at most.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
+        in_turn: one part after the other, not many at a time.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
     group, count = num_heads // num_kv_heads, sequences.shape[0]
-    partial = torch.empty((capacity, num_heads, dim), dtype=torch.float32, device=query.device)
-    best = torch.empty((capacity, num_heads), dtype=torch.float32, device=query.device)
+    partial = torch.empty((capacity * queries, num_heads, dim), dtype=torch.float32, device=query.device)
+    best = torch.empty((capacity * queries, num_heads), dtype=torch.float32, device=query.device)
     total = torch.empty_like(best)
     window, (main, rest) = options.sliding_window or 0, column_tiles(dim)
-    head_tiles = num_kv_heads * triton.cdiv(group, tiles.rows)
+    head_tiles = num_kv_heads * triton.cdiv(group * queries, tiles.rows)
     _decode_kernel[(min(capacity, triton.cdiv(programs, head_tiles)), head_tiles)](
         query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
         options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
-        (len(cache) - 1) * cache.stride(0), count,
+        (len(cache) - 1) * cache.stride(0), count, queries,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=PART,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
-        ALIBI=options.slopes is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+        ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
-    _combine_kernel[(count, num_heads)](
+    dim_padded = triton.next_power_of_2(dim)
+    _combine_kernel[(count * queries, num_heads)](
         partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),
-        part.rank,
+        queries, part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
-        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim), PART_KEYS=PART,
-        num_warps=4,
+        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART,
+        TOGETHER=1 if in_turn else parts_together(dim_padded), num_warps=4,
     )  # fmt: skip

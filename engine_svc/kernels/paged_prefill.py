@@ -13,7 +13,7 @@ import triton.language as tl
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
 from engine_svc.kernels.attend import (
-    add_weighted,
+    add_shrunk,
     attend_keys,
     first_seen,
     held,
@@ -88,9 +88,9 @@ def _prefill_kernel(
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
             weight = tl.exp2(part_best - new_best)
-            result = add_weighted(result, shrink[:, None], part_result, weight[:, None])
-            rest = add_weighted(rest, shrink[:, None], part_rest, weight[:, None])
-            total = add_weighted(total, shrink, part_total, weight)
+            result = add_shrunk(result, shrink[:, None], part_result * weight[:, None])
+            rest = add_shrunk(rest, shrink[:, None], part_rest * weight[:, None])
+            total = add_shrunk(total, shrink, part_total * weight)
             best = new_best
     else:
         best, total, result, rest = attend_keys(

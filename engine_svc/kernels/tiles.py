@@ -33,9 +33,10 @@ def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]
     return found
 
 
-def decode_tiles(group: int, prefill: Tiles) -> Tiles:
-    """Of single tokens: the heads of a group, or as many of them as a tile of prompts has rows."""
-    return prefill._replace(rows=max(16, min(prefill.rows, 1 << (group - 1).bit_length())), warps=4)
+def decode_tiles(rows: int, prefill: Tiles) -> Tiles:
+    """Of sequences that have so many at most, the heads of a group for each new token: these, or as many of them as a
+    tile of prompts has."""
+    return prefill._replace(rows=max(16, min(prefill.rows, 1 << (rows - 1).bit_length())), warps=4)
 
 
 def column_tiles(head_dim: int) -> tuple[int, int]:

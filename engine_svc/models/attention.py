@@ -49,7 +49,7 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that neither rotate nor norm heads
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that do not rotate
 
 
 class Attention(torch.nn.Module):
@@ -109,11 +109,15 @@ class Attention(torch.nn.Module):
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""
         where = cache.cache, cache.prepared, self.options
-        if self._rotates or self._head_norms is not None:
+        scales = None if self._rotates else step.query_scales
+        if self._rotates or (self._head_norms is not None and scales is None):
             return step.attention.rotate_and_forward(heads, self._rotation(step), *where).flatten(1)
-        query, key, value = heads.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
-        if step.query_scales is not None:
-            query = (query * step.query_scales).to(query.dtype)
+        together, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
+        if self._head_norms is not None:
+            together = self._rotation(step)(together)
+        query, key = together.split((self._heads, self._kv_heads), dim=1)
+        if scales is not None:
+            query = (query * scales).to(query.dtype)
         return step.attention.forward(query, key, value, *where).flatten(1)
 
     def _rotation(self, step: StepInputs) -> Rotation:

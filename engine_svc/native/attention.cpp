@@ -12,6 +12,7 @@ using namespace quire;
 namespace {
 
 constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t AHEAD_TOKENS = 8;
 constexpr int64_t WORTH_A_THREAD = 1 << 17;  // products: below, waking a thread costs more than it saves
 
 struct Call {
@@ -124,40 +125,47 @@ class Work {
  private:
   using Type = Groups<Stored>;
   using Input = typename Type::Input;
+  static constexpr int64_t LINE = 64 / sizeof(Value);
   const Call& call;
   const Task& task;
 
-  // Which of a head's rows one of all heads' is.
-  int64_t of_head(int64_t row) const { return row % task.rows.count(); }
-
-  // Its query head.
-  int64_t head(int64_t row) const {
-    int64_t kv_head = task.head + row / task.rows.count();
-    return kv_head * call.group() + (task.rows.first + of_head(row)) % call.group();
+  // Calls visit(row, token, head) of all heads' rows in order: a row's token of the batch, and its query head.
+  template <class Visit>
+  void each_row(const Visit& visit) const {
+    int64_t group = call.group(), row = 0;
+    for (int64_t kv_head = task.head; kv_head < task.head + task.rows.heads; ++kv_head) {
+      int64_t token = call.query_start[task.sequence] + task.rows.first / group, within = task.rows.first % group;
+      for (int64_t i = 0; i < task.rows.count(); ++i, ++row) {
+        visit(row, token, kv_head * group + within);
+        if (++within == group) within = 0, ++token;
+      }
+    }
   }
 
-  // Of its query or output, in a tensor whose tokens are `stride` values apart.
-  int64_t offset(int64_t row, int64_t stride) const {
-    int64_t token = call.query_start[task.sequence] + (task.rows.first + of_head(row)) / call.group();
-    return token * stride + head(row) * call.dim;
+  // Has a row of some tokens ahead on its way: tokens lie too far apart for the processor to go on by itself.
+  [[gnu::always_inline]] void fetch(const Value* row) const {
+    if (task.rows.count() <= AHEAD_TOKENS * call.group()) return;
+    for (int64_t i = 0; i < call.dim; i += LINE) prefetch(row + i);
   }
 
   void load_query() {
     auto* to = (Input*)scratch().query;
-    for (int64_t row = 0; row < task.rows.of_all_heads(); ++row, to += call.dim) {
-      auto* from = (const Value*)call.query + offset(row, call.query_stride);
-      for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(from + i));
-    }
+    each_row([&](int64_t row, int64_t token, int64_t head) {
+      auto* from = (const Value*)call.query + token * call.query_stride + head * call.dim;
+      fetch(from + AHEAD_TOKENS * call.query_stride);
+      for (int64_t i = 0; i < call.dim; i += LANES) store(to + row * call.dim + i, load(from + i));
+    });
   }
 
   // A row's sink is what it has seen before it sees anything.
   State begin() {
     State whole(scratch().whole, task.rows.of_all_heads(), call.dim);
     whole.clear();
-    for (int64_t row = 0; call.sinks && row < whole.rows; ++row) {
-      whole.most[row] = call.sinks[head(row)];
-      whole.total[row * LANES] = 1;
-    }
+    if (call.sinks)
+      each_row([&](int64_t row, int64_t, int64_t head) {
+        whole.most[row] = call.sinks[head];
+        whole.total[row * LANES] = 1;
+      });
     return whole;
   }
 
@@ -179,26 +187,29 @@ class Work {
       after = {cache_of(*next), next->rows.heads, next->seen, std::max(position(*next, next_partition), first)};
     }
     int64_t at = position(task, partition);
-    part.clear();
     Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);
     attention.attend(at, at + PARTITION, part, next ? &after : nullptr);
   }
 
   void merge(int64_t partition, const State& part, State& whole) {
     int64_t at = position(task, partition);
-    for (int64_t row = 0; row < whole.rows; ++row)
-      if (!task.rows.seen(of_head(row), call.options).within(at, at + PARTITION).empty()) whole.merge(row, part);
+    for (int64_t row = 0; row < whole.rows; ++row) {
+      Range seen = task.rows.seen(row % task.rows.count(), call.options);
+      if (!seen.within(at, at + PARTITION).empty()) whole.merge(row, part);
+    }
   }
 
   void finish(const State& whole) {
-    for (int64_t row = 0; row < whole.rows; ++row) {
+    each_row([&](int64_t row, int64_t token, int64_t head) {
+      int64_t at = token * call.heads + head;
       float sums = sum(load(whole.total + row * LANES));
-      if (call.lse) call.lse[offset(row, call.heads * call.dim) / call.dim] = whole.most[row] + std::log(sums);
+      if (call.lse) call.lse[at] = whole.most[row] + std::log(sums);
       // Of a row that sees nothing here: 0.
       Floats factor = all(1.0f / std::max(sums, std::numeric_limits<float>::min()));
-      auto* to = (Value*)call.output + offset(row, call.heads * call.dim);
+      auto* to = (Value*)call.output + at * call.dim;
+      fetch(to + AHEAD_TOKENS * call.heads * call.dim);
       for (int64_t i = 0; i < call.dim; i += LANES) store(to + i, load(whole.output + row * call.dim + i) * factor);
-    }
+    });
   }
 };
 

@@ -108,9 +108,14 @@ struct State {
   }
 
   void clear() {
-    std::fill_n(total, rows * (LANES + dim), 0.0f);
+    clear_all_but_output();
+    clear_output(0, rows);
+  }
+  void clear_all_but_output() {
+    std::fill_n(total, rows * LANES, 0.0f);
     std::fill_n(most, rows, -std::numeric_limits<float>::infinity());
   }
+  void clear_output(int64_t first, int64_t last) { std::fill_n(output + first * dim, (last - first) * dim, 0.0f); }
 
   void scale(int64_t row, Floats factor) {
     store(total + row * LANES, load(total + row * LANES) * factor);
@@ -199,15 +204,20 @@ class Attention {
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), queries(query), seen(rows.seen(0, rows.count(), options)) {}
 
-  // Adds to the rows' state what they see of positions [begin, end), multiples of a chunk. `after` (null: unknown) is what
-  // this thread computes with then.
+  // Adds to the rows' state what they see of positions [begin, end), multiples of a chunk; of nothing else yet. `after`
+  // (null: unknown) is what this thread computes with then.
   void attend(int64_t begin, int64_t end, State& state, const Place<Stored, Cached>* after) {
     Range range = seen.within(begin, end);
+    state.clear_all_but_output();
+    for (int64_t head = 0; head < rows.heads; ++head)
+      for (int64_t i = 0; i < tiles; ++i)
+        if (seen_by(i).within(begin, end).empty()) state.clear_output(row_of(head, i), row_of(head, i + 1));
     for (int64_t start = range.begin / chunk_size * chunk_size; start < range.end; start += chunk_size) {
       Place<Stored, Cached> here{cache, rows.heads, seen, start}, next{cache, rows.heads, seen, start + chunk_size};
       if (next.start < range.end) after_this(here, next);
       else if (after) after_this(here, *after);
-      for (int64_t head = 0; head < rows.heads; ++head) attend_head(here, head, state);
+      Places places = find(here);
+      for (int64_t head = 0; head < rows.heads; ++head) attend_head(take(here, places, head), begin, state);
     }
 #ifdef __AMX_TILE__
     if (Type::TILES) _tile_release();
@@ -220,64 +230,97 @@ class Attention {
 
   static constexpr bool NARROW = !std::is_same_v<Stored, Cached>;
 
-  // Units of a chunk's positions from `start` on; of those that the task does not see nothing is said.
+  // Units of a head's chunk of positions from `start` on; of those that the task does not see nothing is said.
   struct Chunk {
-    int64_t start;
+    int64_t start, head;
     const Stored *keys[SEGMENTS], *values[SEGMENTS];
+  };
+
+  // Rows [first, last) of a head, which see something of units [begin, end) of its chunk.
+  struct Tile {
+    const Chunk* chunk;
+    int64_t first, last;
+    int begin, end;
+    bool fresh;  // have seen nothing before
+
+    int64_t count() const { return last - first; }
   };
 
   const Rows& rows;
   const Options& options;
   const Paged<Stored, Cached>& cache;
   const Input* queries;
-  const Input* query;   // of the head that it is at
-  const float* slopes;  // likewise
   Range seen;
   int64_t chunk_size = chunk_of<Stored>(cache.dim);
+  int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();  // of a head
   Scratch& memory = scratch();
   int64_t shaped = 0;
+
+  // Which row a head's i-th tile begins with, and what it sees.
+  int64_t row_of(int64_t i) const { return i * rows.count() / tiles; }
+  int64_t row_of(int64_t head, int64_t i) const { return head * rows.count() + row_of(i); }
+  Range seen_by(int64_t i) const { return rows.seen(row_of(i), row_of(i + 1), options); }
 
   void after_this(const Place<Stored, Cached>& here, const Place<Stored, Cached>& next) {
     int64_t units = here.units().count() * here.heads;
     next.want(memory.wanted, (next.units().count() * next.heads + units - 1) / units);
   }
 
-  // A head's rows against a chunk.
-  void attend_head(const Place<Stored, Cached>& place, int64_t head, const State& all) {
-    int64_t before = head * rows.count();
-    query = queries + before * cache.dim, slopes = rows.slopes ? rows.slopes + head * rows.group : nullptr;
-    State state = all.from(before);
-    Chunk chunk = take(place, head);
-    make_ready(chunk);
-    int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();
-    for (int64_t t = 0, row = 0; t < tiles; ++t) {
-      int64_t end_row = (t + 1) * rows.count() / tiles;
-      attend_tile(chunk, row, end_row, state);
-      row = end_row;
+  // A head's rows against a chunk. A tile's values wait until the next one's scores are there: matrix registers would
+  // wait for the weights, and these for the scores, if each followed the other at once.
+  void attend_head(const Chunk& chunk, int64_t begin, State& state) {
+    Tile before{};
+    for (int64_t i = 0; i < tiles; ++i) {
+      Range all = seen_by(i), any = all.within(chunk.start, chunk.start + chunk_size);
+      if (any.empty()) continue;
+      Tile tile{&chunk, row_of(i), row_of(i + 1), int(any.begin - chunk.start) / UNIT,
+                int(any.end - chunk.start + UNIT - 1) / UNIT, all.within(begin, chunk.start).empty()};
+      score(tile);
+      if (before.chunk) add_values(before, state);
+      soften(tile, state);
+      before = tile;
     }
+    if (before.chunk) add_values(before, state);
   }
 
-  // A chunk in the type that is multiplied.
-  Chunk take(const Place<Stored, Cached>& place, int64_t head) {
-    Paged<Stored, Cached> cache = place.cache.head(head);
-    Chunk chunk;
-    chunk.start = place.start;
+  // Where a head's units of a chunk lie, from its first key and value on.
+  struct Places {
+    int64_t keys[SEGMENTS], values[SEGMENTS];
+  };
+
+  Places find(const Place<Stored, Cached>& place) const {
+    Places places;
     auto [first, last] = place.units();
     for (int64_t unit = first; unit < last; ++unit) {
       int64_t at = place.start + unit * UNIT;
+      places.keys[unit] = place.cache.key_place(at), places.values[unit] = place.cache.value_place(at);
+    }
+    return places;
+  }
+
+  // A head's chunk in the type that is multiplied.
+  Chunk take(const Place<Stored, Cached>& place, const Places& places, int64_t head) {
+    Paged<Stored, Cached> cache = place.cache.head(head);
+    Chunk chunk;
+    chunk.start = place.start, chunk.head = head;
+    auto [first, last] = place.units();
+    for (int64_t unit = first; unit < last; ++unit) {
+      const Cached* keys_there = cache.keys ? cache.keys + places.keys[unit] : nullptr;
+      const Cached* values_there = cache.values + places.values[unit];
       if constexpr (!NARROW) {
-        chunk.keys[unit] = cache.keys ? cache.keys_at(at) : nullptr, chunk.values[unit] = cache.values_at(at);
+        chunk.keys[unit] = keys_there, chunk.values[unit] = values_there;
       } else {
         auto* values = (Stored*)memory.values + unit * UNIT * cache.dim;
-        widen_all(cache.values_at(at), UNIT * cache.dim, values);
+        widen_all(values_there, UNIT * cache.dim, values);
         chunk.values[unit] = values;
         if (!cache.keys) continue;
         auto* keys = (Stored*)memory.keys + unit * UNIT * cache.dim;
         for (int64_t i = 0; i < cache.dim / Type::GROUP; ++i)
-          widen_all(cache.keys_at(at) + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
+          widen_all(keys_there + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
         chunk.keys[unit] = keys;
       }
     }
+    make_ready(chunk);
     return chunk;
   }
 
@@ -299,95 +342,106 @@ class Attention {
 
   Input* turned(int unit) { return (Input*)memory.keys + unit * UNIT * cache.dim; }
 
-  // Rows [first, last) against a chunk.
-  void attend_tile(const Chunk& chunk, int64_t first, int64_t last, State& state) {
-    Range any = rows.seen(first, last, options).within(chunk.start, chunk.start + chunk_size);
-    if (any.empty()) return;
+  void shape(const Tile& tile) {
 #ifdef __AMX_TILE__
-    if (Type::TILES && shaped != last - first) shape_tiles(shaped = last - first);
+    if (Type::TILES && shaped != tile.count()) shape_tiles(shaped = tile.count());
 #endif
-    int begin = int(any.begin - chunk.start) / UNIT, end = int(any.end - chunk.start + UNIT - 1) / UNIT;
-    if (cache.keys) {
-      score<Type>(chunk.keys, NARROW ? UNIT * Type::GROUP : cache.step(), first, last, begin, end);
-    } else {
-      const Input* keys[SEGMENTS];
-      for (int unit = begin; unit < end; ++unit) keys[unit] = turned(unit);
-      score<Wide>(keys, UNIT * Wide::GROUP, first, last, begin, end);
-    }
-    for (int64_t row = first; row < last; ++row) {
-      Range own = rows.seen(row, options).within(chunk.start, chunk.start + chunk_size);
-      own = {own.begin - chunk.start, own.end - chunk.start};
-      soften(own, chunk.start, row, row - first, begin * UNIT, end * UNIT, state);
-    }
-    add_values(chunk, first, last, begin, end, state);
   }
 
-  // The tile's scores against units [begin, end), which lie `stride` values between steps.
+  void score(const Tile& tile) {
+    shape(tile);
+    if (cache.keys) return score<Type>(tile, tile.chunk->keys, NARROW ? UNIT * Type::GROUP : cache.step());
+    const Input* keys[SEGMENTS];
+    for (int unit = tile.begin; unit < tile.end; ++unit) keys[unit] = turned(unit);
+    score<Wide>(tile, keys, UNIT * Wide::GROUP);
+  }
+
+  // The tile's scores against its units, which lie `stride` values between steps.
   template <class Keys>
-  void score(const typename Keys::Stored* const* keys, int64_t stride, int64_t first, int64_t last, int begin, int end) {
+  void score(const Tile& tile, const typename Keys::Stored* const* keys, int64_t stride) {
     Product<Keys> product;
-    product.input = query + first * cache.dim, product.input_stride = cache.dim;
+    product.input = queries + (tile.chunk->head * rows.count() + tile.first) * cache.dim;
+    product.input_stride = cache.dim;
     product.segments = 1, product.steps[0] = cache.dim / Keys::GROUP, product.stride = stride;
     product.output_stride = MOST_CHUNK, product.fresh = true, product.wanted = &memory.wanted;
-    for (int at = begin * UNIT, count; at < end * UNIT; at += count * LANES) {
-      count = most_vectors<Keys>(last - first, (end * UNIT - at) / LANES);
+    for (int at = tile.begin * UNIT, count; at < tile.end * UNIT; at += count * LANES) {
+      count = most_vectors<Keys>(tile.count(), (tile.end * UNIT - at) / LANES);
       for (int v = 0; v < count; ++v) {
         int unit = (at + v * LANES) / UNIT, within = (at + v * LANES) % UNIT;
         product.from[0][v] = keys[unit] + within * Keys::GROUP;
       }
       product.output = memory.scores + at;
-      multiply(product, last - first, count);
+      multiply(product, tile.count(), count);
     }
   }
 
-  // From a row's scores in places [begin, end) of the chunk to weights, of which it sees those in `own`. What it summed
-  // before is scaled to the new maximum.
-  void soften(Range own, int64_t start, int64_t row, int64_t tile_row, int64_t begin, int64_t end, State& state) {
-    float* scores = memory.scores + tile_row * MOST_CHUNK;
-    auto* weights = (Input*)memory.weights + tile_row * MOST_CHUNK;
-    if (own.empty()) own = {end, end};
-    int64_t first = own.begin / LANES * LANES, last = (own.end + LANES - 1) / LANES * LANES;
-    for (int64_t i = begin; i < first; i += LANES) store(weights + i, zero());
-    for (int64_t i = last; i < end; i += LANES) store(weights + i, zero());
-    if (own.empty()) return;
-    bool bends = options.softcap > 0 || slopes;
-    if (bends) bend(scores, start, row, first, last);
+  // From the tile's scores to weights. What its rows summed before is scaled to their new maxima; all of these are
+  // found first, for each row's weights would wait for its own.
+  void soften(const Tile& tile, const State& of_heads) {
+    State state = of_heads.from(tile.chunk->head * rows.count());
+    int64_t start = tile.chunk->start, begin = tile.begin * UNIT, end = tile.end * UNIT;
+    Range own[TILE_ROWS];
+    float highest[TILE_ROWS];
+    bool bends = options.softcap > 0 || rows.slopes;
     float unit = bends ? 1.0f : options.scale;
-    float highest = raise(unit * greatest(scores, own, first, last), row, state);
-    // A power of two takes fewer steps than one of e.
-    Floats factor = all(unit * LOG2_E), least = all(-highest * LOG2_E), total = load(state.total + row * LANES);
-    for (int64_t i = first; i < last; i += LANES) {
-      Floats weight = power_of_two(fma(load(scores + i), factor, least));
-      if (i < own.begin || i + LANES > own.end) weight = select(between(own.begin - i, own.end - i), weight, zero());
-      total = total + weight;
-      store(weights + i, weight);
+    for (int64_t i = 0; i < tile.count(); ++i) {
+      own[i] = rows.seen(tile.first + i, options).within(start, start + chunk_size);
+      own[i] = own[i].empty() ? Range{end, end} : Range{own[i].begin - start, own[i].end - start};
+      if (own[i].empty()) continue;
+      float* scores = memory.scores + i * MOST_CHUNK;
+      Range vectors = whole_vectors(own[i]);
+      if (bends) bend(tile, scores, tile.first + i, vectors);
+      highest[i] = unit * greatest(scores, own[i], vectors);
     }
-    store(state.total + row * LANES, total);
+    for (int64_t i = 0; i < tile.count(); ++i) {
+      const float* scores = memory.scores + i * MOST_CHUNK;
+      auto* weights = (Input*)memory.weights + i * MOST_CHUNK;
+      auto [first, last] = whole_vectors(own[i]);
+      for (int64_t at = begin; at < first; at += LANES) store(weights + at, zero());
+      for (int64_t at = last; at < end; at += LANES) store(weights + at, zero());
+      if (own[i].empty()) continue;
+      int64_t row = tile.first + i;
+      // A power of two takes fewer steps than one of e.
+      Floats factor = all(unit * LOG2_E), least = all(-raise(highest[i], row, state) * LOG2_E);
+      Floats total = load(state.total + row * LANES);
+      for (int64_t at = first; at < last; at += LANES) {
+        Floats weight = power_of_two(fma(load(scores + at), factor, least));
+        if (at < own[i].begin || at + LANES > own[i].end)
+          weight = select(between(own[i].begin - at, own[i].end - at), weight, zero());
+        total = total + weight;
+        store(weights + at, weight);
+      }
+      store(state.total + row * LANES, total);
+    }
   }
 
-  // A row's scores in places [first, last) of the chunk that begins at `start`: scaled, capped, and lower by the slope of
-  // its head for each position between query and key (ALiBi, Press et al. 2021).
-  void bend(float* scores, int64_t start, int64_t row, int64_t first, int64_t last) {
+  static Range whole_vectors(Range places) {
+    return {places.begin / LANES * LANES, (places.end + LANES - 1) / LANES * LANES};
+  }
+
+  // A row's scores in some places of the chunk: scaled, capped, and lower by the slope of its head for each position
+  // between query and key (ALiBi, Press et al. 2021).
+  void bend(const Tile& tile, float* scores, int64_t row, Range places) {
     Floats scale = all(options.scale), slope = zero(), steps = zero();
-    if (slopes) {
-      slope = all(slopes[(rows.first + row) % rows.group]);
+    if (rows.slopes) {
+      slope = all(rows.slopes[tile.chunk->head * rows.group + (rows.first + row) % rows.group]);
       steps = load(LANE_NUMBERS) * all(float(options.parts));
     }
-    for (int64_t i = first; i < last; i += LANES) {
+    for (int64_t i = places.begin; i < places.end; i += LANES) {
       Floats score = load(scores + i) * scale;
       if (options.softcap > 0) score = cap_scores(score, options.softcap);
-      if (slopes) {
-        int64_t position = (start + i) * options.parts + options.part;
+      if (rows.slopes) {
+        int64_t position = (tile.chunk->start + i) * options.parts + options.part;
         score = minus_product(slope, magnitude(all(float(rows.at(row) - position)) - steps), score);
       }
       store(scores + i, score);
     }
   }
 
-  // The greatest of the scores in places [first, last) that are the row's own.
-  float greatest(const float* scores, Range own, int64_t first, int64_t last) {
+  // The greatest of the scores in some places that are the row's own.
+  static float greatest(const float* scores, Range own, Range places) {
     Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest;
-    for (int64_t i = first; i < last; i += LANES) {
+    for (int64_t i = places.begin; i < places.end; i += LANES) {
       Floats score = load(scores + i);
       if (i < own.begin || i + LANES > own.end) score = select(between(own.begin - i, own.end - i), score, lowest);
       highest = most(highest, score);
@@ -403,25 +457,29 @@ class Attention {
     return state.most[row] = score;
   }
 
-  // The values of units [begin, end) by the tile's weights.
-  void add_values(const Chunk& chunk, int64_t first, int64_t last, int begin, int end, State& state) {
+  // The values of the tile's units by its weights.
+  void add_values(const Tile& tile, State& state) {
+    const auto* values = tile.chunk->values;
+    shape(tile);
     Product<Type> product;
-    product.input = (Input*)memory.weights + begin * UNIT, product.input_stride = MOST_CHUNK;
+    product.input = (Input*)memory.weights + tile.begin * UNIT, product.input_stride = MOST_CHUNK;
     product.segments = 0, product.stride = cache.dim * Type::GROUP;
-    product.output_stride = cache.dim, product.fresh = false, product.wanted = &memory.wanted;
+    product.output_stride = cache.dim, product.fresh = tile.fresh, product.wanted = &memory.wanted;
     int starts[SEGMENTS];  // units that do not lie behind the one before
-    for (int unit = begin; unit < end; ++unit) {
-      bool follows = unit > begin && chunk.values[unit] == chunk.values[unit - 1] + UNIT * cache.dim;
+    for (int unit = tile.begin; unit < tile.end; ++unit) {
+      // Matrix registers add up what one instruction multiplies before they add it to the sum: where blocks lie, and which
+      // unit is the first, must not say what that is.
+      bool follows = !Type::TILES && unit > tile.begin && values[unit] == values[unit - 1] + UNIT * cache.dim;
       if (!follows) product.steps[product.segments] = 0, starts[product.segments++] = unit;
       product.steps[product.segments - 1] += UNIT / Type::GROUP;
     }
+    float* output = state.output + (tile.chunk->head * rows.count() + tile.first) * cache.dim;
     for (int64_t at = 0, count; at < cache.dim; at += count * LANES) {
-      count = most_vectors<Type>(last - first, (cache.dim - at) / LANES);
+      count = most_vectors<Type>(tile.count(), (cache.dim - at) / LANES);
       for (int i = 0; i < product.segments; ++i)
-        for (int v = 0; v < count; ++v)
-          product.from[i][v] = chunk.values[starts[i]] + (at + v * LANES) * Type::GROUP;
-      product.output = state.output + first * cache.dim + at;
-      multiply(product, last - first, count);
+        for (int v = 0; v < count; ++v) product.from[i][v] = values[starts[i]] + (at + v * LANES) * Type::GROUP;
+      product.output = output + at;
+      multiply(product, tile.count(), count);
     }
   }
 };

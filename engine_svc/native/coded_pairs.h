@@ -116,7 +116,7 @@ void sum_pairs(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t i
   }
 }
 
-// A chunk as matrix_amx.h takes it: bfloat16 [CHUNK / 2, PANEL, 2].
+// A chunk as matrix_amx.h takes it: pairs of bfloat16.
 template <bool EXACT>
 void widen_pairs(const char* codes, const Scales& scales, int64_t span, bf16* to) {
   for (int64_t first = 0; first < PANEL; first += PANEL / 2)
@@ -129,7 +129,7 @@ void widen_pairs(const char* codes, const Scales& scales, int64_t span, bf16* to
         prefetch_far(codes + AHEAD_BYTES);
 #pragma GCC unroll 2
         for (int v = 0; v < PAIR_VECTORS; v += 2)
-          store_ints((int32_t*)(to + k * PANEL + 2 * first + v * LANES),
+          store_ints((int32_t*)to + group_at<Bf16Groups>(k / 2, first + v * LANES / 2),
                      round_both(weights[v](codes + v * LANES), weights[v + 1](codes + (v + 1) * LANES)));
       }
     }
@@ -142,11 +142,13 @@ void sum_widened(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t
   Scales scales(*call.form, PairWeights<EXACT>::RAISED_BY);
   const char* chunk = call.panel(index);
   TileRows<Bf16Groups> rows{call.input + first * call.stride, call.stride, last - first};
+  Ahead nothing_ahead{};
   for (int64_t begin = 0; begin < call.steps; begin += BLOCK_STEPS * 2) {
     int64_t size = std::min(BLOCK_STEPS * 2, call.steps - begin);
     for (int64_t k = 0; k < size; k += CHUNK, chunk += call.form->chunk_bytes())
       widen_pairs<EXACT>(scales.read(chunk), scales, call.form->span, wide + k * PANEL);
-    rows.add(begin, wide, size / 2, sums);
+    for (int64_t row = 0; row < rows.count; row += 2 * TILE)
+      rows.add(row, begin, wide, size / 2, nothing_ahead, sums + row * PANEL);
   }
   _tile_release();
 }

@@ -67,12 +67,12 @@ struct Widened<bf16> : Widened<float> {
 #elif defined(__ARM_NEON)
 #include "groups_arm.h"
 #else
-#error "There are no products of int8 for this instruction set."
+#error "There are no products of bfloat16 for this instruction set."
 #endif
 
 namespace quire {
 
-// What weights of a floating-point type are multiplied as; those of int8 are Int8Groups.
+// What weights of a floating-point type are multiplied as; those of int8 are Int8Groups (groups_int8.h).
 template <class Value>
 struct GroupsOf {
   using Type = Widened<Value>;

@@ -1,4 +1,4 @@
-// Groups of bfloat16 and int8 for ARM: see groups.h.
+// Groups of bfloat16 for ARM: see groups.h.
 #pragma once
 
 #include "vector.h"
@@ -38,27 +38,5 @@ struct Bf16Groups {
 using Bf16Groups = Widened<bf16>;
 
 #endif
-
-struct Int8Groups {
-  using Stored = int8_t;
-  using Input = int8_t;
-  using Weight = int8x16_t;
-  using Sum = Ints;
-  using Total = int32_t;
-  using Wide = Int8Groups;
-  static constexpr int GROUP = 4, PARTS = 1, ALIGNMENT = 1, OFFSET = 0;
-  static constexpr bool TILES = false;
-  static Weight weight(const Stored* from, int) { return vld1q_s8(from); }
-  static Weight input(const Input* from) { return vreinterpretq_s8_s32(repeat_group(from)); }
-  static Sum add(Sum sum, Weight input, Weight weight) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vdotq_s32(sum, weight, input);
-#else
-    // 16 bits hold two products of values that are quantized to 127.
-    int16x8_t low = vmull_s8(vget_low_s8(weight), vget_low_s8(input)), high = vmull_high_s8(weight, input);
-    return vpadalq_s16(sum, vpaddq_s16(low, high));
-#endif
-  }
-};
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "coded.h"
+#include "groups_int8.h"
 
 namespace quire {
 
@@ -89,16 +90,21 @@ inline float prepare_row(const Value* row, int64_t size, typename Type::Input* t
 template <class Type>
 constexpr bool IN_STRIPS = IS_CODED<Type> && Type::TILES;
 constexpr int64_t STRIP = 16;
+constexpr int64_t NEAR_ROWS_BYTES = 6 << 10;
 
 template <class Type>
 inline bool in_strips(const CodedForm& form) {
   return IN_STRIPS<Type> && form.codes != INT8_CODES;
 }
 
-// How many rows may be read where the caller has them.
+// How many rows, `stride` values apart, may be read where the caller has them. Tiles read 16 at a time, best of whole lines
+// and not so far apart that all fall into the same sets of a cache.
 template <class Type>
-inline int64_t rows_as_they_come(const CodedForm& form) {
-  return in_strips<Type>(form) ? 1 : Type::TILES ? 4 * STRIP : INT64_MAX;
+inline int64_t rows_as_they_come(const CodedForm& form, const void* rows, int64_t stride) {
+  int64_t bytes = stride * sizeof(typename Type::Input);
+  if (in_strips<Type>(form)) return 1;
+  if (!Type::TILES || (uintptr_t(rows) % LINE == 0 && bytes % LINE == 0 && bytes <= NEAR_ROWS_BYTES)) return INT64_MAX;
+  return 4 * STRIP;
 }
 
 // A strip of `count` rows, in place: [count, size] pairs of values become [size, count].

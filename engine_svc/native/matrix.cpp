@@ -42,9 +42,10 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
     run<Type, Out>(call, part, count);
   };
   const int64_t* order = weight.form.input_order;
-  if constexpr (std::is_same_v<typename Type::Input, Value>)
-    if (steps_of<Type>(size) * Type::GROUP == size && !order && rows <= rows_as_they_come<Type>(weight.form))
-      return multiply(input, stride, result, rows);
+  if constexpr (std::is_same_v<typename Type::Input, Value>) {
+    bool whole = steps_of<Type>(size) * Type::GROUP == size && !order;
+    if (whole && rows <= rows_as_they_come<Type>(weight.form, input, stride)) return multiply(input, stride, result, rows);
+  }
   for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
     int64_t count = std::min(ROWS_AT_ONCE, rows - first), strips = (count + STRIP - 1) / STRIP;
     bool worth = count * size > WORTH_A_THREAD_TO_PREPARE;

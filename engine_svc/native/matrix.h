@@ -1,7 +1,8 @@
 // output[m, n] = sum over k of input[m, k] * weight[n, k] + bias[n], with the weights packed beforehand.
 //
 // Packed, a weight is panels of PANEL outputs: [panels, steps, PANEL, GROUP]. A panel's outputs stand side by side, so
-// that a step over k reads some lines in a row and needs no horizontal sum; groups.h says what a GROUP is. A tile is
+// that a step over k reads some lines in a row and needs no horizontal sum; groups.h says what a GROUP is. Matrix registers
+// load TILE steps of TILE outputs at once: [panels, steps / TILE, PANEL / TILE, TILE, TILE, GROUP]. A tile is
 // some input rows by a panel (or a part of its width), with all of its sums in registers. With few rows, a panel is read
 // once from memory while what follows is prefetched. With many, it is taken in blocks over k that stay in the second-level
 // cache, which gives a tile its weights in a fraction of the time that it multiplies with them; sums wait in memory
@@ -28,11 +29,16 @@ constexpr int64_t BLOCK_BYTES = 128 << 10, SHORT_BLOCK_BYTES = 16 << 10;
 constexpr int64_t FEW_TILES = 4;
 constexpr int64_t AHEAD_BYTES = 4 << 10;
 constexpr int64_t LINE = 64;
+constexpr int64_t TILE = 16;  // rows of a matrix register
 
 // What is prefetched meanwhile: some lines for each step.
 struct Ahead {
   const char* next;
   int lines;
+
+  void fetch() {
+    for (int line = 0; line < lines; ++line, next += LINE) prefetch_far(next);
+  }
 };
 
 struct CodedForm;
@@ -62,6 +68,13 @@ struct Operands {
     return (const typename Type::Stored*)(weight + index * panel_bytes);
   }
 };
+
+// Which of a panel's groups is that of a step and an output.
+template <class Type>
+constexpr int64_t group_at(int64_t step, int64_t output) {
+  if constexpr (!Type::TILES) return step * PANEL + output;
+  return (step / TILE * PANEL + output / TILE * TILE + step % TILE) * TILE + output % TILE;
+}
 
 // Where a block of weights is left as it was widened, if anywhere.
 template <class Type>
@@ -123,7 +136,7 @@ template <class Type, int ROWS, int W, bool KEEP>
     if (!part.fresh) std::memcpy(&local[i / W][i % W], part.sums + i / W * PANEL + i % W * LANES, BYTES);
   }
   for (int64_t k = 0; k < part.steps; ++k, part.panel += PANEL * Type::GROUP) {
-    for (int line = 0; line < part.ahead.lines; ++line, part.ahead.next += LINE) prefetch_far(part.ahead.next);
+    part.ahead.fetch();
 #pragma GCC unroll 2
     for (int p = 0; p < Type::PARTS; ++p) {
       add_part<Type, ROWS, W, KEEP>(part.input, part.stride, part.panel, p, part.wide, local);

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t INT8 = 3;            // beside the types that types.h numbers
 constexpr int64_t UNITS_PER_BLOCK = 64;  // groups of a row that are read in a row, while what is written stays in the cache
 
-// Up to PANEL rows [rows, size] into one panel [steps, PANEL, GROUP]; outputs and values that are not there are zeros.
+// Up to PANEL rows [rows, size] into one panel, as group_at says; outputs and values that are not there are zeros.
 template <class Type, class Value>
 void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
   struct Group {
@@ -23,11 +23,11 @@ void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
       int64_t k = begin;
       if (n < rows)
         for (auto row = (const char*)(from + n * size); k < there; ++k)
-          std::memcpy(&to[k * PANEL + n], row + k * sizeof(Group), sizeof(Group));
+          std::memcpy(&to[group_at<Type>(k, n)], row + k * sizeof(Group), sizeof(Group));
       for (; k < end; ++k) {
-        to[k * PANEL + n] = Group{};
+        Group& last = to[group_at<Type>(k, n)] = Group{};
         for (int64_t i = k * Type::GROUP; n < rows && i < size; ++i)
-          if (i < (k + 1) * Type::GROUP) to[k * PANEL + n].values[i % Type::GROUP] = from[n * size + i];
+          if (i < (k + 1) * Type::GROUP) last.values[i % Type::GROUP] = from[n * size + i];
       }
     }
   }

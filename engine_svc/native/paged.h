@@ -33,10 +33,12 @@ struct Paged {
   }
   int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_stride; }
   int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
-  // Of the unit that begins at `position`: its first group, and groups of the next ones along dim are `step` behind.
-  const Cached* keys_at(int64_t position) const { return keys + start(position) + within(position) * GROUP; }
+  // Of the unit that begins at `position`: where its first group is. Those of the next ones along dim are `step` behind.
+  int64_t key_place(int64_t position) const { return start(position) + within(position) * GROUP; }
   int64_t step() const { return block_size * GROUP; }
-  const Cached* values_at(int64_t position) const { return values + start(position) + within(position) * dim; }
+  int64_t value_place(int64_t position) const { return start(position) + within(position) * dim; }
+  const Cached* keys_at(int64_t position) const { return keys + key_place(position); }
+  const Cached* values_at(int64_t position) const { return values + value_place(position); }
 };
 
 // A unit's values with zeros in place of all but positions [begin, end) of it: what stands there may be anything.

@@ -70,6 +70,19 @@ inline void norm_rows(const Value* hidden, int64_t stride, Value* residual, Valu
   });
 }
 
+// Normalises some heads in place, if there is a weight. Each one's sum of squares and its root take long: those of some
+// heads come first, which do not wait for each other.
+template <class Value>
+inline void norm_heads(Value* heads, const Value* weight, int64_t count, int64_t dim, float epsilon) {
+  constexpr int64_t AT_ONCE = 8;
+  for (int64_t first = 0, end; weight && first < count; first = end) {
+    float factors[AT_ONCE];
+    end = std::min(count, first + AT_ONCE);
+    for (int64_t i = first; i < end; ++i) factors[i - first] = inverse_rms(heads + i * dim, dim, epsilon);
+    for (int64_t i = first; i < end; ++i) scale_row(heads + i * dim, factors[i - first], weight, heads + i * dim, dim);
+  }
+}
+
 // Rotates the halves of one head against each other; `table` holds the cosines, then the sines.
 template <class Value>
 inline void rotate(Value* head, const Value* table, int64_t half) {
@@ -235,13 +248,12 @@ void quire_rotate(int type, void* heads, int64_t stride, const void* table, cons
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     parallel_for(tokens, tokens * stride > WORTH_A_THREAD, [=](int64_t token) {
-      for (int64_t index = 0; index < num_query + num_key; ++index) {
-        Value* head = (Value*)heads + token * stride + index * dim;
-        auto norm = (const Value*)(index < num_query ? query_norm : key_norm);
-        if (norm) scale_row(head, inverse_rms(head, dim, epsilon), norm, head, dim);
-        const Value* angles = (const Value*)table + token * rotary;
+      Value* first = (Value*)heads + token * stride;
+      norm_heads(first, (const Value*)query_norm, num_query, dim, epsilon);
+      norm_heads(first + num_query * dim, (const Value*)key_norm, num_key, dim, epsilon);
+      const Value* angles = (const Value*)table + token * rotary;
+      for (Value *head = first, *end = first + (num_query + num_key) * dim; head < end; head += dim)
         interleaved ? rotate_neighbours(head, angles, rotary / 2) : rotate(head, angles, rotary / 2);
-      }
     });
   });
 }

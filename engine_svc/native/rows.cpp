@@ -35,14 +35,14 @@ void look_up_rows(const Wanted& wanted, Value* output, const Read& read) {
   });
 }
 
-// The n-th output of a panel [steps, PANEL, GROUP], [size].
+// The n-th output of a panel, [size].
 template <class Type, class Value>
 void unpack_row(const Value* panel, int64_t n, int64_t size, Value* to) {
   constexpr int64_t GROUP = Type::GROUP;
-  const Value* from = panel + n * GROUP;
+  auto group = [&](int64_t k) { return panel + group_at<Type>(k / GROUP, n) * GROUP; };
   int64_t whole = size / GROUP * GROUP;
-  for (int64_t k = 0; k < whole; k += GROUP, from += PANEL * GROUP) std::memcpy(to + k, from, GROUP * sizeof(Value));
-  std::copy_n(from, size - whole, to + whole);
+  for (int64_t k = 0; k < whole; k += GROUP) std::memcpy(to + k, group(k), GROUP * sizeof(Value));
+  std::copy_n(group(whole), size - whole, to + whole);
 }
 
 template <class Value>

@@ -29,6 +29,14 @@ struct alignas(64) TileShapes {
 // what it reads after the last is not what it knows.
 inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
 
+// Whoever multiplies for long stores a tile now and then, for nothing: some processors (seen on family 6, model 167) take
+// 800 cycles for the first store of a tile after some 2,000 cycles without one.
+struct StayAwake {
+  void store() { _tile_stored(7, line, 0); }
+
+  alignas(64) char line[64];
+};
+
 // Sums in tiles 0 to 3, of rows `pitch` bytes apart: zeros if they are fresh.
 template <class Total>
 inline void load_sums(const Total* a, const Total* b, const Total* c, const Total* d, int64_t pitch, bool fresh) {

@@ -16,6 +16,7 @@ from engine_svc.kernels.int8 import int8_product
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
+from engine_svc.kernels.routing import choose_experts
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
@@ -27,6 +28,7 @@ from engine_svc.ops.base import (
     LowRankMatrices,
     MatrixProduct,
     PlainActivation,
+    Routing,
     RowTiles,
     activate,
 )
@@ -95,6 +97,16 @@ class TritonOps(PlainOps):
                   for each in (first, second)]  # fmt: skip
         held = [tensor for tensors, _ in stacks for tensor in tensors]
         return ExpertsProduct(product, [*held, *form.biases], ", ".join(layout for _, layout in stacks))
+
+    def choose_experts(
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Ops.choose_experts."""
+        groups = (routing.num_groups, routing.chosen_groups)
+        return choose_experts(
+            logits, bias, routing.scoring, routing.experts_per_token, groups, routing.scale, routing.near,
+            renormalize=routing.renormalize,
+        )  # fmt: skip
 
     def _tile(self, rows: int, matrices: int) -> int:
         """Rows of a product's tile: always as many where a row must not depend on how many there are."""

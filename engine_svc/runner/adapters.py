@@ -71,7 +71,7 @@ class StepAdapters:
         if self._layers is None:
             return NOTHING
         if self._warms:
-            return self.nobodys_rows(len(batch.token_ids))
+            return self.nobodys_rows(batch.num_tokens)
         slots = np.repeat(self._slots[batch.slots], np.diff(batch.query_start))
         return self._layers.rows(slots, padded_rows)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +21,69 @@ from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.transfer import to_device, to_device_together
 
 
-@dataclass(frozen=True)
-class FlatBatch:
-    """One step's inputs on the device."""
+class Inputs(NamedTuple):
+    """What a forward pass reads."""
 
-    token_ids: torch.Tensor  # int64 [tokens]
-    positions: torch.Tensor  # int64 [tokens]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
     metadata: list[AttentionMetadata]  # of each group of layers
     states: StateMetadata
+    received: torch.Tensor | None = None  # of the stage before
+
+
+class HostInputs(NamedTuple):
+    """What the host knows of a step's inputs."""
+
+    token_places: npt.NDArray[np.int64]  # [tokens], in the table of all slots' tokens
+    positions: npt.NDArray[np.int64]  # [tokens]
+    query_start: npt.NDArray[np.int32]  # [sequences + 1]
+    seq_lens: npt.NDArray[np.int32]  # [sequences]
+    slots: npt.NDArray[np.int64]  # [sequences]
+    is_fresh: npt.NDArray[np.bool_]  # [sequences], those without states yet
+    slot_mappings: list[npt.NDArray[np.int64]]  # [tokens] of each group of layers
+    block_tables: list[npt.NDArray[np.int32]]  # [sequences, blocks of the longest] of each group
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """One step's inputs."""
+
+    host: HostInputs
+    known: torch.Tensor  # int64, all slots' tokens, on the device
     slots: list[int]  # of each sequence
     query_start: list[int]  # first row of each sequence, and the number of rows
+    query_lens: list[int]  # rows of each sequence
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
     received: torch.Tensor | None = None  # [tokens, hidden_size] of the stage before; None in the first
     halves: tuple[FlatBatch, FlatBatch] | None = None  # as which it runs; None: as a whole
+    token_ids: torch.Tensor | None = None  # int64 [tokens] on the device, in place of the known ones
+
+    @property
+    def num_tokens(self) -> int:
+        """New ones of all sequences."""
+        return self.query_start[-1]
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """On the device, moved there by one copy."""
+        host = self.host
+        shared = host[:-2]
+        moved = to_device_together([*shared, *host.slot_mappings, *host.block_tables], self.known.device)
+        places, positions, starts, seq_lens, slots, is_fresh = moved[: len(shared)]
+        tables = moved[-len(host.block_tables) :]
+        metadata = [
+            AttentionMetadata(
+                query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=slot_mapping,
+                query_lens_host=self.query_lens, seq_lens_host=self.lengths, max_query_len=max(self.query_lens),
+                max_seq_len=max(self.lengths),
+            )
+            for slot_mapping, table in zip(moved[len(shared) : -len(tables)], tables, strict=True)
+        ]  # fmt: skip
+        token_ids = self.known[places] if self.token_ids is None else self.token_ids
+        states = StateMetadata(starts, slots, is_fresh, self.query_lens)
+        return Inputs(token_ids, positions, metadata, states, self.received)
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
         """Which rows of the plan's batch tokens are sampled from, and what the sampler has to know of them."""
@@ -137,13 +186,15 @@ class SlotBuffers:
         new: npt.NDArray[np.int64],
         embedded: EmbeddedRows | None = None,
         part: ContextPart | None = None,
+        num_groups: int | None = None,
     ) -> FlatBatch:
         """A batch of so many new tokens of each of these slots, behind those that are computed.
 
         Args:
             part: of each sequence, that is cached; None: the rank's.
+            num_groups: of layers, the first; None: all.
         """
-        part = part or self._part
+        part, groups = part or self._part, self._blocks[:num_groups]
         start = np.concatenate(([0], np.cumsum(new)))
         owner = np.repeat(np.arange(len(slots)), new)
         positions = np.arange(start[-1]) - start[owner] + computed[owner]
@@ -151,29 +202,14 @@ class SlotBuffers:
         lengths = computed + new
         width = -(-int(lengths.max()) // self._block_size)
         at_block, within = np.divmod(positions, self._block_size)
-        places = [
-            _own(blocks[rows, at_block].astype(np.int64) * self._block_size + within, part) for blocks in self._blocks
-        ]
-        held = [blocks[slots, :width] for blocks in self._blocks]
-        shared = (
+        places = [_own(blocks[rows, at_block].astype(np.int64) * self._block_size + within, part) for blocks in groups]
+        host = HostInputs(
             rows * self.token_ids.shape[1] + positions, positions, start.astype(np.int32), lengths.astype(np.int32),
-            slots, computed == 0,
+            slots, computed == 0, places, [blocks[slots, :width] for blocks in groups],
         )  # fmt: skip
-        moved = to_device_together([*shared, *places, *held], self._device)
-        token_places, at, starts, seq_lens, of_states, is_fresh = moved[: len(shared)]
-        slot_mappings, tables = moved[len(shared) : -len(held)], moved[-len(held) :]
-        metadata = [
-            AttentionMetadata(
-                query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=slot_mapping,
-                query_lens_host=new.tolist(), seq_lens_host=lengths.tolist(), max_query_len=int(new.max()),
-                max_seq_len=int(lengths.max()),
-            )
-            for slot_mapping, table in zip(slot_mappings, tables, strict=True)
-        ]  # fmt: skip
-        states = StateMetadata(starts, of_states, is_fresh, new.tolist())
         return FlatBatch(
-            self.token_ids.view(-1)[token_places], at, metadata, states, slots.tolist(), start.tolist(),
-            computed.tolist(), lengths.tolist(), embedded,
+            host, self.token_ids.view(-1), slots.tolist(), start.tolist(), new.tolist(), computed.tolist(),
+            lengths.tolist(), embedded,
         )  # fmt: skip
 
     def cut(self, batch: FlatBatch) -> FlatBatch:
@@ -195,9 +231,7 @@ class SlotBuffers:
 
     def token_ids_behind(self, batch: FlatBatch) -> torch.Tensor:
         """int64 [tokens]: of each row of a batch, the token at the next position."""
-        counts = batch.metadata[0].query_lens_host
-        rows = np.repeat(np.array(batch.slots), counts) * self.token_ids.shape[1]
-        return self.token_ids.view(-1)[self._move(rows + 1) + batch.positions]
+        return batch.known[to_device(batch.host.token_places + 1, self._device)]
 
     def capacity(self, slot: int) -> int:
         """Tokens that the slot's blocks hold."""
@@ -206,9 +240,6 @@ class SlotBuffers:
     def blocks(self, slot: int, first: int, last: int) -> npt.NDArray[np.int32]:
         """Some of the slot's blocks, of the first group of layers."""
         return self._blocks[0, slot, first:last]
-
-    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return to_device(array, self._device)
 
 
 def _own(places: npt.NDArray[np.int64], part: ContextPart) -> npt.NDArray[np.int64]:

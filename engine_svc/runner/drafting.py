@@ -17,16 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.attention.base import AttentionMetadata
 from engine_svc.models.attention import LayerCache
 from engine_svc.models.draft import Draft
 from engine_svc.native.library import Kernels
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan, Transfers
 from engine_svc.runner.adapters import StepAdapters
-from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.runner.batch import FlatBatch, Inputs, SlotBuffers
+from engine_svc.runner.graph_inputs import GraphInputs
+from engine_svc.runner.graphs import PaddedShapes
 from engine_svc.runner.inputs import Room
 from engine_svc.runner.native_calls import NotedSteps
-from engine_svc.runner.recorded import Forward
+from engine_svc.runner.recorded import Capture, Forward, RecordedSteps
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.transfer import to_device, to_host
 
@@ -84,7 +85,7 @@ class Drafting:
         self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
         self._kept: set[int] = set()  # places in host memory where such blocks are
         self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
-        self._recorded: NotedSteps | None = None
+        self._recorded: NotedSteps | RecordedSteps | None = None
         self._no_adapters = StepAdapters(None, max_num_seqs, token_budget)
 
     @property
@@ -113,9 +114,27 @@ class Drafting:
         """
         if not self._draft.model.reads_features:
             self._recorded = NotedSteps(
-                lambda inputs: self._prepare(inputs.token_ids, inputs.positions, inputs.metadata[0], None),
-                kernels, room._replace(groups=1, received=0), 0, self._no_adapters,
+                lambda inputs: self._prepare(inputs, None), kernels, room._replace(groups=1, received=0), 0,
+                self._no_adapters,
             )  # fmt: skip
+
+    def make_graphs(self, capture: Capture, shapes: PaddedShapes, room: Room) -> int:
+        """Records what the draft computes on a GPU: none where it reads features, see `note_steps`.
+
+        Args:
+            shapes: of the target's.
+
+        Returns:
+            How many all are, whether `shapes` has most of them left out or not.
+        """
+        if self._draft.model.reads_features:
+            return 0
+        shapes = replace(shapes, most_positions=self._draft.attention.most_positions, have_adapters=False)
+        inputs = GraphInputs(room._replace(groups=1, received=0), 0, self._buffers.token_ids.view(-1))
+        self._recorded = RecordedSteps(
+            lambda inputs: self._prepare(inputs, None), capture, shapes, inputs, self._no_adapters
+        )
+        return len(replace(shapes, most=None).all())
 
     def follow(self, plan: StepPlan) -> None:
         """Before a step computes: whose the blocks are now."""
@@ -225,7 +244,7 @@ class Drafting:
         self, slots: npt.NDArray[np.int64], computed: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
     ) -> FlatBatch:
         """Whose keys and values are cached as the draft caches them: whole, also where ranks share the target's."""
-        return self._buffers.rows(slots, computed, new, part=self._draft.attention.shape.part)
+        return self._buffers.rows(slots, computed, new, part=self._draft.attention.shape.part, num_groups=1)
 
     def _note_complete(self, slot: int, start: int, end: int) -> None:
         """What reads features has made the last row of a block with the token behind the block, which is another one
@@ -271,21 +290,15 @@ class Drafting:
         Args:
             token_ids: of the rows; None: those that are known.
         """
-        if token_ids is None:
-            token_ids = batch.token_ids if features is None else self._buffers.token_ids_behind(batch)
-        hidden = None
-        if self._recorded is not None:
-            hidden = self._recorded.run(replace(batch, token_ids=token_ids, metadata=batch.metadata[:1]))
-        return self._prepare(token_ids, batch.positions, batch.metadata[0], features)() if hidden is None else hidden
+        if features is not None and token_ids is None:
+            token_ids = self._buffers.token_ids_behind(batch)
+        if token_ids is not None:
+            batch = replace(batch, token_ids=token_ids)
+        hidden = self._recorded.run(batch) if self._recorded else None
+        return self._prepare(batch.inputs, features)() if hidden is None else hidden
 
-    def _prepare(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: AttentionMetadata,
-        features: torch.Tensor | None,
-    ) -> Forward:
+    def _prepare(self, inputs: Inputs, features: torch.Tensor | None) -> Forward:
         """A pass over these inputs, ready to run."""
-        prepared = self._draft.attention.prepare(metadata)
+        prepared = self._draft.attention.prepare(inputs.metadata[0])
         caches = [LayerCache(cache, prepared) for cache in self.caches]
-        return lambda: self._draft.model.forward(token_ids, positions, caches, features)
+        return lambda: self._draft.model.forward(inputs.token_ids, inputs.positions, caches, features)

@@ -106,13 +106,14 @@ class PaddedShapes(Shapes):
     # New tokens that a sequence has at most, rising. Those of all stand one behind the other, whatever each has; rows
     # that are left over are nobody's.
     query_lens: Sequence[int] = (1,)
-    most_positions: Callable[[int], int] = lambda sequences: sys.maxsize  # see AttentionBackend.most_positions
+    # See AttentionBackend.most_positions.
+    most_positions: Callable[[int, int], int] = lambda sequences, query_len: sys.maxsize
     have_adapters: bool = False  # each is recorded with adapters too
     most: int | None = None  # of all, those that are recorded; None: all
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
-        count, longest = len(batch.slots), batch.metadata[0].max_query_len
+        count, longest = len(batch.slots), max(batch.query_lens)
         if longest > self.query_lens[-1] or count > self.sizes[-1]:
             return None
         query_len = self.query_lens[bisect_left(self.query_lens, longest)]
@@ -128,6 +129,5 @@ class PaddedShapes(Shapes):
         return [*with_adapters, *shapes][: self.most]
 
     def _shape(self, size: int, query_len: int) -> Shape:
-        # Several tokens of a sequence are attended to in another way than one.
-        most = self.most_positions(size) // size if query_len == 1 else self.max_model_len
-        return Shape(size, size * query_len, query_len, min(self.max_model_len, most))
+        context = min(self.max_model_len, self.most_positions(size, query_len) // size)
+        return Shape(size, size * query_len, query_len, context)

@@ -21,8 +21,8 @@ from engine_svc.memory import zeros_when_touched
 from engine_svc.native.calls import NotRecordable, SizedCalls
 from engine_svc.native.library import Kernels
 from engine_svc.runner.adapters import StepAdapters
-from engine_svc.runner.batch import FlatBatch
-from engine_svc.runner.inputs import InputBuffers, Inputs, Room, Shape
+from engine_svc.runner.batch import FlatBatch, Inputs
+from engine_svc.runner.inputs import InputBuffers, Room, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class NotedSteps:
         tokens = min(room.tokens, MOST_TOKENS)
         self._forward, self._kernels, self._adapters = forward, kernels, adapters
         self._most = min(room.sequences, tokens), tokens
-        self._buffers = InputBuffers(room._replace(tokens=tokens), nobodys_slot, torch.device("cpu"))
+        self._buffers = InputBuffers(room._replace(tokens=tokens), nobodys_slot)
         self._memory = arena_memory()
         self._passes: dict[bool, SizedPass | None] = {}  # by whether there are adapters; None: they cannot be recorded
         self._record(has_adapters=False)
@@ -180,7 +180,7 @@ class NotedSteps:
         """The hidden states of a batch; None for one that is run by the model's code."""
         adapters = self._adapters
         sequences, tokens = self._most
-        fits = len(batch.slots) <= sequences and len(batch.token_ids) <= tokens
+        fits = len(batch.slots) <= sequences and batch.num_tokens <= tokens
         if not fits or batch.embedded is not None or not adapters.are_recordable(batch):
             return None
         if not adapters.is_used(batch):
@@ -194,8 +194,8 @@ class NotedSteps:
         found = self._passes[has_adapters]
         if found is None:
             return None
-        sequences, tokens = len(batch.slots), len(batch.token_ids)
-        self._buffers.fill(batch, _shape(sequences, tokens))
+        sequences, tokens = len(batch.slots), batch.num_tokens
+        self._buffers.fill(batch)
         return found.run(sequences, tokens)
 
     def _record(self, *, has_adapters: bool) -> None:

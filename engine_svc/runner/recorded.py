@@ -1,6 +1,6 @@
 """Steps that are recorded once for each shape and replayed with a single call: `graphs.py` has how.
 
-What is recorded reads buffers that stay where they are, into which each step copies its inputs.
+What is recorded reads a buffer that stays where it is, into which each step copies its inputs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 
 from engine_svc.runner.adapters import StepAdapters
-from engine_svc.runner.batch import FlatBatch
-from engine_svc.runner.inputs import InputBuffers, Inputs, Shape
+from engine_svc.runner.batch import FlatBatch, Inputs
+from engine_svc.runner.graph_inputs import GraphInputs
+from engine_svc.runner.inputs import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class RecordedSteps:
         forward: Callable[[Inputs], Forward],
         capture: Capture,
         shapes: Shapes,
-        buffers: InputBuffers,
+        inputs: GraphInputs,
         adapters: StepAdapters,
     ) -> None:
         """
@@ -75,12 +76,12 @@ class RecordedSteps:
             forward: prepares a pass over such inputs.
             adapters: of the rank.
         """
-        self._forward, self._capture, self._shapes, self._buffers = forward, capture, shapes, buffers
+        self._forward, self._capture, self._shapes, self._inputs = forward, capture, shapes, inputs
         self._adapters = adapters
         self._recorded: dict[Shape, Recorded] = {}
         try:
             for shape in shapes.all():
-                buffers.clear(shape)
+                inputs.clear(shape)
                 with adapters.nobodys_rows(shape.tokens) if shape.has_adapters else nullcontext():
                     self._recorded[shape] = self._record(shape)
         except CannotRecord as error:
@@ -103,11 +104,15 @@ class RecordedSteps:
     def _run(self, batch: FlatBatch, shape: Shape) -> torch.Tensor | None:
         if (found := self._recorded.get(shape)) is None:
             return None
-        self._buffers.fill(batch, shape)
+        self._inputs.fill(batch, shape)
         found.replay()
-        return found.hidden[: len(batch.token_ids)]
+        return found.hidden[: batch.num_tokens]
 
     def _record(self, shape: Shape) -> Recorded:
-        forward = self._forward(self._buffers.views(shape))
-        with self._buffers.nobodys_states():
-            return Recorded(*self._capture(forward), forward)
+        forward = self._forward(self._inputs.views(shape))
+
+        def whole() -> torch.Tensor:
+            self._inputs.unpack(shape)
+            return forward()
+
+        return Recorded(*self._capture(whole), whole)

@@ -41,8 +41,9 @@ from engine_svc.runner.answers import Answers
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
+from engine_svc.runner.graph_inputs import GraphInputs
 from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by
-from engine_svc.runner.inputs import InputBuffers, Room
+from engine_svc.runner.inputs import Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.native_calls import NotedSteps
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepClock, StepTimer
@@ -273,19 +274,20 @@ class Runner:
                 self._draw(sequences)
 
     def _run_prompt(self, num_blocks: int) -> None:
-        """A prefill and a decode over the cache."""
+        """A prefill over the cache, and a decode or two."""
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
             tokens = min(tokens, 32)
-        prefill, decode = prompt_steps(
+        prefill, *others = prompt_steps(
             tokens, -(-tokens // self._attention.shape.block_tokens), len(self._groups), self._facts.vocab_size,
-            num_wanted_drafts=2 if self._drafting else 0,
+            num_wanted_drafts=2 if self._drafting else 0, query_lens=self._attention.query_lens,
         )  # fmt: skip
         scaling = self._options.cache.calculate_kv_scales
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
             self.step(prefill)
-        self.step(decode)
+        for plan in others:
+            self.step(plan)
 
     @torch.inference_mode()
     def _draw(self, sequences: int) -> None:
@@ -324,13 +326,10 @@ class Runner:
 
     @torch.inference_mode()
     def make_graphs(self, capture: Capture, query_len: int = 1, most: int | None = None) -> int:
-        """Records graphs of one new token a sequence and of so many.
+        """Records graphs of one new token a sequence and of so many, and those of a draft; says how many all are.
 
         Args:
-            most: so many, the largest; None: all.
-
-        Returns:
-            How many all are.
+            most: so many, the largest of the model's own; None: all.
         """
         sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
         shapes = PaddedShapes(
@@ -340,9 +339,10 @@ class Runner:
         room = self._room(self._options.scheduler.max_num_seqs * query_len)
         self._recorded = RecordedSteps(
             lambda inputs: self._forward(*inputs), capture, dataclasses.replace(shapes, most=most),
-            InputBuffers(room, self._nobodys_slot, self._device), self._adapters,
+            GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1)), self._adapters,
         )  # fmt: skip
-        return len(shapes.all())
+        drafts = dataclasses.replace(shapes, most=None if most is None else 0)
+        return len(shapes.all()) + (self._drafting.make_graphs(capture, drafts, room) if self._drafting else 0)
 
     def _room(self, tokens: int) -> Room:
         """For so many new tokens of all sequences."""
@@ -384,7 +384,7 @@ class Runner:
         is_cut = self.passes.begin(
             plan.num_tokens, cuts=self._halves.wants(plan, has_adapters=self._adapters.is_used(batch))
         )
-        batch = dataclasses.replace(batch, received=self._link.receive(len(batch.token_ids)))
+        batch = dataclasses.replace(batch, received=self._link.receive(batch.num_tokens))
         if is_cut:
             batch = self._buffers.cut(batch)
         hidden = self._compute_rows(plan, batch, failed)
@@ -447,7 +447,8 @@ class Runner:
         last = sequence.num_computed_tokens + sequence.num_new_tokens - 1
         where = msgspec.structs.replace(sequence, num_computed_tokens=last, num_new_tokens=1, new_block_ids=[])
         batch = self._buffers.flatten(StepPlan(0, [], [where]))
-        return self._run(dataclasses.replace(batch, token_ids=torch.zeros_like(batch.token_ids), embedded=None))
+        token_ids = torch.zeros(1, dtype=torch.int64, device=self._device)
+        return self._run(dataclasses.replace(batch, token_ids=token_ids, embedded=None))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
         """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""
@@ -469,9 +470,7 @@ class Runner:
         return self._run(batch) if hidden is None else hidden
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
-        forward = self._forward(
-            batch.token_ids, batch.positions, batch.metadata, batch.states, batch.received, batch.embedded
-        )
+        forward = self._forward(*batch.inputs, batch.embedded)
         with self._adapters.rows(batch):
             return forward()
 

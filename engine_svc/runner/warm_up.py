@@ -19,16 +19,18 @@ _DRAWN = (
 
 
 def prompt_steps(
-    tokens: int, num_blocks: int, num_groups: int, vocab_size: int, num_wanted_drafts: int
-) -> tuple[StepPlan, StepPlan]:
-    """A prefill of so many tokens, which take so many blocks of each group, and a decode behind it."""
+    tokens: int, num_blocks: int, num_groups: int, vocab_size: int, num_wanted_drafts: int,
+    query_lens: Sequence[int] = (1,),
+) -> list[StepPlan]:  # fmt: skip
+    """A prefill of so many tokens, which take so many blocks of each group, and again so many of the last of them."""
     token_ids = torch.randint(vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
     prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
-    return (
-        StepPlan(0, [prompt], [ScheduledSequence(0, 0, tokens, 1, [], num_wanted_drafts=num_wanted_drafts)]),
-        StepPlan(0, [], [ScheduledSequence(0, tokens - 1, 1, 1, [], num_wanted_drafts=num_wanted_drafts)]),
-    )
+    counts = [tokens, *(min(tokens, count) for count in query_lens)]
+    steps = [
+        ScheduledSequence(0, tokens - count, count, 1, [], num_wanted_drafts=num_wanted_drafts) for count in counts
+    ]
+    return [StepPlan(0, [] if number else [prompt], [step]) for number, step in enumerate(steps)]
 
 
 def drawing_steps(slots: Sequence[int], num_groups: int, vocab_size: int) -> Iterator[tuple[StepPlan, TokenMasks]]:

@@ -40,8 +40,8 @@ class AnswerQueue:
         self._chains = [ParserChain(parser(context) for parser in parsers) for _ in range(choices)] if parsers else []
         self._most = max(MAX_WAITING_UPDATES, MAX_WAITING_STEPS * choices)
         self._updates: deque[ChoiceUpdate] = deque()
-        self._ready = asyncio.Event()
-        self._patience = Patience(self._ready.set)
+        self._reader: asyncio.Future[None] | None = None
+        self._patience = Patience(self._wake)
         self._closed = False
 
     @property
@@ -55,7 +55,7 @@ class AnswerQueue:
             self.fail(Overloaded("The client does not read its stream; it is ended."))
             return
         self._updates.append(update)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: QuireError) -> None:
         """Ends the request with an error."""
@@ -74,7 +74,7 @@ class AnswerQueue:
             self._closed = True
             self.release()
             self._patience.close()
-            self._ready.set()
+            self._wake()
 
     def release(self) -> None:
         """Frees what the request holds elsewhere; called once."""
@@ -87,15 +87,19 @@ class AnswerQueue:
         if self._updates or self._closed:
             await asyncio.sleep(0)
         else:
-            self._ready.clear()
+            self._reader = asyncio.get_running_loop().create_future()
             self._patience.begin(timeout)
-            await self._ready.wait()
+            await self._reader
             self._patience.end()
             if not self._updates and not self._closed:
                 return None
         batch = list(self._updates)
         self._updates.clear()
         return [self._parsed(update) for update in batch] if self._chains else batch
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _parsed(self, update: ChoiceUpdate) -> ChoiceUpdate:
         deltas = tuple(self._chains[update.index].feed(update.deltas))

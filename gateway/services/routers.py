@@ -11,7 +11,7 @@ import grpc
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 
@@ -35,7 +35,8 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         self.has_workers = False
         self._security = security
         channel = open_channel(address, security)
-        self._stub = stub = router_pb2_grpc.RouterServiceStub(channel)
+        self._stub = router_pb2_grpc.RouterServiceStub(channel)
+        sessions = router_pb2_grpc.RouterServiceStub(session_channel(channel, address, security))
 
         def take(frame: router_pb2.RouterServiceSessionResponse) -> None:
             if frame.HasField("ready_workers"):
@@ -43,7 +44,7 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
             on_frame(self, frame)
 
         super().__init__(
-            "The router", channel, lambda: stub.Session(metadata=call_metadata(security)),
+            "The router", channel, lambda: sessions.Session(metadata=call_metadata(security)),
             router_pb2.RouterServiceSessionRequest, take, lambda error: on_lost(self, error),
         )  # fmt: skip
 

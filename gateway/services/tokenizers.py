@@ -17,7 +17,7 @@ from gateway.requests.token_ids_only import needs_text
 from gateway.services.replica import Replica
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host, split_address
 from quire.rpc.peers import Peers
 from quire.rpc.settings import CALL_SECONDS
@@ -56,9 +56,10 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         self._security = security
         channel = open_channel(address, security, server_name)
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        sessions = tokenizer_pb2_grpc.TokenizerServiceStub(session_channel(channel, address, security))
         super().__init__(
             "The tokenizer service", channel,
-            lambda: self._stub.DetokenizeSession(metadata=call_metadata(security)),
+            lambda: sessions.DetokenizeSession(metadata=call_metadata(security)),
             tokenizer_pb2.DetokenizeSessionRequest, on_frame, lambda error: on_lost(self, error),
         )  # fmt: skip
 

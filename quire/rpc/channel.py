@@ -8,6 +8,8 @@ import grpc
 
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.context import outgoing_metadata
+from quire.rpc.local.channel import LocalChannel
+from quire.rpc.local.place import place_of
 from quire.rpc.settings import CHANNEL_ARGUMENTS
 
 
@@ -26,6 +28,16 @@ def open_channel(address: str, security: RpcSecurityOptions, server_name: str = 
     )
     named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
     return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_ARGUMENTS, *named))
+
+
+def session_channel(channel: grpc.aio.Channel, address: str, security: RpcSecurityOptions) -> grpc.aio.Channel:
+    """The same for a `SessionLink`'s calls: a server of this machine gets their frames over a Unix socket.
+
+    Args:
+        channel: to the address.
+    """
+    place = "" if security.tls else place_of(address)
+    return LocalChannel(channel, place) if place else channel
 
 
 def call_metadata(security: RpcSecurityOptions) -> tuple[tuple[str, str], ...]:

@@ -53,10 +53,11 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(details)
             if handler is None:  # unknown method: grpc answers UNIMPLEMENTED
                 return None
-            self._wrapped[method] = self._wrap(method, handler)
+            self._wrapped[method] = self.wrap(method, handler)
         return self._wrapped[method]
 
-    def _wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The handler, with all that happens around a call."""
         serializers = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,

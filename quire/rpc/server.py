@@ -20,6 +20,7 @@ from quire.errors import StartupError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import server_credentials
 from quire.rpc.interceptors import ServerInterceptor
+from quire.rpc.local.server import LocalServer
 from quire.rpc.settings import SERVER_ARGUMENTS
 from quire.supervised import Stage, report
 from quire.tracing.base import Tracer
@@ -77,8 +78,9 @@ class GrpcServer:
         self._stop = asyncio.Event()
         self._signals = 0
         self.port = 0
-        self.server = grpc.aio.server(
-            interceptors=[ServerInterceptor(security, registry, tracer)], options=SERVER_ARGUMENTS
+        interceptor = ServerInterceptor(security, registry, tracer)
+        self.server = LocalServer(
+            grpc.aio.server(interceptors=[interceptor], options=SERVER_ARGUMENTS), interceptor.wrap
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         common_pb2_grpc.add_InfoServiceServicer_to_server(InfoServicer(service, self._names), self.server)

@@ -44,7 +44,7 @@ CHANNEL_ARGUMENTS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_SECONDS)),  # what a connection may take to be greeted
     ("grpc.max_reconnect_backoff_ms", 2000),
     # A restarted peer must be tried by every channel anew, not share another's broken connection.
     ("grpc.use_local_subchannel_pool", 1),

@@ -12,7 +12,7 @@ import grpc
 
 from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
-from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.session import SessionLink
 from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, FAILOVER_SECONDS
 from quire.rpc.status import from_rpc_error
@@ -70,6 +70,7 @@ class RemoteWorker(Worker):
         self._on_joined = on_joined
         self._channel = open_channel(address, security)
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        self._sessions = engine_pb2_grpc.EngineServiceStub(session_channel(self._channel, address, security))
         self._info = common_pb2_grpc.InfoServiceStub(self._channel)
         self._instance_id = ""  # of the process that told its model last
         self._health = HealthWatch(self._channel, on_change)
@@ -242,7 +243,7 @@ class RemoteWorker(Worker):
         return self._health.trouble or (error.message if error else "")
 
     def _open_session(self) -> grpc.aio.StreamStreamCall:
-        return self._stub.Session(metadata=call_metadata(self._security))
+        return self._sessions.Session(metadata=call_metadata(self._security))
 
     def _begin_session(self) -> None:
         self._has_told_load = False

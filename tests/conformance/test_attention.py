@@ -179,6 +179,7 @@ BATCHES: dict[str, list[tuple[int, int]]] = {
     "prompts": [(0, 5), (0, 16), (0, 33)],
     "chunks": [(16, 20), (7, 9), (40, 1)],
     "decode": [(0, 1), (15, 1), (16, 1), (17, 1), (100, 1)],
+    "few tokens": [(40, 3), (0, 8), (15, 2), (17, 1), (9, 9)],
     "mixed": [(50, 1), (0, 20), (31, 1), (32, 17), (3, 1)],
 }
 
@@ -219,7 +220,7 @@ def test_windows_that_are_chunks(name: str, length: int, batch: str) -> None:
 
 
 # Whole sequences, as encoders have them.
-WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130)]
+WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130), (0, 2)]
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])
@@ -307,10 +308,22 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
 def test_decode_over_several_parts(window: int | None, special: str) -> None:
     """Longer than a part of the split decode kernel, and just at its edge."""
     check_backend(make_backend("triton"), [(256, 1), (400, 1), (3, 1)], window, special)
+    check_backend(make_backend("triton"), [(255, 3), (397, 8), (3, 2)], window, special)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    """Fewer of them than there is room for, and more; with a window, some that a token does not see."""
+    for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
+        monkeypatch.setattr(f"{place}.PART", 16)
+    monkeypatch.setattr("engine_svc.kernels.paged_decode.parts_together", lambda _: together)
+    monkeypatch.setattr("engine_svc.attention.triton.decode_tiles", lambda *_: Tiles(16, 16, 4))
+    for window, special in ((None, "sinks"), (30, ""), (None, "softcap and slopes")):
+        check_backend(make_backend("triton", num_heads=6), [(110, 1), (90, 7), (14, 4), (20, 1)], window, special)
 
 
 # One that is longer than two parts of the decode kernel, beside short ones; and prompts, which decoders do not mind.
-LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (7, 40), (63, 1), (12, 1), (0, 30)]
+LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (9, 40), (63, 1), (12, 1), (0, 30)]
 
 
 @pytest.mark.slow
@@ -326,9 +339,9 @@ def test_decoding_goes_by_the_sum_of_the_contexts(
     for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{place}.PART", 64)
 
-    def decode(*given: Any) -> None:
+    def decode(*given: Any, **named: Any) -> None:
         capacities.append(given[7])
-        paged_decode(*given)
+        paged_decode(*given, **named)
 
     def averaged(metadata: AttentionMetadata) -> AttentionMetadata:
         decoders = sum(new == 1 for new in metadata.query_lens_host)
@@ -343,7 +356,7 @@ def test_decoding_goes_by_the_sum_of_the_contexts(
     elif known == "little room":
         monkeypatch.setattr(backend, "_most_parts", 4)
     check_backend(backend, LONG_AND_SHORT, window)
-    assert backend.decoding_bytes(5, 249) == 4 * 4 * (32 + 2) * (4 if known == "little room" else 8)
+    assert backend.decoding_bytes(5, 249) == 4 * 4 * (32 + 2) * (4 if known == "little room" else 8 * 8)
     assert capacities == ([4, 4] if known == "little room" else [8])
 
 

@@ -102,13 +102,13 @@ def choose_experts(ops: Ops, dtype: torch.dtype) -> Operation:
 
 OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
     "matrix": matrix, "int8 matrix": int8_matrix, "head matrices": head_matrices, "experts": experts, "norm": norm,
-    "add norm": add_norm, "add layer norm": add_layer_norm, "rotate": rotate,
+    "add norm": add_norm, "add layer norm": add_layer_norm, "rotate": rotate, "choose experts": choose_experts,
     "silu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "silu"),
     "gelu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "gelu_tanh"),
 }  # fmt: skip
 # What torch's operators do on a GPU, value by value, where C++ does it on a CPU.
 ON_A_CPU = OPERATIONS | {
-    "rotate pairs": rotate_pairs, "choose experts": choose_experts,
+    "rotate pairs": rotate_pairs,
     "add": lambda ops, dtype: lambda hidden: ops.add(hidden.clone() * 3, hidden, hidden[:, :1].float().contiguous()),
     "gate": lambda ops, dtype: lambda hidden: ops.gate(hidden.clone() * 3, hidden),
     "scale": lambda ops, dtype: lambda hidden: ops.scale(hidden.float() * 2, 0.3),

@@ -129,6 +129,16 @@ def test_what_does_not_does_not(folder: Path) -> None:
     assert len(set(same)) == 1
 
 
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What kernels of any level are compiled to."""
+    file = tmp_path / "library.so"
+    file.write_bytes(b"sums")
+    monkeypatch.setattr("engine_svc.fingerprint.library", lambda level: file)
+    return file
+
+
+@pytest.mark.usefixtures("compiled")
 def test_kernels_of_a_level_are_the_same_on_every_processor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def both(**spec: Any) -> set[str]:
         found = set()
@@ -142,3 +152,21 @@ def test_kernels_of_a_level_are_the_same_on_every_processor(folder: Path, monkey
     assert ours != both(cpu_kernels="avx512", batch_invariant=True)
     # Torch chooses its operators by what the processor has.
     assert len(both(cpu_kernels="torch")) == 2
+
+
+def test_kernels_that_were_changed_or_compiled_otherwise_are_others(
+    folder: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the version is the same, as between two commits."""
+    on_cpu, on_gpu = {"cpu_kernels": "avx2", "batch_invariant": True}, {"device": "cuda (H)"}
+    written = tmp_path / "kernels"
+    written.mkdir()
+    (written / "matrix.py").write_text("sums")
+    monkeypatch.setattr("engine_svc.fingerprint._TRITON_KERNELS", written)
+    before = of(folder, on_cpu), of(folder, on_gpu)
+    assert (of(folder, on_cpu), of(folder, on_gpu)) == before
+    compiled.write_bytes(b"sums in another order")
+    assert of(folder, on_cpu) != before[0]
+    assert of(folder, on_gpu) == before[1]
+    (written / "matrix.py").write_text("sums in another order")
+    assert of(folder, on_gpu) != before[1]

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.fixture
 def _nobodys_pages() -> None:
-    """The threads of caches that earlier tests have made look at the same clock, and what is new may lie in the places
-    that they have not come to yet."""
+    """The threads of caches that earlier tests have made look at the same clock."""
     for thread in threading.enumerate():
         if thread.name == "pages ahead":
             thread.join(_SECONDS)
@@ -151,8 +151,22 @@ def test_pages_follow_each_other_faster_while_no_step_runs(monkeypatch: pytest.M
     cache, clock, pauses = zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8), iter(range(100)), list[float]()
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr("time.sleep", pauses.append)
-    memory._populate([(cache.data_ptr(), cache.nbytes)], iter((True, False, False, True)).__next__)
+    memory._populate([(weakref.ref(cache), cache.nbytes)], iter((True, False, False, True)).__next__)
     assert pauses == [3.0, 19.0, 19.0, 3.0]
+
+
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="this system provides nothing ahead"
+)
+def test_what_lies_where_a_cache_was_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = [zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8, in_huge_pages=False)]
+    others = torch.empty(0, dtype=torch.uint8).set_(caches[0].untyped_storage())  # another tensor in the same place
+    monkeypatch.setattr("engine_svc.memory.time.sleep", lambda seconds: caches.clear())
+    touch_ahead(caches, lambda: True)
+    for thread in threading.enumerate():
+        if thread.name == "pages ahead":
+            thread.join(_SECONDS)
+    assert bytes_there(others) == _HUGE_PAGE
 
 
 def test_between_two_steps_of_a_sequence_the_engine_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +185,6 @@ def test_between_two_steps_of_a_sequence_the_engine_is_not_idle(monkeypatch: pyt
 
 
 @needs_native
-@pytest.mark.usefixtures("_nobodys_pages")
 def test_few_tokens_take_few_pages_of_a_cache() -> None:
     shape = AttentionShape(8, 8, 64, 16, torch.float32, torch.device("cpu"))
     backend = NativeBackend(shape, fastest_kernels())

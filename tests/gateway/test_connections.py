@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.main import make_server
 from gateway.services import texts, tokenizers
 from quire.errors import Overloaded, Unavailable
 from tests.support.fake_engine import FakeOptions
@@ -78,6 +79,11 @@ async def test_a_client_that_goes_with_a_request_in_line_frees_the_one_that_runs
     await eventually(lambda: len(strict.engine.record.aborted) == aborted + 1, "not aborted")
     await eventually(lambda: not strict.context.pipeline.num_live, "not forgotten")
     assert len(strict.engine.record.aborted) == aborted + 1
+
+
+async def test_idle_connections_are_the_clients_to_close(strict: GatewayStack) -> None:
+    """A server that is first would close some just as their clients send a request."""
+    assert make_server(strict.context).config.timeout_keep_alive > 60
 
 
 async def test_slow_headers(strict: GatewayStack) -> None:

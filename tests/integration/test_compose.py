@@ -95,7 +95,7 @@ class Containers:
         assert command[0] == "python"
         command = [sys.executable, *map(self.local_check, command[1:])]
         deadline = time.monotonic() + 60
-        while subprocess.run(command, cwd=ROOT, env=self.environment(service), timeout=20).returncode:
+        while subprocess.run(command, cwd=ROOT, env=self.environment(service), timeout=60).returncode:
             assert self.processes[name].poll() is None, self.processes[name].communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -112,7 +112,7 @@ class Containers:
         for name in reversed(SERVICES):
             if process := self.processes.get(name):
                 process.send_signal(signal.SIGTERM)
-                process.communicate(timeout=30)
+                process.communicate(timeout=60)
                 codes[name] = process.returncode
         return codes
 
@@ -136,7 +136,7 @@ def test_a_chat_through_the_services_of_compose(tiny_llama: Path) -> None:
     with running(tiny_llama) as containers:
         url = f"http://127.0.0.1:{containers.ports['gateway']}"
         wait_ready(f"{url}/health")
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60)
         messages: Any = [{"role": "user", "content": "Hello"}]
         whole = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, temperature=0)
         stream = client.chat.completions.create(

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.support.stack import Stack
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, eventually_now
 
 pytestmark = pytest.mark.slow
 
@@ -89,13 +89,10 @@ def scrape(stack: Stack) -> str:
 
 
 async def assert_all_freed(stack: Stack) -> None:
-    """Within a few seconds nothing runs, waits or holds a block."""
-    metrics = {}
-    for _ in range(50):
-        text = await asyncio.to_thread(scrape, stack)
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        metrics = {name: float(re.search(rf"^vllm:{name}{{.*}} (\S+)$", text, re.M)[1]) for name in names}  # type: ignore[index]  # a miss fails the test
-        if not any(metrics.values()):
-            return
-        await asyncio.sleep(0.2)
-    raise AssertionError(f"not freed: {metrics}")
+    """Soon nothing runs, waits or holds a block."""
+
+    def held() -> dict[str, float]:
+        text, names = scrape(stack), ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return {name: float(re.search(rf"^vllm:{name}{{.*}} (\S+)$", text, re.M)[1]) for name in names}  # type: ignore[index]  # a miss fails the test
+
+    await asyncio.to_thread(eventually_now, lambda: not any(held().values()), "not all is freed")

@@ -97,6 +97,20 @@ def test_engines_come_and_go_under_load(one: Stack) -> None:
     assert scale(one, None) == ScaleAnswer(1)
 
 
+def test_two_engines_are_taken_in_one_change(one: Stack) -> None:
+    """Neither gets what the other had to leave, and all of it is gone on with by the one that stays."""
+    assert scale(one, 3) == ScaleAnswer(3)
+    wait_for_ready(one, [0, 1, 2])
+    with ThreadPoolExecutor(STREAMS) as pool:
+        expected = list(pool.map(partial(complete, one), range(STREAMS)))
+        during = under_way(partial(pool.submit, complete, one), STREAMS, partial(all_run, one))
+        assert scale(one, 1, drain_seconds=0.1) == ScaleAnswer(1)
+        assert [answer.result(SECONDS) for answer in during] == expected
+    wait_for_ready(one, [0])
+    assert [command for _, command in one.processes()].count("engine") == 1
+    assert complete(one, 0) == expected[0]
+
+
 def all_run(stack: Stack) -> bool:
     return all(worker["running_sequences"] for worker in workers(stack))
 

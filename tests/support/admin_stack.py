@@ -70,7 +70,7 @@ async def running_admin_stack(
         keys = gateway.context.options.admin.admin_api_key
         headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
         admin = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=headers)
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers)
         )
         await eventually(lambda: len(gateway.context.fleet.ready) == engines, "not all engines become ready")
         yield AdminStack(gateway, admin, port, running)

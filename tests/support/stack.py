@@ -17,7 +17,7 @@ from tests.support.engine_process import free_port
 
 ROOT = Path(__file__).parents[2]
 READY_SECONDS = 90
-STOP_SECONDS = 30
+STOP_SECONDS = 60
 
 
 @dataclass

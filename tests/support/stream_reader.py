@@ -21,8 +21,19 @@ class Reader:
         )
         self.usage: dict[str, Any] | None = None
         self.error: dict[str, Any] | None = None
-        self.begun = False  # it has begun to be answered
+        self._begun = False
         self.task = asyncio.create_task(self._read())
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun to be answered.
+
+        Raises:
+            Exception: it has ended before that.
+        """
+        if self.task.done():
+            self.task.result()
+        return self._begun
 
     @property
     def tokens(self) -> int:
@@ -36,7 +47,7 @@ class Reader:
     async def _read(self) -> None:
         async with self._gateway.client.stream("POST", self._path, json=self._body) as response:
             assert response.status_code == 200, await response.aread()
-            self.begun = True
+            self._begun = True
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     self._take(json.loads(line.removeprefix("data: ")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers
 from tests.support.tiny_mixtures import MIXTURES
 
 VOCAB_SIZE = 160
+_LOADING = threading.Lock()
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
@@ -349,7 +351,9 @@ def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
 
 
 def load_reference(folder: Path, **options: Any) -> Any:
-    # Experts one by one: the grouped product has no float64.
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, experts_implementation="eager", **options
-    ).eval()
+    # Transformers takes the tying of weights away from all models meanwhile: of two threads, the second would put
+    # back what the first had left. Experts one by one: the grouped product has no float64.
+    with _LOADING:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, experts_implementation="eager", **options
+        ).eval()

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from engine_svc.kernels.experts import sort_by_expert
+from engine_svc.ops.base import Routing, Scoring
+from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.triton import TritonOps
 from tests.support.launches import Launches
 
@@ -41,3 +43,45 @@ def test_a_gpu_is_given_seven_kernels(monkeypatch: pytest.MonkeyPatch, tokens: i
         product(hidden, weights, ids)
     of_products = ["new_zeros", "_grouped_kernel"]
     assert launches.names == ["_sort_kernel", *of_products, "_gated_kernel", *of_products, "_add_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("experts", "routing", "has_bias"),
+    [
+        (128, Routing(8, True), False),
+        (60, Routing(4, False), False),
+        (256, Routing(8, True, "sigmoid", num_groups=8, chosen_groups=4, scale=2.5), True),
+        (160, Routing(6, False, num_groups=8, chosen_groups=3, scale=16.0), False),
+        (72, Routing(6, True, "sigmoid", num_groups=3, chosen_groups=1), True),
+        (16, Routing(2, False, "sparsemixer", near=0.2), False),
+        (1, Routing(1, False, "sigmoid"), False),
+    ],
+    ids=str,
+)
+def test_experts_are_chosen_by_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, experts: int, routing: Routing, has_bias: bool
+) -> None:
+    """As many as models have, against torch's operators in float64."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, experts, generator=generator) * 3
+    bias = torch.randn(experts, generator=generator) / 8 if has_bias else None
+    with (launches := Launches(monkeypatch)):
+        weights, ids = TritonOps().choose_experts(logits, bias, routing)
+    assert launches.names == ["_choose_kernel"]
+    expected = PlainOps().choose_experts(logits.double(), None if bias is None else bias.double(), routing)
+    assert ids.equal(expected[1])
+    torch.testing.assert_close(weights.double(), expected[0], atol=1e-6, rtol=1e-5)
+    assert torch.cat([TritonOps().choose_experts(row, bias, routing)[0] for row in logits.split(1)]).equal(weights)
+
+
+def test_of_equal_experts_the_first_are_chosen() -> None:
+    _, ids = TritonOps().choose_experts(torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0, 1.0]]), None, Routing(4, True))
+    assert ids.tolist() == [[1, 2, 4, 0]]
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sparsemixer"])
+def test_weights_of_a_token_that_has_overflowed_are_not_numbers(scoring: Scoring) -> None:
+    logits = torch.zeros(3, 8)
+    logits[0, 5], logits[1, 3] = torch.nan, torch.inf
+    weights, _ = TritonOps().choose_experts(logits, None, Routing(2, True, scoring))
+    assert weights.isnan().tolist() == [[True] * 2, [True] * 2, [False] * 2]

@@ -24,8 +24,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, sampling, tiles
-from engine_svc.kernels import paged_decode, paged_prefill
+from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, routing
+from engine_svc.kernels import paged_decode, paged_prefill, sampling, step_inputs, tiles
 
 def stack_of(compiled):  # bytes for each thread, of what its registers do not hold
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -52,9 +52,13 @@ for group, dim, block_size, window, kv_heads in shapes:
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tile.rows, "TILE_N": tile.keys,
                                           "PART_KEYS": part, "BIDIRECTIONAL": dim == 64}, tile)
           for part in {0, paged_decode.PART if dim == 80 else 0}),
-        *((paged_decode._decode_kernel, common | paged | parts | {"ROWS": each.rows, "TILE_N": each.keys}, each)
-          for each in {tiles.decode_tiles(group, tile), *([tile] if element == cached else [])}),
-        (paged_decode._combine_kernel, common | parts | {"HEADS": 8 * group, "DIM_PADDED": padded}),
+        *((paged_decode._decode_kernel,
+           common | paged | parts | {"ROWS": each.rows, "TILE_N": each.keys, "BIDIRECTIONAL": dim == 64}, each)
+          for each in {tiles.decode_tiles(group, tile), tiles.decode_tiles(8 * group, tile),
+                       *([tile] if element == cached else [])}),
+        *((paged_decode._combine_kernel,
+           common | parts | {"HEADS": 8 * group, "DIM_PADDED": padded, "TOGETHER": together})
+          for together in (1, paged_decode.parts_together(padded))),
         (cache_write._write_kernel,
          {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
         (rotary._rotate_kernel,
@@ -183,7 +187,24 @@ for tile in (16, 64) if (element, cached) == ("bf16", "bf16") else (64,) if elem
 types = {"top_k_ptr": "*i32", "keys_ptr": "*i64", "counts_ptr": "*i32", "list_ptr": "*i32", "size_ptr": "*i32",
          "token_ids_ptr": "*i64"}
 constants = {"TILE": sampling._TILE, "CHUNK_TILES": sampling._CHUNK_TILES, "MOST": sampling._MOST}
-for kernel in (sampling._count_kernel, sampling._list_kernel, sampling._draw_kernel) if element == "fp32" else ():
+constants["CHUNK"] = step_inputs._CHUNK
+types |= dict.fromkeys(("known_ptr", "place_ptr", "token_id_ptr"), "*i64")
+types |= dict.fromkeys(("packed_ptr", "table_ptr"), "*i32")
+for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)) if element == "fp32" else ():
+    known = {"SCORING": scoring, "BIAS": scoring == 1, "RENORMALIZE": True, "EXPERTS": count, "GROUPS": groups,
+             "GROUPS_PADDED": groups, "SIZE_PADDED": triton.next_power_of_2(count // groups), "CHOSEN_GROUPS": 4,
+             "CHOSEN": 6, "CHOSEN_PADDED": 8}
+    if scoring != 1:
+        known["bias_ptr"] = None
+    signature = {
+        name: "constexpr" if name in known else "*i64" if name == "id_ptr" else "*fp32" if name.endswith("_ptr")
+        else "fp32" for name in routing._choose_kernel.arg_names
+    }
+    source = ASTSource(fn=routing._choose_kernel, signature=signature, constexprs=known)
+    triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
+
+others = (sampling._count_kernel, sampling._list_kernel, sampling._draw_kernel, step_inputs._unpack_kernel)
+for kernel in others if element == "fp32" else ():
     signature = {
         name: "constexpr" if name in constants else types.get(name, "*fp32") if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names

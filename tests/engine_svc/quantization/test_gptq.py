@@ -134,6 +134,18 @@ def test_models(
     check(quantized_model(model_folder(family), tmp_path, converter(bits=bits, **options), settings))
 
 
+@pytest.mark.parametrize(("bits", "shuffled"), [(4, False), (4, True), (8, True)])
+def test_matrices_with_inputs_first(model_folder: ModelFolder, tmp_path: Path, bits: int, shuffled: bool) -> None:
+    """GPTQ turns Conv1D's weights before it quantizes them: their codes lie as those of all others."""
+
+    def turned(weight: torch.Tensor) -> Matrix:
+        matrix = gptq(weight.t(), bits, shuffled=shuffled)
+        return Matrix(matrix.tensors, matrix.meant.t())
+
+    settings = SETTINGS | {"bits": bits, "desc_act": shuffled}
+    check(quantized_model(model_folder("gpt2"), tmp_path, turned, settings, skipped=["wte", "wpe"]))
+
+
 def test_a_quantized_head_and_rules(model_folder: ModelFolder, tmp_path: Path) -> None:
     """Of which a layer's matrices get different forms; AutoGPTQ's biases of zeros say nothing."""
     dynamic = {r"-:.*\.1\.self_attn\.q_proj": {}, r".*\.gate_proj": {"bits": 8}}

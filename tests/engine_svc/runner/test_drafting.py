@@ -16,6 +16,7 @@ from engine_svc.runner.runner import Runner
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
+from tests.support.recorder import Recorder
 from tests.support.run_engine import random_prompts
 from tests.support.tiny_models import make_model
 
@@ -79,6 +80,30 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path, sampling: Sam
         driver = Driver(runner, PROMPT, 3, sampling)
         driver.check(driver.start([5, 9, 2, 30, 11], wanted=5), 5)
         driver.check(driver.go_on(wanted=4), 4)  # what it has missed, it has caught up with
+
+
+@pytest.mark.slow
+def test_a_draft_is_replayed_too(folder: Path) -> None:
+    """Its guesses, one after the other, and what it catches up with behind a step of several tokens; not a prompt."""
+    recorder = Recorder()
+    with running(folder, attention_backend="triton", max_num_seqs=4) as runner:
+        shapes = runner.make_graphs(recorder, 4)
+        assert shapes == recorder.recorded == 2 * 2 * 3  # of the target and the draft, each of 1 and 4 tokens
+        driver = Driver(runner, PROMPT, 3)
+        guessed = driver.start([5, 9, 2, 30, 11], wanted=5)
+        assert recorder.replays == 4  # all guesses but the first, which comes with the prompt
+        driver.check(guessed, 5)
+        replays = recorder.replays
+        guessed = driver.go_on(wanted=4)  # six tokens are to be caught up with: more than any graph has
+        assert recorder.replays == replays + 1 + 3
+        driver.check(guessed, 4)
+        driver.go_on(wanted=1)
+        driver.go_on()
+        replays = recorder.replays
+        guessed = driver.go_on(wanted=2)  # two are
+        assert recorder.replays == replays + 1 + 1 + 1
+        driver.check(guessed, 2)
+        assert runner.make_graphs(Recorder(), 4, most=2) == shapes
 
 
 def test_a_prompt_in_chunks(folder: Path) -> None:

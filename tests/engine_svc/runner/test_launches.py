@@ -11,6 +11,7 @@ import torch
 from engine_svc.models.decoder_layer import DecoderLayer
 from engine_svc.ops.triton import TritonOps
 from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPlan
+from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Replay
 from engine_svc.runner.runner import Runner
 from tests.support.launches import Launches
 from tests.support.run_engine import GREEDY, running_engine
@@ -18,7 +19,7 @@ from tests.support.tiny_models import make_model
 
 # Qwen3-0.6B's, but for its sizes.
 BEFORE_ATTENTION = ["_norm_kernel", "linear", "_rotate_kernel"]
-DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["new_zeros", "_prefill_kernel"]
+DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["_prefill_kernel"]
 BEHIND_ATTENTION = ["linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
 
 
@@ -59,3 +60,46 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
     of_products = in_int8 if "quantization" in options else list
     expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
     assert layers == [expected[0]] * 2 + [expected[1]] * 2
+
+
+class Noted(Capture):
+    """Takes a replay for one launch, and notes what it stands for."""
+
+    def __init__(self, launches: Launches) -> None:
+        self._launches = launches
+        self.recorded: list[list[str]] = []
+
+    def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
+        self._launches.names.clear()
+        with self._launches:
+            hidden = forward()
+        self.recorded.append([*self._launches.names])
+        self._launches.names.clear()
+        return lambda: self._launches.names.append("replay"), hidden
+
+
+def test_a_recorded_step_is_a_copy_and_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded looks up its tokens, and spreads the tables of both groups of layers, by one kernel."""
+    folder = make_model(tmp_path / "gemma2", "gemma2", num_hidden_layers=2)
+    launches, runners = Launches(monkeypatch), list[Runner]()
+    capture, allocate, run = Noted(launches), Runner.allocate, RecordedSteps.run
+
+    def allocated(runner: Runner, *given: int) -> None:
+        allocate(runner, *given)
+        runner.make_graphs(capture)
+        runners.append(runner)
+
+    def noted(recorded: RecordedSteps, *given: Any) -> torch.Tensor | None:
+        with launches:
+            return run(recorded, *given)
+
+    monkeypatch.setattr(Runner, "allocate", allocated)
+    monkeypatch.setattr(RecordedSteps, "run", noted)
+    with running_engine(folder, attention_backend="triton", max_num_seqs=4):
+        plan = SamplingPlan(GREEDY)
+        blocks = [[[2 * slot, 2 * slot + 1], [6 + 2 * slot, 7 + 2 * slot]] for slot in (0, 1, 2)]
+        sequences = [NewSequence(slot, [5] * 20, 20, 19, blocks[slot], plan) for slot in (0, 1, 2)]
+        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 19, 1, 1, []) for slot in (0, 1, 2)]))
+    assert launches.names == ["copy_", "replay"]
+    assert [names.count("_unpack_kernel") for names in capture.recorded] == [1, 1, 1]
+    assert {names[0] for names in capture.recorded} == {"_unpack_kernel"}

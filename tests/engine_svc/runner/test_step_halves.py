@@ -61,8 +61,8 @@ def test_a_sequence_may_be_in_both_halves() -> None:
     assert (first.slots, first.computed, first.lengths) == ([2, 0], [5, 0], [6, 3])
     assert (second.slots, second.computed, second.lengths) == ([0, 3], [3, 7], [5, 8])
     for name in ("token_ids", "positions", "received"):
-        assert torch.cat([getattr(half, name) for half in cut.halves]).equal(getattr(cut, name))
-    assert second.states.is_fresh.tolist() == [False, False]
+        assert torch.cat([getattr(half.inputs, name) for half in cut.halves]).equal(getattr(cut.inputs, name))
+    assert second.inputs.states.is_fresh.tolist() == [False, False]
     rows = [half.embedded.rows.tolist() for half in cut.halves if half.embedded]
     assert rows == [[1], [0, 2]]
     assert second.embedded is not None

@@ -86,9 +86,11 @@ def test_what_is_reserved_for_penalties_is_enough() -> None:
 
 
 def test_a_prompt_takes_blocks_of_each_group() -> None:
-    prefill, decode = prompt_steps(40, 3, 2, 100, num_wanted_drafts=2)
+    prefill, few, decode = prompt_steps(40, 3, 2, 100, num_wanted_drafts=2, query_lens=(3, 1))
     (prompt,) = prefill.new_sequences
     assert prompt.block_ids == [[0, 1, 2], [3, 4, 5]]
     assert len(prompt.token_ids) == prefill.num_tokens == 40
-    (scheduled,) = decode.scheduled
-    assert (scheduled.num_computed_tokens, scheduled.num_new_tokens, scheduled.num_wanted_drafts) == (39, 1, 2)
+    for plan, count in ((few, 3), (decode, 1)):
+        (scheduled,) = plan.scheduled
+        assert (scheduled.num_computed_tokens, scheduled.num_new_tokens) == (40 - count, count)
+        assert scheduled.num_wanted_drafts == 2

@@ -13,7 +13,7 @@ from gateway.answers.deltas import ChoiceUpdate
 from gateway.answers.events import PING
 from gateway.answers.patience import Patience
 from gateway.answers.queue import AnswerQueue
-from gateway.answers.stream import EventStream
+from gateway.answers.stream import PIECES, EventStream
 from quire.errors import QuireError
 from tests.support.waiting import WAIT_SECONDS
 
@@ -93,6 +93,29 @@ async def test_a_stream_on_which_nothing_comes_pings(monkeypatch: pytest.MonkeyP
     queue.close()
     await asyncio.wait_for(task, WAIT_SECONDS)
     assert not sent.empty()
+
+
+async def test_pieces_go_straight_to_a_server_that_takes_them() -> None:
+    queue, sent, written = AnswerQueue(1), asyncio.Queue[Message](), asyncio.Queue[bytes]()
+    takes = True
+
+    def write(piece: bytes) -> bool:
+        if takes:
+            written.put_nowait(piece)
+        return takes
+
+    queue.push(update())
+    scope = {"type": "http", "extensions": {PIECES: {"write": write}}}
+    task = asyncio.create_task(EventStream(queue, Writer())(scope, receive, sent.put))
+    assert (await asyncio.wait_for(sent.get(), WAIT_SECONDS))["type"] == "http.response.start"
+    assert await asyncio.wait_for(written.get(), WAIT_SECONDS) == b"u"
+    takes = False  # its client is slow: what comes now waits with the message
+    queue.push(update())
+    assert (await asyncio.wait_for(sent.get(), WAIT_SECONDS))["body"] == b"u"
+    queue.close()
+    await asyncio.wait_for(task, WAIT_SECONDS)
+    assert not (await sent.get()).get("more_body")
+    assert written.empty()
 
 
 async def test_a_client_that_does_not_read_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,21 @@ class Naming:
         await self._app(scope, receive, named)
 
 
+class Retelling:
+    """Changes what events say."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def retold(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message["body"] = message["body"].replace(b"text_completion", b"retold")
+            await send(message)
+
+        await self._app(scope, receive, retold)
+
+
 async def refuse_versions(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     return PlainTextResponse("no", 418) if request.url.path == "/version" else await call_next(request)
 
@@ -47,6 +62,14 @@ async def test_classes_and_functions_stand_behind_the_key(tokenizer_folder: Path
         assert (await stack.client.get("/v1/models")).headers["x-named"] == "yes"
         body = {"model": "fake", "prompt": "A", "max_tokens": 3}
         assert len(await stack.events("/v1/completions", body)) >= 2
+
+
+@pytest.mark.asyncio
+async def test_they_see_each_piece_of_a_stream(tokenizer_folder: Path) -> None:
+    body = {"model": "fake", "prompt": "A", "max_tokens": 20}
+    async with running_gateway(tokenizer_folder, middleware=(f"{HERE}.Retelling",)) as stack:
+        events = await stack.events("/v1/completions", body)
+    assert {event["object"] for event in events[:-1]} == {"retold"}
 
 
 @pytest.mark.parametrize("path", ["nowhere.Name", f"{HERE}.Nothing", f"{HERE}.HERE", "name", ""])

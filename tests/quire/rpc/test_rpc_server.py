@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import socket
+import sys
 import time
 
 import grpc
@@ -23,8 +25,11 @@ from quire.rpc.server import GrpcServer
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.quire.rpc.conftest import StartServer
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine_process import ROOT
+from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.router_client import generation
+from tests.support.tcp_proxy import proxy_to
+from tests.support.waiting import eventually
 
 SERVICE = "quire.v1.EngineService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -62,6 +67,58 @@ async def test_health_check_by_service_name(start_server: StartServer, name: str
         assert (await stub.Check(request, timeout=SECONDS)).status == SERVING
         await engine.rpc.set_serving(False)
         assert (await stub.Check(request, timeout=SECONDS)).status == NOT_SERVING
+
+
+async def test_a_server_that_is_slow_to_greet_is_not_taken_for_none(start_server: StartServer) -> None:
+    """As on a busy machine: the connection is there, and its first frame comes late."""
+    engine = await start_server()
+    async with proxy_to(engine.address) as proxy:
+        proxy.swallow()
+        async with open_channel(proxy.address, RpcSecurityOptions()) as channel:
+            asking = asyncio.create_task(get_load(channel))
+            await eventually(lambda: proxy.num_connections == 1 or asking.done())
+            asyncio.get_running_loop().call_later(0.4, proxy.heal)
+            await asking
+
+
+CALLER = """
+import asyncio, sys
+import grpc
+from quire.options.server import RpcSecurityOptions
+from quire.rpc.channel import open_channel
+from quire.v1 import engine_pb2, engine_pb2_grpc
+from tests.support.router_client import generation
+
+async def main():
+    async with open_channel(sys.argv[1], RpcSecurityOptions()) as channel:
+        call = engine_pb2_grpc.EngineServiceStub(channel).Generate(
+            engine_pb2.EngineServiceGenerateRequest(generation=generation([1], 10_000))
+        )
+        try:
+            while await call.read() is not grpc.aio.EOF:
+                print("told", flush=True)
+        except grpc.aio.AioRpcError as error:
+            print(error.code().name)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow  # a process
+async def test_grpc_prints_nothing_of_a_connection_that_ends(start_server: StartServer) -> None:
+    engine = await start_server(options=FakeOptions(step_seconds=0.1))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CALLER, engine.address,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"told\n"
+    process.send_signal(signal.SIGSTOP)
+    await eventually(lambda: engine.record.aborted, "the server does not notice that its caller is frozen")
+    process.send_signal(signal.SIGCONT)
+    told, printed = await asyncio.wait_for(process.communicate(), SECONDS)
+    assert told.split()[-1] == b"UNAVAILABLE"
+    assert printed == b""
 
 
 async def test_health_check_of_an_unknown_service(start_server: StartServer) -> None:

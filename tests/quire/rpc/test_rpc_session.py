@@ -12,7 +12,7 @@ import pytest
 from quire.errors import Internal, Overloaded, QuireError, Unavailable
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc import session as session_module
-from quire.rpc.channel import open_channel
+from quire.rpc.channel import open_channel, session_channel
 from quire.rpc.session import Outbox, SessionLink
 from quire.rpc.settings import LATE_SECONDS, LOST_SECONDS
 from quire.v1 import engine_pb2, engine_pb2_grpc
@@ -29,9 +29,13 @@ Link = SessionLink[engine_pb2.EngineServiceSessionRequest, Frame]
 class Owner:
     """Holds a link and what it reported."""
 
+    # Sessions go over a Unix socket where there is one; else over gRPC.
+    local = True
+
     def __init__(self, address: str, lost_seconds: float = LOST_SECONDS) -> None:
         self.channel = open_channel(address, RpcSecurityOptions())
-        self.stub = engine_pb2_grpc.EngineServiceStub(self.channel)
+        sessions = session_channel(self.channel, address, RpcSecurityOptions()) if self.local else self.channel
+        self.stub = engine_pb2_grpc.EngineServiceStub(sessions)
         self.tokens: list[int] = []
         self.frames = 0
         self.connections = 0
@@ -58,6 +62,12 @@ class Owner:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await self.channel.close()
+
+
+@pytest.fixture(autouse=True, params=["local", "grpc"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of this goes for sessions over gRPC and for those of one machine."""
+    monkeypatch.setattr(Owner, "local", request.param == "local")
 
 
 @pytest.fixture

@@ -1,0 +1,135 @@
+"""Inputs of recorded steps on a GPU: one buffer, which one copy fills and a graph reads.
+
+Where in the buffer is what depends on the graph alone. Block tables, as wide as the longest sequence of the step, stand
+at its end, and a graph begins by spreading them, and looking tokens up.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.runner.batch import FlatBatch, HostInputs, Inputs
+from engine_svc.runner.inputs import Room, Shape, recorded_metadata
+from engine_svc.transfer import copy_to, packed_bytes, unpack
+
+
+class _Parts(NamedTuple):
+    """Of the buffer, as a graph's shape cuts it: tensors on the device, or arrays of the host's."""
+
+    token_places: Any  # int64 [tokens]; -1 where the token is there already
+    positions: Any  # int64 [tokens]
+    slot_mappings: Any  # int64 [groups, tokens]
+    slots: Any  # int64 [sequences]
+    query_start: Any  # int32 [sequences + 1]
+    seq_lens: Any  # int32 [sequences]
+    is_fresh: Any  # bool [sequences]
+    table_size: Any  # int32 [2], sequences that are somebody's, and columns of their tables
+
+
+class GraphInputs:
+    """Behind a batch come sequences that are nobody's: they have new tokens only, whose slots are none."""
+
+    def __init__(self, room: Room, nobodys_slot: int, known: torch.Tensor) -> None:
+        """
+        Args:
+            nobodys_slot: of their states.
+            known: int64, all slots' tokens, on the device.
+        """
+        from engine_svc.kernels.step_inputs import unpack_inputs  # Triton is not everywhere
+
+        self._unpack, self._room, self._nobodys, self._known = unpack_inputs, room, nobodys_slot, known
+        device = known.device
+        tables = (room.groups, room.sequences, room.blocks)
+        size = packed_bytes(_parts(room.sequences, room.tokens, room.groups)) + 4 * int(np.prod(tables))
+        self._host = torch.zeros(size, dtype=torch.uint8)
+        self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._cuts: dict[Shape, tuple[int, _Parts]] = {}  # bytes before the block tables, and arrays of the host
+        self._token_ids = torch.zeros(room.tokens, dtype=torch.int64, device=device)
+        self._block_tables = torch.zeros(tables, dtype=torch.int32, device=device)
+        self._received = room.received_buffer(device)
+
+    def clear(self, shape: Shape) -> None:
+        """Makes it full of sequences that are nobody's."""
+        none, ids = np.zeros(0, np.int32), np.zeros(0, np.int64)
+        groups = self._room.groups
+        tables = [np.zeros((0, 0), np.int32)] * groups
+        self._fill(
+            HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids.astype(bool), [ids] * groups, tables), shape
+        )
+
+    def fill(self, batch: FlatBatch, shape: Shape) -> None:
+        """Copies the batch."""
+        host = batch.host
+        if batch.token_ids is not None:
+            self._token_ids[: batch.num_tokens].copy_(batch.token_ids)
+            host = host._replace(token_places=np.full_like(host.token_places, -1))
+        if self._received is not None and batch.received is not None:
+            self._received[: batch.num_tokens].copy_(batch.received)
+        self._fill(host, shape)
+
+    def _fill(self, host: HostInputs, shape: Shape) -> None:
+        if shape not in self._cuts:
+            start, tensors = self._cut(self._host, shape)
+            self._cuts[shape] = start, _Parts(*(part.numpy() for part in tensors))
+        start, parts = self._cuts[shape]
+        count, tokens = len(host.slots), len(host.positions)
+        _put(parts.token_places, host.token_places, -1)
+        _put(parts.positions, host.positions, 0)
+        for mapping, values in zip(parts.slot_mappings, host.slot_mappings, strict=True):
+            _put(mapping, values, -1)
+        _put(parts.slots, host.slots, self._nobodys)
+        _put(parts.query_start[:count], host.query_start[:-1], 0)
+        parts.query_start[count:] = tokens + np.arange(shape.sequences - count + 1) * shape.query_len
+        _put(parts.seq_lens, host.seq_lens, shape.query_len)
+        _put(parts.is_fresh, host.is_fresh, True)
+        parts.table_size[:] = host.block_tables[0].shape
+        tables = np.concatenate(host.block_tables, axis=None)
+        self._host[start : start + tables.nbytes].numpy().view(np.int32)[:] = tables
+        copy_to(self._packed, self._host[: start + tables.nbytes])
+
+    def _cut(self, buffer: torch.Tensor, shape: Shape) -> tuple[int, _Parts]:
+        """Bytes before the block tables, and what they are."""
+        parts = _parts(shape.sequences, shape.tokens, self._room.groups)
+        size = packed_bytes(parts)
+        return size, _Parts(*unpack(buffer[:size], parts))
+
+    def views(self, shape: Shape) -> Inputs:
+        """What a pass of a shape reads, now and later."""
+        _, parts = self._cut(self._packed, shape)
+        metadata, states = recorded_metadata(
+            shape, parts.query_start, parts.seq_lens, [table[: shape.sequences] for table in self._block_tables],
+            parts.slot_mappings, parts.slots, parts.is_fresh,
+        )  # fmt: skip
+        received = None if self._received is None else self._received[: shape.tokens]
+        return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received)
+
+    def unpack(self, shape: Shape) -> None:
+        """What a pass begins with."""
+        start, parts = self._cut(self._packed, shape)
+        tables = self._packed[start:].view(torch.int32)
+        self._unpack(
+            self._known, parts.token_places, self._token_ids, parts.table_size, tables, self._block_tables,
+            shape.sequences,
+        )  # fmt: skip
+
+
+def _parts(sequences: int, tokens: int, groups: int) -> _Parts:
+    """Their types and shapes."""
+
+    def part(dtype: torch.dtype, *size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device="meta")
+
+    return _Parts(
+        part(torch.int64, tokens), part(torch.int64, tokens), part(torch.int64, groups, tokens),
+        part(torch.int64, sequences), part(torch.int32, sequences + 1), part(torch.int32, sequences),
+        part(torch.bool, sequences), part(torch.int32, 2),
+    )  # fmt: skip
+
+
+def _put(array: npt.NDArray[Any], values: npt.NDArray[Any], rest: int) -> None:
+    array[: len(values)] = values
+    array[len(values) :] = rest

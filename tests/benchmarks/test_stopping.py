@@ -1,0 +1,81 @@
+"""What a benchmark has started ends with it, however it ends; a small HTTP server stands for vLLM's and its like."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually_now
+
+# It says its number. Until it is told to end, which it says too, it answers with the status that it was given.
+SERVER = """
+import http.server, os, signal, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.send_response(int(sys.argv[1]))
+        self.end_headers()
+
+def end(number, frame):
+    print("told", flush=True)
+    raise SystemExit
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+print(os.getpid(), flush=True)
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+# Ctrl-C is heard as in a terminal, wherever the tests run.
+COMPARISON = """
+import signal, sys, time
+from pathlib import Path
+from benchmarks.servers import Server, running
+from quire.serve.ports import free_ports
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+code, status, log = sys.argv[1:]
+port = free_ports(1)[0]
+server = Server("stand-in", [sys.executable, "-c", code, status, "--port", str(port)], {}, port)
+with running(server, Path(log)):
+    print("answers", flush=True)
+    time.sleep(600)
+"""
+FLEET = """
+import signal, sys, time
+from pathlib import Path
+from benchmarks import fleet
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+code, status, log = sys.argv[1:]
+fleet._LOGS = Path(log).parent
+with fleet.service(Path(log).stem, [sys.executable, "-c", code, status]):
+    print("answers", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow  # processes
+@pytest.mark.parametrize("status", ["200", "503"])  # of a server that answers, of one that is still starting
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("program", [COMPARISON, FLEET], ids=["comparison", "fleet"])
+def test_a_benchmark_that_is_ended_ends_its_server(
+    program: str, number: signal.Signals, status: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, SERVER, status, str(log)], stdout=subprocess.PIPE, text=True
+    ) as benchmark:
+        if status == "200":
+            assert benchmark.stdout is not None
+            assert benchmark.stdout.readline() == "answers\n"
+        eventually_now(lambda: log.exists() and "\n" in log.read_text(), "the server does not start")
+        benchmark.send_signal(number)
+        assert benchmark.wait(60) != 0
+    pid = int(log.read_text().split()[0])
+    assert not Path(f"/proc/{pid}").exists()
+    assert "told" in log.read_text()

@@ -1,0 +1,23 @@
+"""A process of a `ChildPool` that says who it is, or leaves its number in a file and dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tokenizer_svc.child import Answer, Message, run
+
+
+def _make(setup: Message) -> Answer:
+    def answer(request: Message) -> Message:
+        if file := request.fields.get("die"):
+            with Path(file).open("a") as deaths:
+                print(os.getpid(), file=deaths)
+            os._exit(1)
+        return Message({"pid": os.getpid()})
+
+    return answer
+
+
+if __name__ == "__main__":
+    run(_make)

@@ -1,0 +1,52 @@
+"""Whose fault it is that a process of a pool has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.waiting import WAIT_SECONDS
+from tokenizer_svc.child import Message
+from tokenizer_svc.child_pool import ChildEnded, ChildPool
+
+
+@pytest_asyncio.fixture
+async def pool() -> AsyncIterator[ChildPool]:
+    made = ChildPool(
+        "tests.support.mortal_child", Message(), Message(), work="tests", timeout_seconds=WAIT_SECONDS, num_processes=1
+    )
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def pid_of(pool: ChildPool) -> int:
+    return int((await pool.ask(Message())).fields["pid"])
+
+
+async def test_an_end_before_the_work_was_taken_is_not_its_fault_however_late_it_is_noticed(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, offset, now = await pid_of(pool), [0.0], time.monotonic
+    monkeypatch.setattr("time.monotonic", lambda: now() + offset[0])
+    os.kill(first, signal.SIGSTOP)
+    asked = asyncio.create_task(pid_of(pool))
+    await asyncio.sleep(0)  # the message is in the pipe
+    offset[0] = 5.0
+    os.kill(first, signal.SIGKILL)
+    assert await asked != first
+
+
+async def test_work_that_a_process_dies_of_is_not_tried_again(pool: ChildPool, tmp_path: Path) -> None:
+    deaths, first = tmp_path / "deaths", await pid_of(pool)
+    with pytest.raises(ChildEnded):
+        await pool.ask(Message({"die": str(deaths)}))
+    assert deaths.read_text().split() == [str(first)]
+    assert await pid_of(pool) != first
