@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import ToolChoice
@@ -70,6 +70,16 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             if self._echo:
                 yield event(self.chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
 
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        """See GenerationAnswer. An end comes after a call's last piece, not with it: OpenAI's client for Python looks
+        for the end of a call in the chunks after its first, and misses that of one which came in a single chunk."""
+        choice = self.taken(update)
+        if choice.delta.tool_calls and choice.finish_reason:
+            end = ChatChunkChoice(choice.index, ChatDelta(), None, choice.finish_reason, choice.stop_reason)
+            choice.finish_reason, choice.stop_reason = None, UNSET
+            return event(self.chunk(choice)), event(self.chunk(end))
+        return (event(self.chunk(choice)),) if self._shows(update) else ()
+
     def _choice(self, update: ChoiceUpdate) -> ChatChunkChoice:
         choice = ChatChunkChoice(update.index, _delta(update.deltas))
         if choice.delta.tool_calls:
@@ -127,7 +137,10 @@ def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
 
 
 def _delta(deltas: Sequence[Delta]) -> ChatDelta:
-    """What a chunk says of a choice; its content may be empty where it says nothing else."""
+    """What a chunk says of a choice; its content may be empty where it says nothing else.
+
+    It has one piece of each call: clients take the pieces in a call's first chunk for calls of their own.
+    """
     if len(deltas) == 1 and isinstance(only := deltas[0], Content):
         return ChatDelta(content=only.text)  # as most are
     content, reasoning = "", ""
@@ -137,6 +150,8 @@ def _delta(deltas: Sequence[Delta]) -> ChatDelta:
             content += part.text
         elif isinstance(part, Reasoning):
             reasoning += part.text
+        elif isinstance(part, ToolCall) and calls and calls[-1].index == part.index:
+            calls[-1].function.arguments += part.arguments
         elif isinstance(part, ToolCall):
             calls.append(_call_piece(part))
     delta = ChatDelta()

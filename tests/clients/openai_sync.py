@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import openai
 import pydantic
 import pytest
@@ -64,8 +66,11 @@ def tools_are_called() -> None:
         "model": MODEL, "messages": [{"role": "user", "content": "What is the weather in Rome?"}], "temperature": 0,
         "tools": [openai.pydantic_function_tool(GetWeather)],
     }  # fmt: skip
-    for choice in ("auto", "required", {"type": "function", "function": {"name": "GetWeather"}}):
-        with client.chat.completions.stream(tool_choice=choice, **fields) as stream:
+    named = {"type": "function", "function": {"name": "GetWeather"}}
+    for choice, interval in itertools.product(("auto", "required", named), (1, 1000)):  # in pieces, and all but at once
+        with client.chat.completions.stream(
+            tool_choice=choice, extra_body={"stream_interval": interval}, **fields
+        ) as stream:
             done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         whole = client.chat.completions.parse(tool_choice=choice, **fields)
         [call] = whole.choices[0].message.tool_calls

@@ -76,6 +76,19 @@ async def test_calls_come_whole_and_in_pieces_that_are_the_same(start_replicas: 
         assert ends == {0: "tool_calls", 1: "stop"}
 
 
+async def test_pieces_that_come_at_once_are_a_call_and_then_its_end(start_replicas: StartReplicas) -> None:
+    """OpenAI's client for Python takes pieces in a call's first chunk for calls of their own, and with an end in that
+    chunk it does not tell that the call is done."""
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, f"{F}\n{G}§")]
+        *_, calling, end = await deltas_of(gateway, stream_interval=1000)
+        assert (calling["finish_reason"], calling.get("stop_reason")) == (None, None)
+        calls = [call("f", ARGUMENTS) | {"index": 0}, call("g", "{}") | {"index": 1}]
+        assert without_ids(calling["delta"]["tool_calls"]) == calls
+        assert (end["delta"], end["finish_reason"], end["stop_reason"]) == ({}, "tool_calls", "§")
+
+
 async def test_text_beside_a_call_stays_and_half_a_call_is_text(start_replicas: StartReplicas) -> None:
     async with start_replicas(1, tools=HERMES) as replicas:
         gateway, (router,) = replicas.gateway, replicas.routers
