@@ -1,8 +1,8 @@
 """How far attention is above what this machine allows: `python -m benchmarks.attention --cpu-kernels avx2`.
 
 Of one layer of the 0.6B shape, with its new keys and values written. The floor of decoding is reading the sequences'
-keys and values from memory, so that as many layers take turns as no cache holds. The floor of a prompt is the
-operations of its causal half, at the rate of the best product of a large matrix with as many rows.
+keys and values from memory, what they share once, so that as many layers take turns as no cache holds. The floor of
+a prompt is the operations of its causal half, at the rate of the best product of a large matrix with as many rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from engine_svc.native.library import choose_kernels
 from quire.options.kernels import CPU_LEVELS
 
 _HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE = 16, 8, 128, 16
-_DECODES = [(sequences, context) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
+_DECODES = [(sequences, context, 0) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
+_DECODES += [(sequences, 2048, 1920) for sequences in (8, 32)]
 _PROMPTS = (256, 4096)
 _CACHE_BYTES = 2**29
 
@@ -33,10 +34,13 @@ class Case:
     sequences: int
     new: int
     context: int
+    shared: int = 0  # of it, in the same blocks for all
 
     @property
     def name(self) -> str:
-        return f"prompt of {self.new}" if self.new > 1 else f"decode of {self.sequences} at {self.context}"
+        if self.new > 1:
+            return f"prompt of {self.new}"
+        return f"decode of {self.sequences} at {self.context}" + f", {self.shared} shared" * bool(self.shared)
 
     @property
     def operations(self) -> int:
@@ -46,12 +50,14 @@ class Case:
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Of the keys and values of one layer."""
-        return 2 * _KV_HEADS * _DIM * int(dtype.itemsize) * self.sequences * self.context
+        positions = self.sequences * (self.context - self.shared) + self.shared
+        return 2 * _KV_HEADS * _DIM * int(dtype.itemsize) * positions
 
     def metadata(self) -> AttentionMetadata:
         """With blocks in any order."""
         width = -(-self.context // _BLOCK_SIZE)
         table = torch.randperm(self.sequences * width).int().view(self.sequences, width)
+        table[:, : self.shared // _BLOCK_SIZE] = table[0, : self.shared // _BLOCK_SIZE]
         positions = torch.arange(self.context - self.new, self.context)
         slots = table[:, positions // _BLOCK_SIZE].long() * _BLOCK_SIZE + positions % _BLOCK_SIZE
         lengths = [self.context] * self.sequences
@@ -63,7 +69,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Those of the table."""
-    yield from (Case(sequences, 1, context) for sequences, context in _DECODES)
+    yield from (Case(sequences, 1, context, shared) for sequences, context, shared in _DECODES)
     yield from (Case(1, tokens, tokens) for tokens in _PROMPTS)
 
 

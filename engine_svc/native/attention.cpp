@@ -1,9 +1,12 @@
 // Attention of a batch over the paged cache: its rows cut into tasks, long ones first. Where there are few tasks, each
-// partition of their contexts is a piece of work of its own.
+// partition of their contexts is a piece of work of its own. What the contexts of several sequences begin with comes before
+// them, as tasks with the rows of all these sequences, whose own tasks go on from there.
+#include <memory>
 #include <vector>
 
 #include "attention.h"
 #include "parallel.h"
+#include "prefixes.h"
 #include "recordable.h"
 #include "types.h"
 
@@ -31,14 +34,28 @@ struct Call {
   float* lse;
 
   int64_t group() const { return heads / kv_heads; }
+  int64_t new_tokens(int64_t sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
+};
+
+// What the sequences of a prefix have seen of it.
+struct Begun {
+  const Prefix* prefix;
+  int64_t kv_heads;
+  std::vector<State> states;  // [partitions, kv_heads], each of the prefix's rows
+
+  const State& state(int64_t partition, int64_t head) const { return states[partition * kv_heads + head]; }
 };
 
 struct Task {
   int64_t sequence, head;  // the first of its key-value heads
   Rows rows;
   Range seen;
+  const Prefix* joint;  // the task is this prefix, for the rows of all its sequences; null: of one sequence
+  const Begun* begun;   // what its rows have seen already, which are those from `begun_row` on there; null: nothing
+  int64_t begun_row;
 
-  int64_t cost() const { return rows.of_all_heads() * (seen.end - seen.begin); }
+  int64_t begin() const { return begun ? begun->prefix->positions : seen.begin; }
+  int64_t cost() const { return rows.of_all_heads() * (seen.end - begin()); }
   int64_t first_partition() const { return seen.begin / PARTITION; }
   int64_t partitions() const { return (seen.end - 1) / PARTITION + 1 - first_partition(); }
 };
@@ -61,23 +78,37 @@ int64_t parts_of_heads(const Call& call, int64_t rows, int64_t seen, int64_t chu
   return (call.kv_heads + heads - 1) / heads;
 }
 
-std::vector<Task> cut(const Call& call, int64_t chunk_bytes) {
+// Adds tasks like this one for all heads.
+void add_for_all_heads(const Call& call, Task task, int64_t chunk_bytes, std::vector<Task>& tasks) {
+  int64_t parts = parts_of_heads(call, task.rows.count(), task.seen.end - task.begin(), chunk_bytes);
+  for (int64_t part = 0; part < parts; ++part) {
+    task.head = part * call.kv_heads / parts;
+    task.rows.heads = (part + 1) * call.kv_heads / parts - task.head;
+    task.rows.slopes = call.slopes ? call.slopes + task.head * task.rows.group : nullptr;
+    tasks.push_back(task);
+  }
+}
+
+std::vector<Task> cut(const Call& call, const std::vector<Begun>& all_begun, int64_t chunk_bytes) {
   std::vector<Task> tasks;
+  std::vector<std::pair<const Begun*, int64_t>> begun(call.num_seqs);
+  for (const Begun& some : all_begun) {
+    int64_t row = 0;
+    for (int64_t sequence : some.prefix->sequences) {
+      begun[sequence] = {&some, row};
+      row += call.new_tokens(sequence) * call.group();
+    }
+  }
   int64_t step = rows_of_head(call);
   for (int64_t sequence = 0; sequence < call.num_seqs; ++sequence) {
-    int64_t count = call.query_start[sequence + 1] - call.query_start[sequence], length = call.seq_lens[sequence];
+    int64_t count = call.new_tokens(sequence), length = call.seq_lens[sequence];
     Rows all{length - count, call.group(), 1, 0, count * call.group(), length, nullptr};
+    auto [before, before_row] = begun[sequence];
     for (int64_t first = 0; first < all.last; first += step) {
       Rows rows = all;
       rows.first = first, rows.last = std::min(all.last, first + step);
       Range seen = rows.seen(0, rows.count(), call.options);
-      int64_t parts = parts_of_heads(call, rows.count(), seen.count(), chunk_bytes);
-      for (int64_t part = 0; part < parts; ++part) {
-        int64_t head = part * call.kv_heads / parts;
-        rows.heads = (part + 1) * call.kv_heads / parts - head;
-        rows.slopes = call.slopes ? call.slopes + head * rows.group : nullptr;
-        tasks.push_back({sequence, head, rows, seen});
-      }
+      add_for_all_heads(call, {sequence, 0, rows, seen, nullptr, before, before_row + first}, chunk_bytes, tasks);
     }
   }
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost() > b.cost(); });
@@ -134,11 +165,15 @@ class Work {
   void each_row(const Visit& visit) const {
     int64_t group = call.group(), row = 0;
     for (int64_t kv_head = task.head; kv_head < task.head + task.rows.heads; ++kv_head) {
-      int64_t token = call.query_start[task.sequence] + task.rows.first / group, within = task.rows.first % group;
-      for (int64_t i = 0; i < task.rows.count(); ++i, ++row) {
-        visit(row, token, kv_head * group + within);
-        if (++within == group) within = 0, ++token;
-      }
+      auto rows_of = [&](int64_t sequence, int64_t first, int64_t last) {
+        int64_t token = call.query_start[sequence] + first / group, within = first % group;
+        for (int64_t i = first; i < last; ++i, ++row) {
+          visit(row, token, kv_head * group + within);
+          if (++within == group) within = 0, ++token;
+        }
+      };
+      if (!task.joint) rows_of(task.sequence, task.rows.first, task.rows.last);
+      else for (int64_t sequence : task.joint->sequences) rows_of(sequence, 0, call.new_tokens(sequence) * group);
     }
   }
 
@@ -180,15 +215,28 @@ class Work {
 
   // A partition, before one of `next` (null: unknown).
   void attend(int64_t partition, State& part, const Task* next, int64_t next_partition) {
+    int64_t at = position(task, partition), from = at, end = at + PARTITION;
+    if (task.begun && at < task.begin()) {
+      go_on(partition, part);
+      from = std::min(task.begin(), end);
+    }
+    if (from == end) return;
     Paged<Stored, Cached> cache = cache_of(task);
     Place<Stored, Cached> after{};
     if (next) {
-      int64_t chunk = chunk_of<Stored>(call.dim), first = next->seen.begin / chunk * chunk;
+      int64_t chunk = chunk_of<Stored>(call.dim), first = next->begin() / chunk * chunk;
       after = {cache_of(*next), next->rows.heads, next->seen, std::max(position(*next, next_partition), first)};
     }
-    int64_t at = position(task, partition);
     Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);
-    attention.attend(at, at + PARTITION, part, next ? &after : nullptr);
+    attention.attend(at, from, end, part, next ? &after : nullptr);
+  }
+
+  // With what the rows have seen of a partition.
+  void go_on(int64_t partition, State& part) const {
+    int64_t count = task.rows.count();
+    for (int64_t head = 0; head < task.rows.heads; ++head)
+      for (int64_t row = 0; row < count; ++row)
+        part.take(head * count + row, task.begun->state(partition, task.head + head), task.begun_row + row);
   }
 
   void merge(int64_t partition, const State& part, State& whole) {
@@ -213,34 +261,100 @@ class Work {
   }
 };
 
-template <class Value, class Stored, class Cached>
-void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
+// All partitions of tasks, each a piece of work of its own.
+class Pieces {
+ public:
+  Pieces(const std::vector<Task>& tasks, int64_t dim) : tasks(tasks), dim(dim) {
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      first.push_back(pieces.size());
+      for (int64_t p = 0; p < tasks[i].partitions(); ++p) {
+        pieces.push_back({i, p, size});
+        size += State::size(tasks[i].rows.of_all_heads(), dim);
+      }
+    }
+    memory.reset(new float[size]);
+  }
+
+  template <class Value, class Stored, class Cached>
+  void run(const Call& call) {
+    parallel_for(int64_t(pieces.size()), [&](int64_t i) {
+      Work<Value, Stored, Cached>(call, tasks[pieces[i].task]).run(pieces[i].partition, memory.get() + pieces[i].at);
+    });
+  }
+
+  // A task's states, one behind the other.
+  float* states(size_t task) const { return memory.get() + pieces[first[task]].at; }
+  bool worth_a_thread() const { return size > WORTH_A_THREAD; }
+
+ private:
   struct Piece {
     size_t task;
-    int64_t partition, memory;
+    int64_t partition, at;
   };
+  const std::vector<Task>& tasks;
+  int64_t dim, size = 0;
   std::vector<Piece> pieces;
-  std::vector<int64_t> memory;
-  int64_t size = 0;
+  std::vector<size_t> first;  // of each task
+  std::unique_ptr<float[]> memory;
+};
+
+template <class Value, class Stored, class Cached>
+void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
+  Pieces pieces(tasks, call.dim);
+  pieces.run<Value, Stored, Cached>(call);
+  parallel_for(int64_t(tasks.size()), pieces.worth_a_thread(),
+               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).finish(pieces.states(i)); });
+}
+
+// Where each row sees all that is older than its sequence's new tokens.
+std::vector<Prefix> prefixes_of(const Call& call, int64_t chunk) {
+  const Options& options = call.options;
+  if (call.num_seqs < 2 || options.window || options.bidirectional || options.parts > 1 || call.slopes) return {};
+  Contexts contexts{call.block_table, call.table_stride, call.block_size, {}, {}};
+  for (int64_t i = 0; i < call.num_seqs; ++i) {
+    contexts.positions.push_back(call.seq_lens[i] - call.new_tokens(i));
+    contexts.rows.push_back(call.new_tokens(i) * call.group());
+  }
+  return find_prefixes(contexts, chunk, std::min(MOST_TASK_ROWS, MOST_ROWS_DIM / call.dim));
+}
+
+std::vector<Task> cut_prefixes(const Call& call, const std::vector<Prefix>& prefixes, int64_t chunk_bytes) {
+  std::vector<Task> tasks;
+  for (const Prefix& prefix : prefixes) {
+    Rows rows{0, 1, 1, 0, prefix.rows, prefix.positions, nullptr};
+    add_for_all_heads(call, {prefix.sequences[0], 0, rows, {0, prefix.positions}, &prefix, nullptr, 0}, chunk_bytes, tasks);
+  }
+  return tasks;
+}
+
+std::vector<Begun> begun_of(const Call& call, const std::vector<Task>& tasks, const Pieces& pieces) {
+  std::vector<Begun> all;
   for (size_t i = 0; i < tasks.size(); ++i) {
-    memory.push_back(size);
-    for (int64_t p = 0; p < tasks[i].partitions(); ++p) {
-      pieces.push_back({i, p, size});
-      size += State::size(tasks[i].rows.of_all_heads(), call.dim);
+    const Task& task = tasks[i];
+    if (all.empty() || all.back().prefix != task.joint)
+      all.push_back({task.joint, call.kv_heads, {size_t(task.partitions() * call.kv_heads), State(nullptr, 0, 0)}});
+    for (int64_t p = 0, rows = task.rows.of_all_heads(); p < task.partitions(); ++p) {
+      State state(pieces.states(i) + p * State::size(rows, call.dim), rows, call.dim);
+      for (int64_t head = 0; head < task.rows.heads; ++head)
+        all.back().states[p * call.kv_heads + task.head + head] = state.from(head * task.rows.count());
     }
   }
-  std::vector<float> states(size);
-  parallel_for(int64_t(pieces.size()), [&](int64_t i) {
-    Work<Value, Stored, Cached>(call, tasks[pieces[i].task]).run(pieces[i].partition, states.data() + pieces[i].memory);
-  });
-  parallel_for(int64_t(tasks.size()), size > WORTH_A_THREAD,
-               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).finish(states.data() + memory[i]); });
+  return all;
 }
 
 template <class Value, class Stored, class Cached>
 void run(const Call& call) {
-  int64_t planes = call.keys ? 2 : 1;
-  std::vector<Task> tasks = cut(call, planes * chunk_of<Stored>(call.dim) * call.dim * sizeof(Cached));
+  int64_t planes = call.keys ? 2 : 1, chunk = chunk_of<Stored>(call.dim);
+  int64_t chunk_bytes = planes * chunk * call.dim * sizeof(Cached);
+  std::vector<Prefix> prefixes = prefixes_of(call, chunk);
+  Call of_prefixes = call;
+  of_prefixes.options.bidirectional = true;  // each row sees all of them
+  std::vector<Task> first = cut_prefixes(of_prefixes, prefixes, chunk_bytes);
+  Pieces pieces(first, call.dim);
+  if (!first.empty()) pieces.run<Value, Stored, Cached>(of_prefixes);
+  std::vector<Begun> begun = begun_of(call, first, pieces);
+
+  std::vector<Task> tasks = cut(call, begun, chunk_bytes);
   int64_t cost = 0, partitions = 0;
   for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
   if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())

@@ -122,6 +122,13 @@ struct State {
     for (float *at = output + row * dim, *end = at + dim; at < end; at += LANES) store(at, load(at) * factor);
   }
 
+  // A row gets what another one has seen.
+  void take(int64_t row, const State& other, int64_t other_row) {
+    std::copy_n(other.total + other_row * LANES, LANES, total + row * LANES);
+    std::copy_n(other.output + other_row * dim, dim, output + row * dim);
+    most[row] = other.most[other_row];
+  }
+
   // Takes in what a row has seen of the next partition.
   void merge(int64_t row, const State& next) {
     float greatest = std::max(most[row], next.most[row]);
@@ -204,14 +211,11 @@ class Attention {
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), queries(query), seen(rows.seen(0, rows.count(), options)) {}
 
-  // Adds to the rows' state what they see of positions [begin, end), multiples of a chunk; of nothing else yet. `after`
-  // (null: unknown) is what this thread computes with then.
-  void attend(int64_t begin, int64_t end, State& state, const Place<Stored, Cached>* after) {
-    Range range = seen.within(begin, end);
-    state.clear_all_but_output();
-    for (int64_t head = 0; head < rows.heads; ++head)
-      for (int64_t i = 0; i < tiles; ++i)
-        if (seen_by(i).within(begin, end).empty()) state.clear_output(row_of(head, i), row_of(head, i + 1));
+  // The rows' state becomes what they see of positions [begin, end). It is already what they see of those below `from`.
+  // All three are multiples of a chunk. `after` (null: unknown) is what this thread computes with then.
+  void attend(int64_t begin, int64_t from, int64_t end, State& state, const Place<Stored, Cached>* after) {
+    Range range = seen.within(from, end);
+    if (from == begin) clear(begin, end, state);
     for (int64_t start = range.begin / chunk_size * chunk_size; start < range.end; start += chunk_size) {
       Place<Stored, Cached> here{cache, rows.heads, seen, start}, next{cache, rows.heads, seen, start + chunk_size};
       if (next.start < range.end) after_this(here, next);
@@ -260,6 +264,14 @@ class Attention {
   int64_t row_of(int64_t i) const { return i * rows.count() / tiles; }
   int64_t row_of(int64_t head, int64_t i) const { return head * rows.count() + row_of(i); }
   Range seen_by(int64_t i) const { return rows.seen(row_of(i), row_of(i + 1), options); }
+
+  // The first values of a row take its output's place: that of rows which see none is set to zero.
+  void clear(int64_t begin, int64_t end, State& state) const {
+    state.clear_all_but_output();
+    for (int64_t head = 0; head < rows.heads; ++head)
+      for (int64_t i = 0; i < tiles; ++i)
+        if (seen_by(i).within(begin, end).empty()) state.clear_output(row_of(head, i), row_of(head, i + 1));
+  }
 
   void after_this(const Place<Stored, Cached>& here, const Place<Stored, Cached>& next) {
     int64_t units = here.units().count() * here.heads;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -191,6 +192,46 @@ def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool
         found.append(_in_cuts(backend, fields, [length - 5] + [1] * 5, neighbours=30))
         kernels(level).set_threads(torch.get_num_threads())
         assert all(torch.equal(found[0], other) for other in found[1:]), fields
+
+
+@every_level
+@every_type
+@pytest.mark.parametrize("kind", ["keys and values", "latent", "8 bits"])
+def test_what_contexts_begin_with_is_read_once_and_changes_nothing(level: str, dtype: torch.dtype, kind: str) -> None:
+    """Sequences with the same first blocks, some of which have more in common than others: every bit as each alone."""
+    shape: dict[str, Any] = {"keys and values": {"num_kv_heads": 2}, "latent": {"num_kv_heads": 1, "head_dim": 48}}.get(
+        kind, {"cache_dtype": torch.float8_e4m3fn}
+    )
+    backend = make_backend("native", level, dtype=dtype, keys_are_values=kind == "latent", **(SMALL | shape))
+    size = backend.shape.block_size
+    blocks = iter(torch.randperm(8 * NUM_BLOCKS).tolist())
+    stems = [list(itertools.islice(blocks, -(-positions // size))) for positions in (1100, 520, 300)]
+    sequences = [  # (context, new tokens) behind so many blocks of a stem
+        Sequence(context, new, (stem := stems[which][:common]) + list(itertools.islice(blocks, 90 - len(stem))))
+        for which, common, context, new in (
+            (0, 1090 // size, 1180, 1), (0, 1090 // size, 1101, 3), (0, 500 // size, 900, 1), (0, 500 // size, 512, 40),
+            (1, 520 // size, 1024, 1), (1, 520 // size, 540, 1), (2, 300 // size, 300, 1), (2, 200 // size, 301, 1),
+        )
+    ]  # fmt: skip
+    (empty,) = backend.allocate(8 * NUM_BLOCKS, 1)
+    filled = empty.copy_(torch.randn(empty.shape).to(empty.dtype))
+    counts = [sequence.new for sequence in sequences]
+    heads = (backend.shape.num_heads, backend.shape.num_kv_heads, backend.shape.num_kv_heads)
+    tensors = [torch.randn(sum(counts), count, backend.shape.head_dim).to(dtype) for count in heads]
+    if kind == "latent":
+        tensors[2] = tensors[1]
+
+    def attend(some: list[Sequence], parts: list[torch.Tensor], options: AttentionOptions) -> torch.Tensor:
+        prepared = backend.prepare(metadata_of(some, backend.shape.device))
+        return backend.forward(parts[0], parts[1], parts[2], filled.clone(), prepared, options)
+
+    specials: tuple[dict[str, Any], ...] = ({}, {"softcap": 5.0}, {"sinks": torch.randn(heads[0])})
+    for fields in specials[: None if kind == "keys and values" else 1]:
+        options = AttentionOptions(backend.shape.head_dim**-0.5, **fields)
+        together = attend(sequences, tensors, options).split(counts)
+        for i, sequence in enumerate(sequences):
+            alone = attend([sequence], [tensor.split(counts)[i] for tensor in tensors], options)
+            assert torch.equal(alone, together[i]), (fields, i)
 
 
 def _in_cuts(backend: AttentionBackend, fields: dict[str, Any], cuts: list[int], neighbours: int = 0) -> torch.Tensor:
