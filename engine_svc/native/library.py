@@ -25,7 +25,7 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, c
 # As types.h numbers them.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 INT8 = 3  # as packing.cpp does
-KINDS = {"plain": 0, "int8": 1, "coded": 2}  # as product.h does
+KINDS = {"plain": 0, "int8": 1, "coded": 2, "compressed": 3}  # as product.h does
 CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as coded.h does
 CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as eight_bits.h does; 0 is a cache in the model's type
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
@@ -37,6 +37,8 @@ _SIGNATURES = {
     "quantize_rows": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER),
     "quantize_groups": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER),
     "pack_int8": (_POINTER, _LONG, _LONG, _POINTER, _POINTER),
+    "compressed_bytes": (_LONG, _LONG),
+    "compress": (_POINTER, _LONG, _LONG, _POINTER),
     "packed_coded_bytes": (_POINTER, _LONG, _LONG),
     "pack_coded": (_INT, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER),
     "matrix": (_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _INT),
@@ -89,7 +91,10 @@ _SIGNATURES = {
     "replay": (_POINTER, _LONG),
 }  # fmt: skip
 # Those that return a number.
-_COUNTS = ("panel", "packed_values", "packed_coded_bytes", "all_reduce", "all_gather", "replay")
+_COUNTS = (
+    "panel", "packed_values", "compressed_bytes", "compress", "packed_coded_bytes",
+    "all_reduce", "all_gather", "replay",
+)  # fmt: skip
 
 
 class PackedForm(ctypes.Structure):

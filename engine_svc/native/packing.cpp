@@ -1,4 +1,5 @@
 // Packs weights for the products: see matrix.h.
+#include "pack_panel.h"
 #include "parallel.h"
 #include "product.h"
 
@@ -7,31 +8,6 @@ using namespace quire;
 namespace {
 
 constexpr int64_t INT8 = 3;            // beside the types that types.h numbers
-constexpr int64_t UNITS_PER_BLOCK = 64;  // groups of a row that are read in a row, while what is written stays in the cache
-
-// Up to PANEL rows [rows, size] into one panel, as group_at says; outputs and values that are not there are zeros.
-template <class Type, class Value>
-void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
-  struct Group {
-    Value values[Type::GROUP];
-  };
-  auto to = (Group*)panel;
-  int64_t steps = steps_of<Type>(size), whole = size / Type::GROUP;
-  for (int64_t begin = 0; begin < steps; begin += UNITS_PER_BLOCK) {
-    int64_t end = std::min(begin + UNITS_PER_BLOCK, steps), there = std::min(end, whole);
-    for (int64_t n = 0; n < PANEL; ++n) {
-      int64_t k = begin;
-      if (n < rows)
-        for (auto row = (const char*)(from + n * size); k < there; ++k)
-          std::memcpy(&to[group_at<Type>(k, n)], row + k * sizeof(Group), sizeof(Group));
-      for (; k < end; ++k) {
-        Group& last = to[group_at<Type>(k, n)] = Group{};
-        for (int64_t i = k * Type::GROUP; n < rows && i < size; ++i)
-          if (i < (k + 1) * Type::GROUP) last.values[i % Type::GROUP] = from[n * size + i];
-      }
-    }
-  }
-}
 
 template <class Type>
 int64_t packed_values(int64_t outputs, int64_t size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "coded_wide.h"
+#include "compressed.h"
 #include "inputs.h"
 #include "parallel.h"
 #if defined(__AMX_TILE__)
@@ -13,7 +14,7 @@ namespace quire {
 constexpr int64_t PIECE_BYTES = 128 << 10;
 constexpr int64_t WORTH_A_THREAD_TO_SUM = 1 << 16;  // values
 
-enum class Kind : int { PLAIN, INT8, CODED };
+enum class Kind : int { PLAIN, INT8, CODED, COMPRESSED };
 
 // A packed weight as the caller describes it: matrices of a shape one behind the other. See Result for those of int8.
 struct Packed {
@@ -36,6 +37,8 @@ void with_groups(const Packed& packed, const Call& call) {
     case Kind::PLAIN: return call(TypeOf<Groups<Value>>{});
     case Kind::INT8: return call(TypeOf<Int8Groups>{});
     case Kind::CODED: return call(TypeOf<CodedGroups<Value>>{});
+    case Kind::COMPRESSED:
+      if constexpr (COMPRESSES<Groups<Value>>) return call(TypeOf<Compressed<Groups<Value>>>{});
   }
 }
 
@@ -47,6 +50,7 @@ Operands<Type> operands(const typename Type::Input* input, int64_t stride, const
                         int64_t outputs, int64_t size) {
   int64_t steps = steps_of<Type>(size), bytes = steps * PANEL * Type::GROUP * sizeof(typename Type::Stored);
   if constexpr (IS_CODED<Type>) bytes = steps / CHUNK * packed.form.chunk_bytes();
+  if constexpr (IS_COMPRESSED<Type>) bytes = compressed_panel_bytes(steps);
   return {input, stride, (const char*)packed.weight + index * panels_of(outputs) * bytes, steps, bytes, &packed.form};
 }
 

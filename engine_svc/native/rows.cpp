@@ -45,6 +45,17 @@ void unpack_row(const Value* panel, int64_t n, int64_t size, Value* to) {
   std::copy_n(group(whole), size - whole, to + whole);
 }
 
+// The same of a compressed one.
+template <class Wide>
+void decompress_row(const char* matrix, const char* panel, int64_t n, int64_t size, bf16* to) {
+  Steps<Wide> steps(matrix, panel);
+  typename Wide::Weight weights[VECTORS];
+  for (int64_t k = 0; k < size; k += Wide::GROUP) {
+    steps.read(weights);
+    std::memcpy(to + k, (const bf16*)weights + n * Wide::GROUP, std::min<int64_t>(Wide::GROUP, size - k) * sizeof(bf16));
+  }
+}
+
 template <class Value>
 void widen_int8_row(const int8_t* panel, int64_t n, int64_t size, float scale, Value* to) {
   std::unique_ptr<int8_t[]> row(new int8_t[size + LANES]);  // as much as is loaded
@@ -97,6 +108,8 @@ void quire_packed_rows(int type, const Packed* packed, const int64_t* indices, i
         auto panel = operands<Type>(nullptr, 0, *packed, 0, rows, size).panel(index / PANEL);
         if constexpr (IS_CODED<Type>)
           widen_row(panel, packed->form, index % PANEL, size, to);
+        else if constexpr (IS_COMPRESSED<Type>)
+          decompress_row<typename Type::Wide>((const char*)packed->weight, panel, index % PANEL, size, to);
         else if constexpr (std::is_same_v<Type, Int8Groups>)
           widen_int8_row(panel, index % PANEL, size, packed->scale[index], to);
         else

@@ -28,6 +28,7 @@ from engine_svc.ops.packing import (
     gate_arguments,
     matrix_product,
     pack,
+    pack_compressed,
     pack_plain,
     pointer,
 )
@@ -50,7 +51,8 @@ class NativeOps(Ops):
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
-        return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
+        compressed = pack_compressed(self.kernels, weight) if isinstance(weight, torch.Tensor) else None
+        return matrix_product(self.kernels, compressed or self._pack(weight), weight.shape, bias)
 
     def _pack(self, weight: Weight) -> PackedWeight:
         """Of codes that the kernels do not take, what they stand for."""

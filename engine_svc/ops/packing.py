@@ -23,6 +23,8 @@ from engine_svc.ops.base import (
 )
 from engine_svc.ops.weights import Int8Weight
 
+_WORTH_COMPRESSING = 2 << 20  # bytes
+
 
 class PackedWeight(Protocol):
     """Matrices of one shape in whatever form kernels take them, one behind the other."""
@@ -68,6 +70,29 @@ class Packed(NamedTuple):
         return "plain"
 
 
+class PackedCompressed(NamedTuple):
+    """One matrix of bfloat16 in 12 bits a value, exactly: see compressed.h."""
+
+    weights: torch.Tensor  # uint8 [1, bytes]
+
+    def is_for(self, dtype: torch.dtype) -> bool:
+        """See PackedWeight.is_for."""
+        return dtype == torch.bfloat16
+
+    def form(self) -> library.PackedForm:
+        """See PackedWeight.form."""
+        return library.PackedForm(KINDS["compressed"], self.weights.data_ptr())
+
+    def held(self) -> list[torch.Tensor]:
+        """See PackedWeight.held."""
+        return [*self]
+
+    @property
+    def layout(self) -> str:
+        """See PackedWeight.layout."""
+        return "compressed"
+
+
 class PackedInt8(NamedTuple):
     """The same quantized: what 1 of each output stands for, and what undoes the offset of the kernel's inputs."""
 
@@ -98,6 +123,23 @@ def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | Packed
     if isinstance(weight, Int8Weight):
         return _pack_int8(kernels, weight)
     return pack_plain(kernels, weight if weight.dim() == 3 else weight[None])
+
+
+def pack_compressed(kernels: Kernels, weight: torch.Tensor) -> PackedCompressed | None:
+    """Packs [outputs, size] of bfloat16 in fewer bits.
+
+    None where that does not pay: the level's products take none, the matrix is so small that it stays in a cache, or it
+    has exponents of too many kinds.
+    """
+    outputs, size = weight.shape
+    if weight.dtype != torch.bfloat16 or weight.nbytes < _WORTH_COMPRESSING:
+        return None
+    if not (most := kernels.compressed_bytes(outputs, size)):
+        return None
+    packed = zeros_when_touched((1, most), torch.uint8)
+    source = weight.contiguous()  # which lives until it is read
+    used: int = kernels.compress(source.data_ptr(), outputs, size, packed.data_ptr())
+    return PackedCompressed(packed[:, :used]) if used else None
 
 
 def pack_plain(kernels: Kernels, weights: torch.Tensor) -> Packed:

@@ -17,8 +17,8 @@ from tests.support.native import every_level, fastest_kernels, needs_native
 SIZE = 40
 # What packs weights, samples, and is asked outside of forward passes.
 OUTSIDE = {
-    "panel", "packed_values", "pack", "quantize_rows", "quantize_groups", "pack_int8", "packed_coded_bytes",
-    "pack_coded", "set_threads", "softcap", "mean_rows", "sample", "sample_part", "candidates",
+    "panel", "packed_values", "pack", "quantize_rows", "quantize_groups", "pack_int8", "compress", "compressed_bytes",
+    "packed_coded_bytes", "pack_coded", "set_threads", "softcap", "mean_rows", "sample", "sample_part", "candidates",
     "sample_candidates", "score", "replay",
 }  # fmt: skip
 

@@ -1,0 +1,87 @@
+"""Weights of bfloat16 in 12 bits: products and rows are, bit for bit, those of the weights as they came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_svc.native.library import kernels
+from engine_svc.ops.base import MatrixProduct
+from engine_svc.ops.native import NativeOps
+from engine_svc.ops.packing import matrix_product, pack, pack_compressed
+from tests.support.native import AVAILABLE
+
+COMPRESSING = [level for level in AVAILABLE if level == "avx512_bf16"]
+compressing = pytest.mark.parametrize("level", COMPRESSING)
+SHAPES = [(1100, 1024), (700, 1601), (1030, 1030)]  # each is worth it
+ROWS = (*range(1, 33), 64, 65, 192, 193, 260)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def both(level: str, weight: torch.Tensor) -> tuple[MatrixProduct, MatrixProduct]:
+    """Products with the weight compressed, and as it came."""
+    bias = normal(len(weight), seed=2)
+    compressed = pack_compressed(kernels(level), weight)
+    assert compressed is not None
+    assert compressed.weights.nbytes < 0.82 * weight.nbytes
+    plain = pack(kernels(level), weight)
+    return tuple(matrix_product(kernels(level), each, weight.shape, bias) for each in (compressed, plain))  # type: ignore[return-value]
+
+
+def check(level: str, weight: torch.Tensor) -> None:
+    compressed, plain = both(level, weight)
+    hidden = normal(max(ROWS), weight.shape[1] + 8, seed=1)[:, 3 : 3 + weight.shape[1]]
+    for count in ROWS:
+        found, expected = (each(hidden[:count], wide=True) for each in (compressed, plain))
+        assert found.view(torch.int32).equal(expected.view(torch.int32)), count
+    indices = torch.tensor([0, 63, 64, len(weight) - 1, 9])
+    assert compressed.rows is not None
+    assert compressed.rows(indices, torch.bfloat16).view(torch.int16).equal(weight[indices].view(torch.int16))
+
+
+@compressing
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_those_of_the_weights_as_they_came(level: str, shape: tuple[int, int]) -> None:
+    check(level, normal(*shape) * 0.02)
+
+
+@compressing
+def test_what_has_other_exponents_is_kept_as_it_is(level: str) -> None:
+    weight = normal(1100, 1024) * 0.02
+    weight[3, 5], weight[70, 0], weight[71, 1023], weight[9] = 1e30, 1e-39, -1e-38, 0
+    weight[130:190] = 0  # most of a panel
+    weight[140, 7], weight[200, ::97], weight[201, 8] = 2.0, -0.0, float("-inf")
+    check(level, weight)
+
+
+@compressing
+def test_exponents_just_beyond_those_of_a_panel_with_zeros(level: str) -> None:
+    """The sixteenth word stands for zeros there, and for nothing else."""
+    weight = 2.0 ** -torch.randint(0, 15, (1100, 1024), generator=torch.Generator().manual_seed(3)).float()
+    weight[:, ::3] = 0
+    weight[5, 5], weight[64, 640] = 2.0**-15, -(2.0**-15)
+    check(level, weight.bfloat16())
+
+
+@compressing
+def test_what_would_not_be_smaller_is_left_as_it_is(level: str) -> None:
+    of_all_exponents = (2.0 ** torch.randint(-100, 100, (1100, 1024)).float()).bfloat16()
+    assert pack_compressed(kernels(level), of_all_exponents) is None
+    assert pack_compressed(kernels(level), normal(64, 64)) is None, "stays in a cache"
+    assert pack_compressed(kernels(level), normal(1100, 1024).half()) is None
+    product = NativeOps(kernels(level)).matrix(of_all_exponents, None)
+    assert product.held[0].dtype == torch.bfloat16
+
+
+@compressing
+def test_a_layer_has_its_weights_so(level: str) -> None:
+    product = NativeOps(kernels(level)).matrix(normal(1100, 1024), None)
+    assert product.held[0].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("level", [level for level in AVAILABLE if level not in COMPRESSING])
+def test_other_levels_have_them_as_they_came(level: str) -> None:
+    assert pack_compressed(kernels(level), normal(1100, 1024)) is None
