@@ -46,7 +46,7 @@ _MODEL: Mapping[str, Answer] = {
     ),
     "code-revision": refused(f"{_NO_CODE}, whatever its revision; leave it out."),
     "override-attention-dtype": refused("Attention computes in the type of the rest, which --dtype sets."),
-    "disable-cascade-attn": no_effect("There is no cascade attention to turn off.", switch=True),
+    "disable-cascade-attn": no_effect("A prefix that sequences share changes none of their numbers.", switch=True),
     "disable-async-output-proc": acts_as("--no-async-scheduling", fixed="", switch=True),
     "max-seq-len-to-capture": no_effect(
         "Steps are recorded for sequences of any length; --cuda-graph-sizes has batches."
