@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.options.router import ROUTING_POLICIES
 from tests.router.conftest import StartEngine
 from tests.support.engine_process import free_port
-from tests.support.fake_engine import expected_tokens
+from tests.support.fake_engine import FakeOptions, expected_tokens
 from tests.support.router_client import connect, generation
 from tests.support.signals import is_pending
 from tests.support.waiting import WAIT_SECONDS, eventually_now
@@ -71,11 +71,13 @@ async def test_serves_drains_and_exits(start_engine: StartEngine) -> None:
             await client.wait_ready(engine.address)
             async with client.session() as session:
                 await (await session.start(1, generation([1], 50))).wait_tokens()
+                engine.options = FakeOptions(silent=True)  # for as long as the page and the signal take
                 metrics = await asyncio.to_thread(read, f"http://127.0.0.1:{metrics_port}/metrics")
                 assert f'quire_router_worker_inflight_requests{{engine="",worker="{engine.address}"}} 1.0' in metrics
                 assert 'quire_router_workers{state="ready"} 1.0' in metrics
                 assert "quire_router_deltas_total" in metrics
                 process.send_signal(signal.SIGTERM)
+                engine.options = FakeOptions()
                 assert (await session.outputs[1].wait_ended()).tokens[0] == expected_tokens([1], 50)
         assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 0
     finally:

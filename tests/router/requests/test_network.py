@@ -47,8 +47,9 @@ async def test_requests_behind_a_black_hole_go_on_elsewhere_and_it_is_used_again
     async with proxy_to(cut_off.address) as proxy:
         running = await start_router(healthy.address, proxy.address, routing_policy="round_robin")
         async with running.client.session() as session:
-            for number in range(4):
-                await (await session.start(number, generation([number], 200))).wait_tokens()
+            outputs = [await session.start(number, generation([number], 200)) for number in range(4)]
+            for output in outputs:
+                await output.wait_tokens()
             assert len(cut_off.live) == 2
             proxy.swallow()
             await running.client.wait_state(proxy.address, router_pb2.WORKER_STATE_UNREACHABLE)

@@ -16,7 +16,7 @@ from quire.v1 import router_pb2
 from router.workers.leases import Leases
 from router.workers.registry import WorkerRegistry
 from tests.router.conftest import Running, StartEngine, StartRouter
-from tests.support.fake_engine import expected_tokens
+from tests.support.fake_engine import FakeOptions, expected_tokens
 from tests.support.router_client import generation
 from tests.support.waiting import WAIT_SECONDS, eventually
 
@@ -113,9 +113,11 @@ async def test_a_registered_worker_serves_until_its_lease_ends(
     async with running.client.session() as session:
         output = await session.start(1, generation([2], 200))
         await output.wait_tokens()
+        engine.options = FakeOptions(silent=True)  # it is not at its end before it is looked at
         clock.now += 5  # no heartbeat any more: nothing new goes there, and what runs there finishes
         worker = await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_DRAINING)
         assert "no longer announced" in worker.reason
+        engine.options = FakeOptions()
         assert (await output.wait_ended()).tokens[0] == expected_tokens([2], 200)
     await eventually(lambda: not running.router.registry.workers)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
