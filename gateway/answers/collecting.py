@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
 
 import msgspec
 from starlette.types import Receive
@@ -23,6 +24,7 @@ from gateway.answers.queue import AnswerQueue
 from quire.errors import Cancelled
 
 _WAIT_SECONDS = 60.0
+Part = TypeVar("Part", bound=Content | Reasoning | ToolCall)
 
 
 class CollectedChoice:
@@ -34,24 +36,27 @@ class CollectedChoice:
         self.prompt_scores: Sequence[PromptScore] = ()
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
-        self._content = io.StringIO()
-        self._reasoning = io.StringIO()
-        self._calls: dict[int, tuple[ToolCall, io.StringIO]] = {}  # by their index, with what has come of them
+        self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # each with all of its text
+
+    @property
+    def parts(self) -> list[Content | Reasoning | ToolCall]:
+        """What it is made of, in order; what follows each other of one kind, or of one call, is one."""
+        return [_with_text(part, text.getvalue()) for part, text in self._parts]
 
     @property
     def content(self) -> str:
         """Its text."""
-        return self._content.getvalue()
+        return self._text(Content)
 
     @property
     def reasoning(self) -> str:
-        """What came before the text."""
-        return self._reasoning.getvalue()
+        """What the model has thought."""
+        return self._text(Reasoning)
 
     @property
     def tool_calls(self) -> list[ToolCall]:
         """Its calls of tools."""
-        return [msgspec.structs.replace(call, arguments=text.getvalue()) for call, text in self._calls.values()]
+        return [_with_text(part, text.getvalue()) for part, text in self._parts if isinstance(part, ToolCall)]
 
     def add(self, update: ChoiceUpdate) -> None:
         """Adds what an update brought."""
@@ -62,15 +67,26 @@ class CollectedChoice:
         self.prompt_scores = self.prompt_scores or update.prompt_scores
 
     def _add_delta(self, delta: Delta) -> None:
-        match delta:
-            case Content(text):
-                self._content.write(text)
-            case Reasoning(text):
-                self._reasoning.write(text)
-            case ToolCall(index, arguments):
-                self._calls.setdefault(index, (delta, io.StringIO()))[1].write(arguments)
-            case Finish():
-                self.finish, self.ended = delta, True
+        if isinstance(delta, Finish):
+            self.finish, self.ended = delta, True
+            return
+        if not self._parts or not _goes_on(self._parts[-1][0], delta):
+            self._parts.append((delta, io.StringIO()))
+        self._parts[-1][1].write(delta.arguments if isinstance(delta, ToolCall) else delta.text)
+
+    def _text(self, kind: type[Content | Reasoning]) -> str:
+        return "".join(text.getvalue() for part, text in self._parts if isinstance(part, kind))
+
+
+def _goes_on(part: Delta, delta: Delta) -> bool:
+    """Whether a delta is of the part before it."""
+    if isinstance(part, ToolCall) and isinstance(delta, ToolCall):
+        return part.index == delta.index
+    return type(part) is type(delta)
+
+
+def _with_text(part: Part, text: str) -> Part:
+    return msgspec.structs.replace(part, **{"arguments" if isinstance(part, ToolCall) else "text": text})
 
 
 async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[CollectedChoice]:

@@ -120,7 +120,7 @@ class MessagesAnswer:
 
     def _whole(self, choice: CollectedChoice) -> MessagesAnswerBody:
         self._finish, self._called = choice.finish, bool(choice.tool_calls)
-        message = self._message(list(_blocks_of(choice)))
+        message = self._message(list(map(_block_of, choice.parts)))
         message.stop_reason, message.stop_sequence = self._stop()
         return message
 
@@ -146,13 +146,14 @@ def _event(content: MessagesEvent) -> bytes:
     return event(content, str(type(content).__struct_config__.tag))
 
 
-def _blocks_of(choice: CollectedChoice) -> Iterator[AnswerBlock]:
-    if choice.reasoning:
-        yield ThinkingBlock(choice.reasoning)
-    if choice.content:
-        yield TextBlock(choice.content)
-    for call in choice.tool_calls:
-        yield ToolUseBlock(call.id, call.name, _input(call.arguments))
+def _block_of(part: Content | Reasoning | ToolCall) -> AnswerBlock:
+    match part:
+        case Reasoning(text):
+            return ThinkingBlock(text)
+        case Content(text):
+            return TextBlock(text)
+        case ToolCall(_, arguments, identity, name):
+            return ToolUseBlock(identity, name, _input(arguments))
 
 
 def _input(arguments: str) -> dict[str, Any]:

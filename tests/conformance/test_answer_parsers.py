@@ -14,7 +14,10 @@ from gateway.answers.context import NO_CONTEXT, AnswerContext, Tool
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser, ParserChain
 from gateway.reasoning_parsers import REASONING_PARSERS
+from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.tool_parsers import TOOL_PARSERS
+from gateway.tool_parsers.first_call import FirstCallOnly
+from gateway.tool_parsers.unmarked import NamedArguments, PlainCalls
 from quire.errors import StartupError
 from tests.support.answer_parsers import CallParser, ThinkParser
 from tests.support.parser_classes import parser_class
@@ -27,6 +30,10 @@ WORDS: Mapping[str, Sequence[str]] = {
     "call": ("<call>", "</call>", "<call", "f {}", "</call", "<"),
     "think, call": ("<think>", "</think>", "<call>", "</call>", "g [1]", "<"),
     "none": ("<think>", "<call>"),
+    "named": ("<call>", '{"a": ', "1}"),
+    "plain calls": ('[{"name": "f", "parameters": ', '{"a": 1}', "}", "]", ", ", '{"name": "g", "parameters": {}}'),
+    "hermes, the first": words_of_calls("hermes"),
+    "think, call, omitted": ("<think>", "</think>", "<call>", "</call>", "g [1]", "<"),
 }
 # One family of each format of reasoning → whole words of it.
 REASONING_WORDS: Mapping[str, Sequence[str]] = {
@@ -43,7 +50,7 @@ REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "seed_oss": ("<seed:think>", "</seed:think>", "<seed:cot_budget_reflect>"),
 }  # fmt: skip
 OPENED = AnswerContext((Tool("f"),), thinking_is_open=True)
-CHAINS: Mapping[str, Callable[[], list[AnswerParser]]] = {
+CHAINS: dict[str, Callable[[], list[AnswerParser]]] = {
     "think": lambda: [ThinkParser(NO_CONTEXT)],
     "call": lambda: [CallParser(NO_CONTEXT)],
     "think, call": lambda: [ThinkParser(NO_CONTEXT), CallParser(NO_CONTEXT)],
@@ -56,6 +63,13 @@ CHAINS: Mapping[str, Callable[[], list[AnswerParser]]] = {
     **{
         f"{name} tools": lambda name=name: [parser_class(TOOL_PARSERS, name)(NO_CONTEXT)] for name in ONE_OF_EACH_FORMAT
     },
+}
+# Those that drop or take what others leave: how a text is cut makes no difference to them either.
+FURTHER: dict[str, Callable[[], list[AnswerParser]]] = {
+    "named": lambda: [NamedArguments(OPENED)],
+    "plain calls": lambda: [PlainCalls(NO_CONTEXT)],
+    "hermes, the first": lambda: [parser_class(TOOL_PARSERS, "hermes")(NO_CONTEXT), FirstCallOnly(NO_CONTEXT)],
+    "think, call, omitted": lambda: [ThinkParser(NO_CONTEXT), CallParser(NO_CONTEXT), ReasoningOmitted(NO_CONTEXT)],
 }
 END = Finish(FinishReason.STOP, "x")
 PLAIN = ("a", " ", "é", "\n", "🙂", "{}", "two words")
@@ -78,7 +92,7 @@ def texts(name: str) -> st.SearchStrategy[str]:
 
 def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
     """The end comes last, and nothing is empty."""
-    chain = ParserChain(CHAINS[name]())
+    chain = ParserChain((CHAINS | FURTHER)[name]())
     fed = [chain.feed((Content(piece),)) for piece in pieces]
     found = [delta for deltas in (*fed, chain.feed((END,))) for delta in deltas]
     assert found[-1] is END
@@ -95,16 +109,27 @@ def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish
     return choice.content, choice.reasoning, calls, choice.finish
 
 
-@every_chain
+def in_order_of(deltas: Sequence[Delta]) -> tuple[list[Delta], Finish]:
+    """(the blocks and items that some APIs tell, in each of which is a call at most; end), without the calls' ids."""
+    choice = CollectedChoice()
+    choice.add(ChoiceUpdate(0, tuple(deltas), ()))
+    calls = choice.tool_calls
+    assert [call.index for call in calls] == list(range(len(calls))), "a call went on after something else came"
+    assert all(call.id for call in calls)
+    parts = [msgspec.structs.replace(part, id="id") if isinstance(part, ToolCall) else part for part in choice.parts]
+    return parts, choice.finish
+
+
+@pytest.mark.parametrize("name", [*CHAINS, *FURTHER])
 @given(data=st.data())
 @settings(max_examples=75, deadline=None)
 def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
-    whole = collected(deltas_of(name, [text]))
-    assert collected(deltas_of(name, text)) == whole
+    whole = in_order_of(deltas_of(name, [text]))
+    assert in_order_of(deltas_of(name, text)) == whole
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert collected(deltas_of(name, [piece for piece in pieces if piece])) == whole
+    assert in_order_of(deltas_of(name, [piece for piece in pieces if piece])) == whole
 
 
 @every_chain
