@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.requests import Request
@@ -48,7 +48,10 @@ async def create(request: Request) -> Response | EventStream:
     context, tenant, body = context_of(request), tenant_of(request), turn.body
     is_kept = context.responses.are_kept and body.store is not False
     items = await beside(request, items_json, turn.items) if is_kept else b""
-    state = await context.pipeline.start(await chat.prepare(request, turn.chat, [turn.chat.messages]))
+    generation = await chat.prepare(request, turn.chat, [turn.chat.messages])
+    # Scores are told with the text of their tokens, which parsers take from among others.
+    by_token = bool(generation.parsers) and generation.sampling.logprobs is not None
+    state = await context.pipeline.start(replace(generation, token_by_token=by_token))
     answer = ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=is_kept)
     if not is_kept:
         return await answer.respond(request)

@@ -175,6 +175,7 @@ class ResponsesAnswer:
             case Content(text):
                 if not isinstance(self._item, OutputMessage):
                     yield from self._close()
+                    self._waiting = self._of_text(text)
                     yield from self._open(OutputMessage(self._id("msg"), [], "in_progress"))
                     yield PartAdded(**self._place, part=OutputText(""))
                 self._pieces.append(text)
@@ -205,14 +206,26 @@ class ResponsesAnswer:
         self._scores += taken
         return taken
 
+    def _of_text(self, text: str) -> list[TokenScore]:
+        """Of the waiting scores, those of the tokens that a message begins with: what came before them is of calls."""
+        if not self.state.request.token_by_token:
+            return self._waiting
+        missing, first = len(text.encode()), len(self._waiting)
+        while missing > 0 and first:
+            first -= 1
+            missing -= len(self._waiting[first].texts[0])
+        return self._waiting[first:]
+
     def _open(self, item: OutputItem) -> Iterator[ResponsesEvent]:
         self._item = item
         yield ItemAdded(output_index=len(self.body.output), item=item)
 
     def _close(self, status: ItemStatus = "completed") -> Iterator[ResponsesEvent]:
-        """Ends the item that is open, if one is."""
+        """Ends the item that is open, if one is. Where the answer ends with it, it has the scores of all tokens."""
         if self._item is None:
             return
+        if isinstance(self._item, OutputMessage) and self._finish and self._waiting:
+            yield TextDelta(**self._place, delta="", logprobs=self._take_scores())
         item, text = self._item, "".join(self._pieces)
         match item:
             case ReasoningItem():
@@ -220,13 +233,11 @@ class ResponsesAnswer:
                 yield ReasoningDone(**self._place, text=text)
                 yield PartDone(**self._place, part=item.content[0])
             case OutputMessage():
-                self._take_scores()
                 item.content = [OutputText(text, self._scores)]
                 yield TextDone(**self._place, text=text, logprobs=self._scores)
                 yield PartDone(**self._place, part=item.content[0])
             case FunctionCallItem():
                 item.arguments = text
-                self._waiting.clear()
                 yield ArgumentsDone(**self._place, name=item.name, arguments=text)
         item.status = status
         yield ItemDone(output_index=len(self.body.output), item=item)

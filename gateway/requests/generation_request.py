@@ -57,6 +57,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     timeout_seconds: float
     wants_text: bool = True  # or token ids and scores alone
+    token_by_token: bool = False  # tokens with scores become an update each, however many come at once
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
     parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
     constraint: Constraint | None = None  # what each output has to look like

@@ -186,6 +186,22 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
     return ChoiceUpdate(index, deltas, token_ids, scores, prompt_scores)
 
 
+def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.GenerationDelta]:
+    """What a delta with scores says, as one that has come for each of its tokens. The last one tells of the end."""
+    *earlier, last = range(len(delta.token_ids))
+    for place in earlier:
+        yield common_pb2.GenerationDelta(
+            token_ids=delta.token_ids[place : place + 1], logprobs=delta.logprobs[place : place + 1],
+            prompt_logprobs=() if place else delta.prompt_logprobs,
+        )  # fmt: skip
+    yield common_pb2.GenerationDelta(
+        token_ids=delta.token_ids[last:], logprobs=delta.logprobs[last:],
+        prompt_logprobs=() if earlier else delta.prompt_logprobs, finish_reason=delta.finish_reason,
+        stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
+        ended_by_constraint=delta.ended_by_constraint,
+    )  # fmt: skip
+
+
 def from_beam(beam: Beam, ends: bool, sampling: SamplingParameters) -> common_pb2.GenerationDelta:
     """What a beam search has found, as one delta of a sequence that an engine would have generated.
 

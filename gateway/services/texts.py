@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gateway.answers.deltas import ChoiceUpdate
 from gateway.requests.state import ChoiceState
 from gateway.requests.statistics import RequestStatistics
-from gateway.services.convert import to_update
+from gateway.services.convert import to_update, token_by_token
 from gateway.services.tokenizers import TextFrame, TokenizerReplica, Tokenizers
 from quire.errors import DeadlineExceeded, Internal, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -103,9 +103,10 @@ class Texts:
         if text.replica is None and text.pending:
             text.pending[-1].MergeFrom(delta)
             return
-        text.pending.append(delta)
+        parts = _parts(choice, delta)
+        text.pending += parts
         if text.replica is not None:
-            _fill(text.replica.add(text.number, delta.ByteSize()), choice, delta)
+            _send(text.replica, text, parts)
 
     def close(self, choice: ChoiceState) -> None:
         """Forgets a choice, whether it has ended or not."""
@@ -133,8 +134,8 @@ class Texts:
         self._placed[number] = text
         if not text.pending:
             text.deadline = None
-        for delta in text.pending:
-            _fill(replica.add(number, delta.ByteSize()), text.choice, delta)
+        text.pending = deque(part for delta in text.pending for part in _parts(text.choice, delta))
+        _send(replica, text, tuple(text.pending))
         return True
 
     def _take_away(self, text: _ChoiceText) -> TokenizerReplica | None:
@@ -224,6 +225,17 @@ def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
         prompt_tail_token_ids=choice.stream.prompt.token_ids[-_PROMPT_TAIL:],
         history_token_ids=choice.delivered[:answered],
     )
+
+
+def _parts(choice: ChoiceState, delta: common_pb2.GenerationDelta) -> Sequence[common_pb2.GenerationDelta]:
+    """A delta as it becomes text: whole, or token by token."""
+    splits = choice.stream.owner.request.token_by_token and len(delta.token_ids) > 1 and delta.logprobs
+    return tuple(token_by_token(delta)) if splits else (delta,)
+
+
+def _send(replica: TokenizerReplica, text: _ChoiceText, deltas: Sequence[common_pb2.GenerationDelta]) -> None:
+    for delta in deltas:
+        _fill(replica.add(text.number, delta.ByteSize()), text.choice, delta)
 
 
 def _fill(tokens: tokenizer_pb2.DetokenizeTokens, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -49,6 +49,8 @@ class FakeRouterState:
 
     # Tokens of each choice, the last one of which is its end; choices beyond them get the last one's.
     outputs: Sequence[Sequence[int]] = ((32, 33, 34, 35, 36, 37),)
+    # How many tokens of a choice come in its next piece.
+    piece: Callable[[], int] = lambda: 1
     # New generations (without progress) get so many tokens of each choice and no more.
     hold: int | None = None
     # As a stopped process: it reads nothing, sends nothing and answers nothing.
@@ -187,20 +189,22 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
 
     def _step(self, stream: FakeStream) -> None:
         for choice, output in enumerate(stream.outputs):
-            if not stream.ended[choice] and stream.positions[choice] != stream.hold:
-                self._send(stream, choice, output[stream.positions[choice]])
+            position = stream.positions[choice]
+            if not stream.ended[choice] and position != stream.hold:
+                self._send(stream, choice, output[position : stream.hold][: self.state.piece()])
         if all(stream.ended):
             self.live.remove(stream)
 
-    def _send(self, stream: FakeStream, choice: int, token: int) -> None:
+    def _send(self, stream: FakeStream, choice: int, tokens: list[int]) -> None:
         sampling, position = stream.generation.sampling, stream.positions[choice]
-        delta = stream.outbox.post().deltas.add(stream_id=stream.stream_id, choice_index=choice, token_ids=[token])
+        delta = stream.outbox.post().deltas.add(stream_id=stream.stream_id, choice_index=choice, token_ids=tokens)
         if sampling.HasField("logprobs"):
-            delta.logprobs.add(token_ids=[token, 32], logprobs=[-position / 8, -8.0], rank=1)
+            for place, token in enumerate(tokens, position):
+                delta.logprobs.add(token_ids=[token, 32], logprobs=[-place / 8, -8.0], rank=1)
         if sampling.HasField("prompt_logprobs") and not position and not choice:
             for prompt_token in stream.generation.prompt_token_ids[1:]:
                 delta.prompt_logprobs.add(token_ids=[prompt_token], logprobs=[-0.25], rank=3)
-        stream.positions[choice] += 1
+        stream.positions[choice] += len(tokens)
         if stream.positions[choice] == len(stream.outputs[choice]):
             stream.ended[choice] = True
             delta.finish_reason = common_pb2.FINISH_REASON_LENGTH
