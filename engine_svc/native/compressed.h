@@ -70,15 +70,14 @@ class Steps {
     next = numbers < last ? *numbers : -1;
   }
 
-  // What follows the steps that have been read by so many bytes.
+  // Where what lies so many bytes behind the steps that have been read begins.
   const char* ahead(int64_t bytes) const { return from + bytes; }
 
   [[gnu::always_inline]] void read(Weight (&weights)[VECTORS]) {
-    if (__builtin_expect(step++ == next, 0)) {
+    if (__builtin_expect(step++ == next, 0))
       read_plain(weights);
-    } else {
+    else
       Wide::decompress(from, table, weights);
-    }
     from += COMPRESSED_STEP;
   }
 
@@ -89,7 +88,8 @@ class Steps {
   Weight table;
 
   void read_plain(Weight (&weights)[VECTORS]) {
-    for (int v = 0; v < VECTORS; ++v) weights[v] = Wide::weight((const typename Wide::Stored*)plain + v * LANES * Wide::GROUP, 0);
+    auto values = (const typename Wide::Stored*)plain;
+    for (int v = 0; v < VECTORS; ++v) weights[v] = Wide::weight(values + v * LANES * Wide::GROUP, 0);
     plain += PLAIN_STEP;
     next = ++numbers < last ? *numbers : -1;
   }

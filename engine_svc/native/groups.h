@@ -13,6 +13,7 @@
 //   weight(from, part)   of LANES outputs' groups
 //   pair(first, second)  likewise, of groups of two bfloat16: of what is not in memory
 //   Table, table, look_up  likewise: 16 numbers, rounded, and a pair of them for each int, by the lowest 4 bits of its halves
+//   load_table, decompress  likewise, where compressed.h has them: LANES groups' values of a step, VECTORS times
 //   input(from)          of one row, for one addition, in every lane
 //   add(sum, input, weight)
 //   Wide                 with many rows, a block of weights is turned into those of this type first (or it is the type
