@@ -252,11 +252,13 @@ async def test_calls_of_tools_are_found_in_parts_too(start_replicas: StartReplic
         whole = (await in_parts(gateway, chat))["choices"][0]
         assert whole["finish_reason"] == "tool_calls"
         assert whole["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": [1, 2]}'}
-        choices = [choice for chunk in await pieces_of(gateway, chat) for choice in chunk["choices"]]
-        pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
-        assert [piece["function"]["name"] for piece in pieces if "id" in piece] == ["f"]
-        assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"a": [1, 2]}'
-        assert choices[-1]["finish_reason"] == "tool_calls"
+        for at_once in (1, 7, 1000):
+            replicas.routers[0].state.piece = lambda count=at_once: count
+            choices = [choice for chunk in await pieces_of(gateway, chat) for choice in chunk["choices"]]
+            pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
+            assert [piece["function"]["name"] for piece in pieces if "id" in piece] == ["f"]
+            assert "".join(piece["function"]["arguments"] for piece in pieces) == '{"a": [1, 2]}'
+            assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 async def test_thinking_is_found_in_parts_too(start_replicas: StartReplicas) -> None:
