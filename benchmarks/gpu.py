@@ -7,19 +7,17 @@ that fails or takes too long is told so in the table, and the next one begins.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import heading
-from benchmarks.stopping import unwinding
+from benchmarks.stopping import stop, unwinding
 
 MOST_SECONDS = 1680  # of all stages
 _SHOWN_LINES = 40  # of what one prints that has failed
@@ -83,15 +81,14 @@ def stages() -> list[Stage]:
     ]
 
 
-def run_stages(chosen: Sequence[Stage], most_seconds: float) -> list[Outcome]:
+def run_stages(chosen: Sequence[Stage], most_seconds: float) -> Iterator[Outcome]:
     """One after the other. A stage that there is no time left for is not begun."""
-    end, found = time.monotonic() + most_seconds, list[Outcome]()
+    end = time.monotonic() + most_seconds
     for stage in chosen:
         seconds = min(stage.seconds, end - time.monotonic())
         outcome = _run(stage, seconds) if seconds > 0 else Outcome(stage.name, "no time was left", 0.0, "")
         print(f"{outcome.name}: {outcome.result}, {outcome.seconds:.0f} s", flush=True)
-        found.append(outcome)
-    return found
+        yield outcome
 
 
 def _run(stage: Stage, seconds: float) -> Outcome:
@@ -100,8 +97,9 @@ def _run(stage: Stage, seconds: float) -> Outcome:
     with tempfile.TemporaryFile("w+", errors="replace") as output, unwinding():
         try:
             process = subprocess.Popen(
-                stage.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                stage.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},  # so that what a late one has printed is there
+            )  # fmt: skip
         except OSError as error:
             return Outcome(stage.name, f"cannot be started: {error}", 0.0, "")
         try:
@@ -110,15 +108,13 @@ def _run(stage: Stage, seconds: float) -> Outcome:
         except subprocess.TimeoutExpired:
             result = f"not done after {seconds:.0f} s"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            stop(process)
         output.seek(0)
         return Outcome(stage.name, result, time.monotonic() - begin, output.read())
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: a table of all, then what each one printed: its tables, or the end of it all where it has failed."""
+    """Markdown: a table of all, then what each one printed: its tables, and the end of it all where it has failed."""
     lines = [
         "# On a GPU\n",
         "`make check-gpu` writes this page.\n",
@@ -138,7 +134,7 @@ def _shown(outcome: Outcome) -> list[str]:
     tables = [line for line in printed if line.startswith(("|", "`"))]
     if outcome.is_good and tables:
         return tables
-    return ["```", *printed[-_SHOWN_LINES:], "```"]
+    return [*tables, "", "```", *printed[-_SHOWN_LINES:], "```"]
 
 
 def main() -> None:
@@ -151,8 +147,10 @@ def main() -> None:
     chosen = [stage for stage in stages() if any(word in stage.name for word in words)]
     if not chosen:
         parser.error(f"--only {' '.join(words)}: there are {', '.join(stage.name for stage in stages())}")
-    outcomes = run_stages(chosen, arguments.seconds)
-    arguments.output.write_text(report(outcomes), encoding="utf-8")
+    outcomes = list[Outcome]()
+    for outcome in run_stages(chosen, arguments.seconds):
+        outcomes.append(outcome)
+        arguments.output.write_text(report(outcomes), encoding="utf-8")  # what comes next may be the last that it does
     print(report(outcomes))
     sys.exit(0 if all(outcome.is_good for outcome in outcomes) else 1)
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.stopping import unwinding
+from benchmarks.stopping import stop, unwinding
 
 START_SECONDS = 600.0
-_STOP_SECONDS = 60.0
 # Levels of --cpu-kernels as ONEDNN_MAX_CPU_ISA names them.
 ONEDNN_LEVELS: Mapping[str, str] = MappingProxyType(
     {
@@ -147,22 +145,7 @@ def running(server: Server, log: Path, answers: Callable[[int], bool] = answers)
                 time.sleep(0.05)
             yield Running(process, time.monotonic() - begin)
         finally:
-            _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Tells it to end; what is left of its session after a while, or when this is cut short, is killed.
-
-    By SIGTERM: what a shell has put into the background ignores SIGINT, and so does what it starts.
-    """
-    process.terminate()
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            stop(process)
 
 
 def _family(pid: int) -> list[int]:

@@ -25,15 +25,17 @@ def python(name: str, code: str, seconds: float = 60) -> Stage:
 
 
 def test_each_stage_says_what_became_of_it() -> None:
-    outcomes = run_stages(
-        [
-            python("table", "print('noise')\nprint('| a | b |')"),
-            python("broken", "print('first')\nraise SystemExit(3)"),
-            Stage("missing", ["/nowhere/nvidia-smi"], 10),
-            python("after", "print('still run')"),
-        ],
-        100,
-    )
+    outcomes = [
+        *run_stages(
+            [
+                python("table", "print('noise')\nprint('| a | b |')"),
+                python("broken", "print('first')\nraise SystemExit(3)"),
+                Stage("missing", ["/nowhere/nvidia-smi"], 10),
+                python("after", "print('still run')"),
+            ],
+            100,
+        )
+    ]
     assert [outcome.result.partition(":")[0] for outcome in outcomes] == [
         "done", "failed with status 3", "cannot be started", "done",
     ]  # fmt: skip
@@ -51,6 +53,25 @@ def test_a_stage_ends_at_its_deadline_with_all_that_it_has_started() -> None:
     assert late.result == "not done after 3 s"
     (child,) = map(int, late.text.split())
     eventually_now(lambda: has_ended(child), "the child's end")
+
+
+TABLE_THEN_WAIT = """
+import sys, time
+from benchmarks.stopping import unwinding
+with unwinding():
+    try:
+        print("| 1 | 2 |")
+        time.sleep(600)
+    finally:
+        print("unwound")
+"""
+
+
+@pytest.mark.slow
+def test_a_late_stage_is_told_to_end_and_what_it_has_found_is_shown() -> None:
+    (late,) = run_stages([python("late", TABLE_THEN_WAIT, 5)], 100)
+    assert late.result == "not done after 5 s"
+    assert report([late]).endswith("\n| 1 | 2 |\n\n```\n| 1 | 2 |\nunwound\n```\n")
 
 
 def has_ended(pid: int) -> bool:
@@ -77,6 +98,16 @@ def test_the_page_is_written_and_failure_told(monkeypatch: pytest.MonkeyPatch, t
             gpu.main()
         assert exit_.value.code == status
         assert ("| bad |" in page.read_text()) == ("bad" in only)
+
+
+def test_the_page_is_there_while_later_stages_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    reads = python("second", f"print('so far', open({os.fspath(page)!r}).read().count('| first | done |'))")
+    monkeypatch.setattr(gpu, "stages", lambda: [python("first", "print(1)"), reads])
+    monkeypatch.setattr(sys, "argv", ["gpu", "--output", os.fspath(page)])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "so far 1" in page.read_text()
 
 
 def test_stages_name_what_there_is() -> None:
