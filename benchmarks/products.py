@@ -23,7 +23,7 @@ from engine_svc.native.library import Kernels, kernels
 from engine_svc.ops.base import Product
 from engine_svc.ops.grids import E4M3, INT4, INT8
 from engine_svc.ops.native import NativeOps
-from engine_svc.ops.packing import PackedWeight, matrix_product, pack
+from engine_svc.ops.packing import PackedWeight, matrix_product, pack, pack_compressed
 from engine_svc.ops.packing_coded import pack_coded
 from engine_svc.ops.weights import CodedWeight, Grid
 
@@ -58,6 +58,11 @@ def _plain(dtype: torch.dtype) -> Make:
     return lambda found, shape: pack(found, (torch.randn(1, *shape) / 32).to(dtype))
 
 
+def _compressed(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
+    weight = (torch.randn(shape) / 32).bfloat16()
+    return pack_compressed(found, weight) or pack(found, weight)
+
+
 def _int8(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
     return pack(found, NativeOps(found).quantize_rows(torch.randn(shape)))
 
@@ -77,6 +82,7 @@ def _coded(grid: Grid, group: int, dtype: torch.dtype, has_offset: bool = False)
 _KINDS = {
     **{str(dtype)[6:]: Kind(8.0 * dtype.itemsize, dtype, _plain(dtype)) for dtype in
        (torch.float32, torch.bfloat16, torch.float16)},
+    "bfloat16 in 12 bits": Kind(12, torch.bfloat16, _compressed),
     "int8": Kind(8, torch.bfloat16, _int8),
     "4 bits by 128": _coded(INT4, 128, torch.bfloat16),
     "4 bits by 128 with offsets": _coded(INT4, 128, torch.bfloat16, has_offset=True),

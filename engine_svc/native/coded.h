@@ -4,9 +4,9 @@
 // the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, of even ones in the lower half, of odd ones in
 // the upper half, the first in each one's lowest bits, or [CHUNK, PANEL] of 8 bits; matrix registers have orders of their own (coded_amx.h, coded_pairs.h). Inputs of a span share a scale.
 //
-// Where pairs of bfloat16 are multiplied without matrix registers, codes of 4 bits are looked up as they are, and what is
-// scaled are the sums of spans: coded_spans.h. All other products are those with what the codes stand for, in the same
-// order, and equal to them bit for bit: coded_wide.h.
+// Without matrix registers, codes of 4 bits are multiplied as the numbers that they stand for, and what is scaled are the
+// sums of spans; so are those of 8 bits where single values are multiplied, and not pairs of bfloat16: coded_spans.h. All
+// other products are those with what the codes stand for, in the same order, and equal to them bit for bit: coded_wide.h.
 #pragma once
 
 #include <cstring>

@@ -14,48 +14,65 @@
 
 namespace quire {
 
-// Whether it is so for codes of 4 bits that are multiplied as this type.
-template <class Type>
-constexpr bool SCALES_SUMS = false;
+// Whether it is so of codes that are multiplied as this type. Of 8 bits, pairs would cost more to make than it spares.
 template <class Wide>
-constexpr bool SCALES_SUMS<Coded<Wide>> = !Wide::TILES && Wide::GROUP == 2;
+constexpr bool scales_sums(int codes) {
+  return !Wide::TILES && (codes == NIBBLES || (codes == INT8_CODES && Wide::GROUP == 1));
+}
 
 // Rows of a tile, whose sums are in registers beside the codes of eight inputs. Totals are in memory: with room for both
 // there would be too few sums for products that wait for those before them.
 constexpr int SPAN_ROWS = LANES == 16 ? 5 : 3;
-// Rows that look codes up by themselves: many where that is one instruction, which others do not wait for.
-constexpr int64_t LOOKING_ROWS = LANES == 16 ? 32 : SPAN_ROWS;
-
-// Pairs out of codes: of eight inputs and a panel's outputs.
+// Rows that widen codes by themselves: many where that is one instruction for a pair, which others do not wait for.
 template <class Wide>
-struct CodePairs {
+constexpr int64_t WIDENING_ROWS = LANES == 16 ? Wide::GROUP == 2 ? 32 : 10 : SPAN_ROWS;
+
+// Where the weights of INPUTS inputs at a time come from: codes of 4 bits,
+template <class Wide>
+struct Nibbles {
   static constexpr int INPUTS = 8;
-  const int32_t* from;
+  const char* from;
   typename Wide::Table table;
   Ints eight[VECTORS];
 
   void read() {
-    prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
+    prefetch_coded(from, PANEL * sizeof(int32_t));
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) eight[v] = load_ints(from + v * LANES);
-    from += PANEL;
+    for (int v = 0; v < VECTORS; ++v) eight[v] = load_ints((const int32_t*)from + v * LANES);
+    from += PANEL * sizeof(int32_t);
   }
-  // Of the v-th outputs and the next two inputs.
-  typename Wide::Weight take(int v) {
-    auto pairs = Wide::look_up(table, eight[v]);
-    eight[v] = shift_right<4>(eight[v]);
-    return pairs;
+  // Of the v-th outputs, and the group whose first input is the i-th; in order.
+  typename Wide::Weight take(int v, int i) {
+    bool odd = i % 2;
+    auto weight = Wide::look_up(table, odd ? shift_right<16>(eight[v]) : eight[v]);
+    if (odd || Wide::GROUP == 2) eight[v] = shift_right<4>(eight[v]);
+    return weight;
   }
 };
 
-// Likewise out of a block of a panel of Wide.
+// codes of 8 bits,
 template <class Wide>
-struct WidePairs {
+struct Bytes {
+  static constexpr int INPUTS = 4;
+  const char* from;
+
+  void read() {
+    prefetch_coded(from, INPUTS * PANEL);
+    from += INPUTS * PANEL;
+  }
+  typename Wide::Weight take(int v, int i) { return load((const int8_t*)from + (i - INPUTS) * PANEL + v * LANES); }
+};
+
+// or a block of a panel of Wide.
+template <class Wide>
+struct WideBlock {
   static constexpr int INPUTS = 2;
   const typename Wide::Stored* from;
 
   void read() { from += INPUTS * PANEL; }
-  typename Wide::Weight take(int v) { return Wide::weight(from + (v * LANES - PANEL) * INPUTS, 0); }
+  typename Wide::Weight take(int v, int i) {
+    return Wide::weight(from + (i - INPUTS) * PANEL + v * LANES * Wide::GROUP, 0);
+  }
 };
 
 // Some rows of a product, of the inputs of one chunk.
@@ -85,8 +102,8 @@ inline void add_offsets(const Rows& rows, const Scales& scales) {
 }
 
 // What a chunk adds to ROWS rows; apart, so that its loops have the registers to themselves.
-template <int ROWS, class Wide, class Pairs>
-[[gnu::noinline]] void add_chunk(Pairs pairs, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
+template <int ROWS, class Wide, class Weights>
+[[gnu::noinline]] void add_chunk(Weights weights, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
   if (rows.input_sums) add_offsets<ROWS>(rows, scales);
   auto input = rows.input;
   int64_t stride = rows.stride;
@@ -95,13 +112,13 @@ template <int ROWS, class Wide, class Pairs>
     typename Wide::Sum sums[ROWS][VECTORS];
 #pragma GCC unroll 20
     for (int i = 0; i < ROWS * VECTORS; ++i) sums[i / VECTORS][i % VECTORS] = zero();
-    for (int64_t k = 0; k < span; k += Pairs::INPUTS, input += Pairs::INPUTS) {
-      pairs.read();
-#pragma GCC unroll 4
-      for (int i = 0; i < Pairs::INPUTS; i += 2)
+    for (int64_t k = 0; k < span; k += Weights::INPUTS, input += Weights::INPUTS) {
+      weights.read();
+#pragma GCC unroll 8
+      for (int i = 0; i < Weights::INPUTS; i += Wide::GROUP)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
-          auto weight = pairs.take(v);
+          auto weight = weights.take(v, i);
 #pragma GCC unroll 5
           for (int m = 0; m < ROWS; ++m) sums[m][v] = Wide::add(sums[m][v], Wide::input(input + m * stride + i), weight);
         }
@@ -117,57 +134,57 @@ template <int ROWS, class Wide, class Pairs>
 }
 
 // The same of so many rows, up to MOST.
-template <int MOST, class Wide, class Pairs>
-void add_rows(int64_t count, const Pairs& pairs, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
+template <int MOST, class Wide, class Weights>
+void add_rows(int64_t count, const Weights& weights, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
   if constexpr (MOST > 1)
-    if (count < MOST) return add_rows<MOST - 1>(count, pairs, scales, span, rows);
-  add_chunk<MOST>(pairs, scales, span, rows);
+    if (count < MOST) return add_rows<MOST - 1>(count, weights, scales, span, rows);
+  add_chunk<MOST>(weights, scales, span, rows);
 }
 
 // The same of any number of rows, in tiles of about the same height.
-template <class Wide, class Pairs>
-void add_tiles(int64_t count, const Pairs& pairs, const Scales& scales, int64_t span, SpanRows<Wide> rows) {
+template <class Wide, class Weights>
+void add_tiles(int64_t count, const Weights& weights, const Scales& scales, int64_t span, SpanRows<Wide> rows) {
   for (int64_t tiles = (count + SPAN_ROWS - 1) / SPAN_ROWS; tiles > 0; --tiles) {
     int64_t height = (count + tiles - 1) / tiles;
-    add_rows<SPAN_ROWS>(height, pairs, scales, span, rows);
+    add_rows<SPAN_ROWS>(height, weights, scales, span, rows);
     rows.input += height * rows.stride, rows.totals += height * PANEL, count -= height;
     if (rows.input_sums) rows.input_sums += height;
   }
 }
 
 // A chunk's numbers as a panel of Wide.
-template <class Wide>
-[[gnu::noinline]] void look_up_chunk(CodePairs<Wide> pairs, typename Wide::Stored* to) {
-  for (int64_t k = 0; k < CHUNK; k += 8) {
-    pairs.read();
-#pragma GCC unroll 4
-    for (int i = 0; i < 8; i += 2, to += 2 * PANEL)
+template <class Wide, class Weights>
+[[gnu::noinline]] void widen_numbers(Weights weights, typename Wide::Stored* to) {
+  for (int64_t k = 0; k < CHUNK; k += Weights::INPUTS) {
+    weights.read();
+#pragma GCC unroll 8
+    for (int i = 0; i < Weights::INPUTS; i += Wide::GROUP, to += Wide::GROUP * PANEL)
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) {
-        auto pair = pairs.take(v);
-        std::memcpy(to + 2 * v * LANES, &pair, sizeof(pair));
+        auto weight = weights.take(v, i);
+        std::memcpy(to + v * LANES * Wide::GROUP, &weight, sizeof(weight));
       }
   }
 }
 
-// The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
-template <class Wide>
-void sum_spans(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+// The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel whose weights come from `weights`.
+template <class Wide, class Weights>
+void sum_spans(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, Weights weights,
+               float* sums) {
   alignas(LINE) typename Wide::Stored wide[CHUNK * PANEL];
   int64_t count = last - first, span = call.form->span, bytes = call.form->chunk_bytes();
   Scales scales(*call.form);
-  CodePairs<Wide> codes{nullptr, Wide::table(call.form->grid), {}};
   SpanRows<Wide> rows{call.input + first * call.stride, call.stride, nullptr, call.rows, sums};
   if (call.input_sums) rows.input_sums = call.input_sums + first;
   std::fill(sums, sums + count * PANEL, 0.0f);
   const char* chunk = call.panel(index);
   for (int64_t begin = 0; begin < call.steps; begin += CHUNK, chunk += bytes, rows.input += CHUNK) {
-    codes.from = (const int32_t*)scales.read(chunk);
-    if (count <= LOOKING_ROWS) {
-      add_tiles(count, codes, scales, span, rows);
+    weights.from = scales.read(chunk);
+    if (count <= WIDENING_ROWS<Wide>) {
+      add_tiles(count, weights, scales, span, rows);
     } else {
-      look_up_chunk(codes, wide);
-      add_tiles(count, WidePairs<Wide>{wide}, scales, span, rows);
+      widen_numbers<Wide>(weights, wide);
+      add_tiles(count, WideBlock<Wide>{wide}, scales, span, rows);
     }
     if (rows.input_sums) rows.input_sums += CHUNK / span * call.rows;
   }

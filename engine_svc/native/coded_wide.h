@@ -45,29 +45,6 @@ struct RowSums {
   }
 };
 
-// A chunk's codes.
-template <class Taker>
-[[gnu::always_inline]] inline void widen_nibbles(const char* codes, const Scales& scales, const CodedForm& form,
-                                                 const Taker& to) {
-  Table grid = table(form.grid);
-  for (int64_t k = 0; k < CHUNK; k += 8) {
-    int64_t span = k / form.span;
-    auto from = (const int32_t*)codes + k / 8 * PANEL;
-    if (Taker::FETCHES) prefetch_coded((const char*)from, PANEL * sizeof(int32_t));
-#pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      Ints eight = load_ints(from + v * LANES);
-      Floats scale = load(scales.scale[span] + v * LANES), offset = load(scales.offset[span] + v * LANES);
-#pragma GCC unroll 4
-      for (int i = 0; i < 8; i += 2) {
-        Floats first = fma(look_up(grid, eight), scale, offset);
-        to.take(k + i, v, first, fma(look_up(grid, shift_right<16>(eight)), scale, offset));
-        eight = shift_right<4>(eight);
-      }
-    }
-  }
-}
-
 template <class Code, class Taker>
 [[gnu::always_inline]] inline void widen_bytes(const char* codes, const Scales& scales, const CodedForm& form,
                                                const Taker& to) {
@@ -85,11 +62,11 @@ template <class Code, class Taker>
   }
 }
 
+// A chunk's codes.
 template <class Taker>
 [[gnu::always_inline]] inline void widen_codes(const char* codes, const Scales& scales, const CodedForm& form,
                                                const Taker& to) {
   switch (form.codes) {
-    case NIBBLES: return widen_nibbles(codes, scales, form, to);
     case INT8_CODES: return widen_bytes<int8_t>(codes, scales, form, to);
     case E4M3_TABLES:
     case E4M3_CODES: return widen_bytes<e4m3>(codes, scales, form, to);
@@ -125,8 +102,10 @@ void sum_few(int64_t rows, const Operands<Coded<Wide>>& call, int64_t first, con
 // The sums [rows, PANEL] of rows [first, last), at most a task's, against one panel.
 template <class Wide, std::enable_if_t<!Wide::TILES, int> = 0>
 void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
-  if constexpr (SCALES_SUMS<Coded<Wide>>)
-    if (call.form->codes == NIBBLES) return sum_spans(call, first, last, index, sums);
+  if (call.form->codes == NIBBLES)
+    return sum_spans(call, first, last, index, Nibbles<Wide>{nullptr, Wide::table(call.form->grid), {}}, sums);
+  if constexpr (scales_sums<Wide>(INT8_CODES))
+    if (call.form->codes == INT8_CODES) return sum_spans(call, first, last, index, Bytes<Wide>{}, sums);
   const char* chunk = call.panel(index);
   if (last - first <= LEAST_ROWS) return sum_few<Wide, LEAST_ROWS>(last - first, call, first, chunk, sums);
   alignas(LINE) typename Wide::Stored wide[CHUNK * PANEL];

@@ -1,9 +1,9 @@
 // Weights of bfloat16 in 12 bits each, bit for bit what they were: most of a matrix's exponents are a few.
 //
-// A step of a panel is VECTORS registers of LANES groups, each as it lies in matrix.h. A value becomes a word of 12 bits: its
-// mantissa, its sign and which of 16 exponents it has. Those of three registers are the lower bits of three, the fourth's are
-// their upper 4 bits. A panel has its own exponents, which are consecutive (the last may be zero's); a step that has another
-// one stands, as it was, behind all panels.
+// A step of a panel is VECTORS registers of LANES groups, each as it lies in matrix.h. A panel has 16 exponents that follow
+// each other; a value whose exponent is one of them has no bits beside its sign, 4 bits that number the exponent and
+// its mantissa once the least exponent is subtracted. The words of three registers stand as they are then; what they leave
+// free, 4 bits each, are those of the fourth. A step that has another exponent stands, as it was, behind all panels.
 //
 // So a decode of few sequences, which waits for memory, reads three quarters of it. Words become values in registers, or, with
 // more rows than one tile has, in a block that the first tile leaves for the others.
@@ -16,6 +16,7 @@
 namespace quire {
 
 constexpr int64_t EXPONENTS = 16;
+constexpr int MANTISSA = 7;  // bits
 constexpr int64_t STEP_VALUES = PANEL * 2;
 constexpr int64_t COMPRESSED_STEP = STEP_VALUES * 12 / 8;  // bytes
 constexpr int64_t PLAIN_STEP = STEP_VALUES * 2;
@@ -23,10 +24,18 @@ constexpr int PACKED_REGISTERS = VECTORS - 1;
 
 // What stands before a panel's steps.
 struct alignas(LINE) CompressedHead {
-  uint16_t table[2 * EXPONENTS];  // by sign and number of the exponent: a value without its mantissa
-  int64_t plain;                  // where the numbers of its plain steps are, in bytes from the matrix's begin; steps follow
-  int64_t count;                  // of those
+  int64_t least;  // of the exponents
+  int64_t plain;  // where the numbers of its plain steps are, in bytes from the matrix's begin; steps follow
+  int64_t count;  // of those
 };
+
+// What the places of words in two halves of 32 bits are.
+constexpr int32_t both_halves(uint32_t bits) { return int32_t(bits << 16 | bits); }
+
+// The words of three registers without what they have of the fourth's, and where that has it.
+constexpr int32_t OWN_BITS = both_halves(0x87ff);
+constexpr int32_t SIGN = both_halves(0x8000), NUMBER = both_halves(0x780);
+constexpr int32_t HIGH_MANTISSA = both_halves(0x78), LOW_MANTISSA = both_halves(7);
 
 // The numbers of `count` steps, and what fills the last line.
 constexpr int64_t numbers_bytes(int64_t count) { return (count * int64_t(sizeof(int32_t)) + LINE - 1) / LINE * LINE; }
@@ -51,33 +60,32 @@ constexpr bool IS_COMPRESSED<Compressed<Wide>> = true;
 // Whether this level's products take them.
 template <class Type>
 constexpr bool COMPRESSES = false;
-#if defined(__AVX512BF16__) && !defined(__AMX_TILE__)
+#if defined(__x86_64__) && !defined(__AMX_TILE__)
 template <>
 constexpr bool COMPRESSES<Bf16Groups> = true;
 #endif
 
 // A panel's steps, one after the other.
-template <class Wide>
 class Steps {
  public:
-  using Weight = typename Wide::Weight;
-
   Steps(const char* matrix, const char* panel) : from(panel + sizeof(CompressedHead)) {
     auto head = (const CompressedHead*)panel;
     numbers = (const int32_t*)(matrix + head->plain), last = numbers + head->count;
     plain = matrix + head->plain + numbers_bytes(head->count);
-    table = Wide::load_table(head->table);
+    least = all_ints(both_halves(uint32_t(head->least) << MANTISSA));
     next = numbers < last ? *numbers : -1;
   }
 
   // Where what lies so many bytes behind the steps that have been read begins.
   const char* ahead(int64_t bytes) const { return from + bytes; }
 
-  [[gnu::always_inline]] void read(Weight (&weights)[VECTORS]) {
+  // The next step's groups: those of W registers from FIRST on.
+  template <int FIRST, int W>
+  [[gnu::always_inline]] void read(Ints (&groups)[W]) {
     if (__builtin_expect(step++ == next, 0))
-      read_plain(weights);
+      read_plain<FIRST>(groups);
     else
-      Wide::decompress(from, table, weights);
+      decompress<FIRST>(groups);
     from += COMPRESSED_STEP;
   }
 
@@ -85,79 +93,129 @@ class Steps {
   const char *from, *plain;
   const int32_t *numbers, *last;
   int64_t step = 0, next;
-  Weight table;
+  Ints least;
 
-  void read_plain(Weight (&weights)[VECTORS]) {
-    auto values = (const typename Wide::Stored*)plain;
-    for (int v = 0; v < VECTORS; ++v) weights[v] = Wide::weight(values + v * LANES * Wide::GROUP, 0);
+  Ints words(int i) const { return load_ints((const int32_t*)from + i * LANES); }
+
+  template <int FIRST, int W>
+  [[gnu::always_inline]] void decompress(Ints (&groups)[W]) const {
+#pragma GCC unroll 4
+    for (int i = FIRST; i < FIRST + W; ++i) {
+      Ints own;
+      if (i < PACKED_REGISTERS) {
+        own = words(i) & all_ints(OWN_BITS);
+      } else {
+        own = shift_right<4>(words(0)) & all_ints(NUMBER);
+        own = with_bits(own, shift_right<8>(words(1)), all_ints(HIGH_MANTISSA));
+        own = with_bits(own, shift_right<11>(words(2)), all_ints(LOW_MANTISSA));
+        own = with_bits(own, words(2) + words(2), all_ints(SIGN));
+      }
+      groups[i - FIRST] = own + least;
+    }
+  }
+
+  template <int FIRST, int W>
+  void read_plain(Ints (&groups)[W]) {
+    for (int v = 0; v < W; ++v) groups[v] = load_ints((const int32_t*)plain + (FIRST + v) * LANES);
     plain += PLAIN_STEP;
     next = ++numbers < last ? *numbers : -1;
   }
 };
 
-// Some rows times some steps: see multiply in matrix.h. KEEP: values are left in part.wide.
-template <class Wide, int ROWS, bool KEEP>
-[[gnu::noinline]] void multiply_compressed(Steps<Wide>& panel, Part<Wide> part) {
-  Steps<Wide> steps = panel;
-  typename Wide::Sum local[ROWS][VECTORS];
+// Some rows times some steps of W registers from FIRST on: see multiply in matrix.h. KEEP: weights are left in part.wide.
+template <class Type, int ROWS, int FIRST, int W, bool KEEP>
+[[gnu::noinline]] void multiply_compressed(Steps& panel, Part<Type> part) {
+  Steps steps = panel;
+  Floats local[ROWS][W];
 #pragma GCC unroll 24
-  for (int i = 0; i < ROWS * VECTORS; ++i)
-    local[i / VECTORS][i % VECTORS] = part.fresh ? zero() : load(part.sums + i * LANES);
-  for (int64_t k = 0; k < part.steps; ++k, part.input += Wide::GROUP) {
+  for (int i = 0; i < ROWS * W; ++i)
+    local[i / W][i % W] = part.fresh ? zero() : load(part.sums + i / W * PANEL + i % W * LANES);
+  for (int64_t k = 0; k < part.steps; ++k) {
     part.ahead.fetch();
-    typename Wide::Weight weights[VECTORS];
-    steps.read(weights);
-    if constexpr (KEEP) {
+    Ints groups[W];
+    steps.read<FIRST>(groups);
+#pragma GCC unroll 2
+    for (int p = 0; p < Type::PARTS; ++p) {
+      typename Type::Weight weights[W];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) std::memcpy(part.wide + v * LANES * Wide::GROUP, &weights[v], sizeof(weights[v]));
-      part.wide += STEP_VALUES;
-    }
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; ++m) {
-      auto value = Wide::input(part.input + m * part.stride);
+      for (int v = 0; v < W; ++v) {
+        weights[v] = Type::part_of(groups[v], p);
+        if constexpr (KEEP) std::memcpy(part.wide + v * LANES * Type::Wide::GROUP, &weights[v], sizeof(weights[v]));
+      }
+      if constexpr (KEEP) part.wide += PANEL * Type::Wide::GROUP;
+#pragma GCC unroll 12
+      for (int m = 0; m < ROWS; ++m) {
+        auto value = Type::input(part.input + m * part.stride);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) local[m][v] = Wide::add(local[m][v], value, weights[v]);
+        for (int v = 0; v < W; ++v) local[m][v] = Type::add(local[m][v], value, weights[v]);
+      }
+      part.input += Type::GROUP / Type::PARTS;
     }
   }
 #pragma GCC unroll 24
-  for (int i = 0; i < ROWS * VECTORS; ++i) store(part.sums + i * LANES, local[i / VECTORS][i % VECTORS]);
+  for (int i = 0; i < ROWS * W; ++i) store(part.sums + i / W * PANEL + i % W * LANES, local[i / W][i % W]);
   panel = steps;
 }
 
 // The same of so many rows, up to MOST.
-template <class Wide, bool KEEP, int MOST = MOST_ROWS>
-void multiply_compressed_rows(int64_t rows, Steps<Wide>& panel, const Part<Wide>& part) {
+template <class Type, int FIRST, int W, bool KEEP, int MOST>
+void multiply_compressed_rows(int64_t rows, Steps& panel, const Part<Type>& part) {
   if constexpr (MOST > 1)
-    if (rows < MOST) return multiply_compressed_rows<Wide, KEEP, MOST - 1>(rows, panel, part);
-  multiply_compressed<Wide, MOST, KEEP>(panel, part);
+    if (rows < MOST) return multiply_compressed_rows<Type, FIRST, W, KEEP, MOST - 1>(rows, panel, part);
+  multiply_compressed<Type, MOST, FIRST, W, KEEP>(panel, part);
 }
 
+// A tile, in passes over its panel's width; each prefetches its own share.
+template <class Type, int W, bool KEEP, int MOST, int FIRST = 0>
+void multiply_compressed_tile(int64_t rows, Steps& panel, Part<Type> part) {
+  Steps again = panel;
+  multiply_compressed_rows<Type, FIRST, W, KEEP, MOST>(rows, panel, part);
+  if constexpr (FIRST + W < VECTORS) {
+    part.sums += W * LANES, part.ahead.next += part.steps * part.ahead.lines * LINE;
+    if constexpr (KEEP) part.wide += W * LANES * Type::Wide::GROUP;
+    multiply_compressed_tile<Type, W, KEEP, MOST, FIRST + W>(rows, panel = again, part);
+  }
+}
+
+// Rows whose sums are in registers beside a step's groups, all of a panel's width.
+constexpr int FEW_COMPRESSED_ROWS = REGISTERS == 32 ? MOST_ROWS : 2;
+
 // The sums [rows, PANEL] of rows [first, last), at most ROWS, against one panel.
-template <class Wide>
-void sum_panel(const Operands<Compressed<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
-  constexpr int64_t LINES = COMPRESSED_STEP / LINE;
-  Steps<Wide> panel(call.weight, call.panel(index));
-  Part<Wide> part{call.input + first * call.stride, call.stride, nullptr, call.steps, true, sums, {}, nullptr};
+template <class Type>
+void sum_panel(const Operands<Compressed<Type>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
+  using Wide = typename Type::Wide;
+  constexpr bool SAME = std::is_same_v<Type, Wide>;
+  constexpr int64_t WIDE_STEPS = SAME ? 1 : Type::PARTS;
+  constexpr int64_t WIDE_STEP_BYTES = WIDE_STEPS * PANEL * Wide::GROUP * sizeof(typename Wide::Stored);
+  auto lines_of = [](int64_t rounds) { return int((COMPRESSED_STEP + rounds * LINE - 1) / (rounds * LINE)); };
+  Steps panel(call.weight, call.panel(index));
+  Part<Type> part{call.input + first * call.stride, call.stride, nullptr, call.steps, true, sums, {}, nullptr};
   int64_t rows = last - first;
-  if (rows <= MOST_ROWS) {
-    part.ahead = {panel.ahead(AHEAD_BYTES), LINES};
-    return multiply_compressed_rows<Wide, false>(rows, panel, part);
+  if (rows <= FEW_COMPRESSED_ROWS) {
+    part.ahead = {panel.ahead(AHEAD_BYTES), lines_of(1)};
+    return multiply_compressed_tile<Type, VECTORS, false, FEW_COMPRESSED_ROWS>(rows, panel, part);
   }
   alignas(LINE) typename Wide::Stored wide[BLOCK_BYTES / sizeof(typename Wide::Stored)];
+  bool tall = !SAME && rows <= TALL_ROWS;
   int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, height = (rows + tiles - 1) / tiles;
-  int64_t left = call.steps, most = (tiles <= FEW_TILES ? SHORT_BLOCK_BYTES : BLOCK_BYTES) / PLAIN_STEP;
+  int64_t rounds = tall ? VECTORS / TALL_WIDTH : (1 + (tiles - 1) * WIDE_STEPS) * (VECTORS / WIDTH);
+  int64_t left = call.steps, most = (tiles <= FEW_TILES ? SHORT_BLOCK_BYTES : BLOCK_BYTES) / WIDE_STEP_BYTES;
   for (int64_t blocks = (left + most - 1) / most; blocks > 0; --blocks, left -= part.steps) {  // of about the same length
     part.steps = (left + blocks - 1) / blocks;
     int64_t bytes = part.steps * COMPRESSED_STEP;
-    part.ahead = {panel.ahead(bytes), int((LINES + tiles - 1) / tiles)}, part.wide = wide;
-    const char* end = part.ahead.next + bytes;
-    multiply_compressed_rows<Wide, true>(height, panel, part);
-    part.ahead.next += part.steps * part.ahead.lines * LINE;
-    multiply_tiles(rows - height,
-                   Part<Wide>{part.input + height * part.stride, part.stride, wide, part.steps, part.fresh,
-                              sums + height * PANEL, part.ahead, nullptr},
-                   end);
-    part.input += part.steps * Wide::GROUP, part.fresh = false;
+    part.ahead = {panel.ahead(bytes), lines_of(rounds)}, part.wide = wide;
+    if constexpr (!SAME)
+      if (tall) multiply_compressed_tile<Type, TALL_WIDTH, false, TALL_ROWS>(rows, panel, part);
+    if (!tall) {
+      const char* end = part.ahead.next + bytes;
+      multiply_compressed_tile<Type, WIDTH, true, MOST_ROWS>(height, panel, part);
+      part.ahead.next += VECTORS / WIDTH * part.steps * part.ahead.lines * LINE;
+      multiply_tiles(rows - height,
+                     Part<Wide>{part.input + height * part.stride, part.stride, wide, part.steps * WIDE_STEPS, part.fresh,
+                                sums + height * PANEL, part.ahead, nullptr},
+                     end);
+    }
+    part.input += part.steps * Type::GROUP, part.fresh = false;
   }
 }
 

@@ -12,8 +12,9 @@
 //   TILES                whether matrix registers do it (matrix_amx.h), and not what follows
 //   weight(from, part)   of LANES outputs' groups
 //   pair(first, second)  likewise, of groups of two bfloat16: of what is not in memory
-//   Table, table, look_up  likewise: 16 numbers, rounded, and a pair of them for each int, by the lowest 4 bits of its halves
-//   load_table, decompress  likewise, where compressed.h has them: LANES groups' values of a step, VECTORS times
+//   Table, table, look_up  16 numbers, and a weight for each int: by its lowest 4 bits or, of two bfloat16, by those of its
+//                        halves, rounded (coded_spans.h)
+//   part_of(groups, part)  the same as weight, of what is not in memory (compressed.h)
 //   input(from)          of one row, for one addition, in every lane
 //   add(sum, input, weight)
 //   Wide                 with many rows, a block of weights is turned into those of this type first (or it is the type
@@ -51,6 +52,9 @@ struct Widened {
   static Floats input(const Input* from) { return all(*from); }
   static Sum add(Sum sum, Floats input, Weight weight) { return fma(input, weight, sum); }
   static void widen(float* to, Weight weight) { store(to, weight); }
+  using Table = quire::Table;
+  static Table table(const float* numbers) { return quire::table(numbers); }
+  static Weight look_up(Table table, Ints places) { return quire::look_up(table, places); }
 };
 
 // Two bfloat16 make a lane: a shift or a mask widens one of them.
@@ -58,7 +62,8 @@ template <>
 struct Widened<bf16> : Widened<float> {
   using Stored = bf16;
   static constexpr int GROUP = 2, PARTS = 2;
-  static Weight weight(const Stored* from, int part) { return part ? load_odd(from) : load_even(from); }
+  static Weight weight(const Stored* from, int part) { return part_of(load_ints((const int32_t*)from), part); }
+  static Weight part_of(Ints groups, int part) { return part ? odd_halves(groups) : even_halves(groups); }
 };
 
 }  // namespace quire

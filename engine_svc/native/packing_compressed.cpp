@@ -12,55 +12,40 @@ using namespace quire;
 namespace {
 
 constexpr int64_t PLAIN_STEPS = 16;  // no more than one step in so many is left as it is
-constexpr int MANTISSA = 7, SIGN_PLACE = 4, MANTISSA_PLACE = 5, WORD = 12;
 constexpr int NUMBERS = 256;  // that an exponent may be
+constexpr uint16_t FREE_BITS = 0x7800;  // of a word
 
-// The exponents that a panel's words tell apart: consecutive ones from the greatest down, of which the last may be zero's.
-struct Exponents {
-  int greatest;
-  bool has_zero;
-
-  int last() const { return EXPONENTS - 1 - has_zero; }  // of the consecutive ones
-  uint16_t of(int code) const { return has_zero && code == EXPONENTS - 1 ? 0 : uint16_t(greatest - code); }
-};
-
-// Those that most of the values have.
-Exponents choose(const uint16_t* values, int64_t count) {
+// The least of the exponents that most of the values have.
+int choose(const uint16_t* values, int64_t count) {
   constexpr int AT_ONCE = 4;  // that do not wait for each other
   uint32_t found[AT_ONCE][NUMBERS] = {};
   for (int64_t i = 0; i < count; i += AT_ONCE)
     for (int j = 0; j < AT_ONCE; ++j) ++found[j][values[i + j] >> MANTISSA & (NUMBERS - 1)];
-  int64_t before[NUMBERS + 1] = {};  // how many have lower ones
+  int64_t before[NUMBERS + 1] = {}, most = -1;  // how many have lower ones
   for (int e = 0; e < NUMBERS; ++e)
     before[e + 1] = before[e] + found[0][e] + found[1][e] + found[2][e] + found[3][e];
-  Exponents best{EXPONENTS - 1, false};
-  int64_t most = -1;
-  for (int greatest = EXPONENTS - 1; greatest < NUMBERS; ++greatest)
-    for (bool has_zero : {false, true}) {
-      Exponents those{greatest, has_zero};
-      int64_t covered = before[greatest + 1] - before[greatest - those.last()] + (has_zero ? before[1] : 0);
-      if (covered > most) most = covered, best = those;
-    }
+  int best = 0;
+  for (int least = 0; least + EXPONENTS <= NUMBERS; ++least) {
+    int64_t covered = before[least + EXPONENTS] - before[least];
+    if (covered > most) most = covered, best = least;
+  }
   return best;
 }
 
-// A step's values as words. False: they have other exponents. Conditions are masks, for loops of vectors.
-bool compress_step(const uint16_t* values, Exponents exponents, uint16_t* to) {
-  uint16_t words[STEP_VALUES], greatest = uint16_t(exponents.greatest), last = uint16_t(exponents.last());
-  uint16_t zeros = exponents.has_zero ? UINT16_MAX : 0, others = 0;
-  for (int64_t i = 0; i < STEP_VALUES; ++i) {
-    uint16_t value = values[i], exponent = uint16_t(value << 1) >> (MANTISSA + 1), code = uint16_t(greatest - exponent);
-    uint16_t is_zero = exponent ? 0 : zeros, is_other = code > last ? UINT16_MAX : 0;
-    others |= uint16_t(is_other & ~is_zero);
-    code = uint16_t((code & ~is_zero) | (is_zero & (EXPONENTS - 1)));
-    uint16_t mantissa = uint16_t(value << (16 - MANTISSA)) >> (16 - MANTISSA), sign = value >> 15;
-    words[i] = uint16_t(mantissa << MANTISSA_PLACE) | uint16_t(sign << SIGN_PLACE) | uint16_t(code & (EXPONENTS - 1));
-  }
+// A step's values as words. False: they have other exponents.
+bool compress_step(const uint16_t* values, int least, uint16_t* to) {
   constexpr int64_t OF_ONE = STEP_VALUES / VECTORS;
+  uint16_t words[STEP_VALUES], others = 0;
+  for (int64_t i = 0; i < STEP_VALUES; ++i) {
+    words[i] = uint16_t(values[i] - (least << MANTISSA));
+    others |= words[i] & FREE_BITS;
+  }
   const uint16_t* split = words + PACKED_REGISTERS * OF_ONE;
-  for (int v = 0; v < PACKED_REGISTERS; ++v)
-    for (int64_t i = 0; i < OF_ONE; ++i)
-      to[v * OF_ONE + i] = words[v * OF_ONE + i] | uint16_t(uint16_t(split[i] >> 4 * v) << WORD);
+  for (int64_t i = 0; i < OF_ONE; ++i) {
+    to[i] = words[i] | (uint16_t(split[i] << 4) & FREE_BITS);
+    to[OF_ONE + i] = words[OF_ONE + i] | (uint16_t(split[i] << 8) & FREE_BITS);
+    to[2 * OF_ONE + i] = words[2 * OF_ONE + i] | (split[i] >> 1 & 0x4000) | (uint16_t(split[i] << 11) & 0x3800);
+  }
   return !others;
 }
 
@@ -84,16 +69,14 @@ class PlainSteps {
 
 // A packed panel. What there is no room for is left out, which the caller sees.
 void compress_panel(const uint16_t* values, int64_t steps, PlainSteps& plain, char* matrix, char* to) {
-  Exponents exponents = choose(values, steps * STEP_VALUES);
+  int least = choose(values, steps * STEP_VALUES);
   auto head = (CompressedHead*)to;
-  for (int code = 0; code < EXPONENTS; ++code)
-    for (int sign = 0; sign < 2; ++sign)
-      head->table[sign << SIGN_PLACE | code] = uint16_t(sign << 15 | exponents.of(code) << MANTISSA);
+  head->least = least;
   std::unique_ptr<int32_t[]> numbers(new int32_t[steps]);
   int64_t count = 0;
   for (int64_t k = 0; k < steps; ++k) {
     auto words = (uint16_t*)(to + compressed_panel_bytes(k));
-    if (!compress_step(values + k * STEP_VALUES, exponents, words)) numbers[count++] = int32_t(k);
+    if (!compress_step(values + k * STEP_VALUES, least, words)) numbers[count++] = int32_t(k);
   }
   int64_t place = plain.take(count);
   if (place < 0) return;
@@ -121,9 +104,14 @@ int64_t quire_compress(const void* weight, int64_t outputs, int64_t size, char* 
   int64_t steps = steps_of<Bf16Groups>(size);
   PlainSteps plain(panels_bytes(outputs, steps), quire_compressed_bytes(outputs, size));
   parallel_for(panels_of(outputs), [&](int64_t index) {
-    std::unique_ptr<bf16[]> panel(new bf16[steps * STEP_VALUES]);
-    pack_panel<Bf16Groups>((const bf16*)weight + index * PANEL * size, std::min<int64_t>(PANEL, outputs - index * PANEL),
-                           size, panel.get());
+    struct Group {
+      bf16 values[Bf16Groups::GROUP];
+    };
+    std::unique_ptr<Group[]> panel(new Group[steps * PANEL]);
+    int64_t rows = std::min<int64_t>(PANEL, outputs - index * PANEL);
+    pack_panel<Bf16Groups>((const bf16*)weight + index * PANEL * size, rows, size, (bf16*)panel.get());
+    // Outputs that there are not are not read: zeros would have an exponent of their own.
+    for (int64_t k = 0; k < steps; ++k) std::fill_n(&panel[k * PANEL + rows], PANEL - rows, panel[k * PANEL]);
     compress_panel((const uint16_t*)panel.get(), steps, plain, to, to + index * compressed_panel_bytes(steps));
   });
   return plain.used();

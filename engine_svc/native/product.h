@@ -57,8 +57,8 @@ Operands<Type> operands(const typename Type::Input* input, int64_t stride, const
 // Sums up the spans of a product's rows, if that is what its offsets are multiplied by; the call needs what is returned.
 template <class Type>
 std::unique_ptr<float[]> sum_inputs(Operands<Type>& call, int64_t rows) {
-  if constexpr (SCALES_SUMS<Type>)
-    if (call.form->codes == NIBBLES && call.form->offset_type >= 0) {
+  if constexpr (IS_CODED<Type>)
+    if (scales_sums<typename Type::Wide>(call.form->codes) && call.form->offset_type >= 0) {
       int64_t span = call.form->span;
       std::unique_ptr<float[]> sums(new float[call.steps / span * rows]);
       call.input_sums = sums.get(), call.rows = rows;

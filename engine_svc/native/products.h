@@ -17,7 +17,7 @@ constexpr int SEGMENTS = 16;
 constexpr int MOST_VECTORS = 4;  // of LANES outputs, at once
 constexpr int TILE_ROWS = 16;    // of matrix registers
 constexpr int FULL_ROWS = 6;     // whose sums fit in the others
-constexpr int FEW_STEPS = 8;     // what products have a multiple of
+constexpr int FETCHING_STEPS = 2;  // of 8 that products have a multiple of, with what is fetched meanwhile: evenly
 constexpr int MOST_HEADS = 8;    // whose keys and values are wanted at once
 constexpr int MOST_RUNS = 2 * SEGMENTS * MOST_HEADS;
 
@@ -98,7 +98,7 @@ void multiply(const Product<Type>& product) {
     const auto* const* from = product.from[s];
     int64_t fetched = 0, end = product.steps[s] * product.stride, stride = product.stride;
     for (int64_t at = 0; at < end; at += stride) {
-      if (at == fetched) product.wanted->fetch(W * FEW_STEPS * STEP_BYTES / 64), fetched += FEW_STEPS * stride;
+      if (at == fetched) product.wanted->fetch(W * FETCHING_STEPS * STEP_BYTES / 64), fetched += FETCHING_STEPS * stride;
 #pragma GCC unroll 2
       for (int part = 0; part < Type::PARTS; ++part, input += PART) {
         typename Type::Weight weight[W];

@@ -46,13 +46,13 @@ void unpack_row(const Value* panel, int64_t n, int64_t size, Value* to) {
 }
 
 // The same of a compressed one.
-template <class Wide>
-void decompress_row(const char* matrix, const char* panel, int64_t n, int64_t size, bf16* to) {
-  Steps<Wide> steps(matrix, panel);
-  typename Wide::Weight weights[VECTORS];
-  for (int64_t k = 0; k < size; k += Wide::GROUP) {
-    steps.read(weights);
-    std::memcpy(to + k, (const bf16*)weights + n * Wide::GROUP, std::min<int64_t>(Wide::GROUP, size - k) * sizeof(bf16));
+inline void decompress_row(const char* matrix, const char* panel, int64_t n, int64_t size, bf16* to) {
+  constexpr int64_t GROUP = Bf16Groups::GROUP;
+  Steps steps(matrix, panel);
+  Ints groups[VECTORS];
+  for (int64_t k = 0; k < size; k += GROUP) {
+    steps.read<0>(groups);
+    std::memcpy(to + k, (const bf16*)groups + n * GROUP, std::min(GROUP, size - k) * sizeof(bf16));
   }
 }
 
@@ -109,7 +109,7 @@ void quire_packed_rows(int type, const Packed* packed, const int64_t* indices, i
         if constexpr (IS_CODED<Type>)
           widen_row(panel, packed->form, index % PANEL, size, to);
         else if constexpr (IS_COMPRESSED<Type>)
-          decompress_row<typename Type::Wide>((const char*)packed->weight, panel, index % PANEL, size, to);
+          decompress_row((const char*)packed->weight, panel, index % PANEL, size, to);
         else if constexpr (std::is_same_v<Type, Int8Groups>)
           widen_int8_row(panel, index % PANEL, size, packed->scale[index], to);
         else

@@ -10,7 +10,7 @@
 //   zero, all, all_ints        the same value in each lane
 //   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
 //   load                       of int8_t and e5m2 too, and of e4m3 a 256th; what is not finite becomes anything
-//   load_even, load_odd        those of 2 * LANES bf16 that stand at even and at odd places
+//   even_halves, odd_halves    of LANES pairs of bf16 as ints, those that stand at even and at odd places
 //   pairs, store_pairs         the same, where the level has products of bf16
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
@@ -25,6 +25,7 @@
 //   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128
 //   to_ints, to_floats         of whole numbers; to_ints rounds
 //   shift_right<n>             of ints without a sign
+//   with_bits(a, b, mask)      a | (b & mask)
 //   Table, table               16 float32 values
 //   look_up(table, ints)       by each one's lowest 4 bits
 //   store_bytes                the lowest byte of each int, of the first so many lanes
@@ -68,6 +69,9 @@ struct e5m2 {
 #endif
 
 namespace quire {
+
+inline Floats load_even(const bf16* pairs) { return even_halves(load_ints((const int32_t*)pairs)); }
+inline Floats load_odd(const bf16* pairs) { return odd_halves(load_ints((const int32_t*)pairs)); }
 
 // 2 to the x, for x up to 127, to 2 units in the last place: by a polynomial (Cephes' exp2f) for what is between whole
 // numbers. Of what is no number it is none: most gives its second operand then.

@@ -74,12 +74,8 @@ inline Floats load(const e5m2* from) {
   return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8));
 }
 
-inline Floats load_even(const bf16* pairs) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
-}
-inline Floats load_odd(const bf16* pairs) {
-  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)pairs), all_ints(~0xffff)));
-}
+inline Floats even_halves(Ints pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline Floats odd_halves(Ints pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, all_ints(~0xffff))); }
 
 inline __m128i narrow_f16(Floats values) {
   return _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -142,6 +138,8 @@ template <int BITS>
 inline Ints shift_right(Ints values) {
   return _mm256_srli_epi32(values, BITS);
 }
+
+inline Ints with_bits(Ints ints, Ints others, Ints mask) { return ints | (others & mask); }
 
 struct Table {
   Floats low, high;

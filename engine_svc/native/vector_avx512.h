@@ -59,12 +59,8 @@ inline Floats load(const e5m2* from) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from)), 8));
 }
 
-inline Floats load_even(const bf16* pairs) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16));
-}
-inline Floats load_odd(const bf16* pairs) {
-  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), all_ints(~0xffff)));
-}
+inline Floats even_halves(Ints pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline Floats odd_halves(Ints pairs) { return _mm512_castsi512_ps(_mm512_and_si512(pairs, all_ints(~0xffff))); }
 
 inline void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 inline void store(bf16* to, Floats values) { _mm256_storeu_si256((__m256i*)to, narrow_bf16(values)); }
@@ -112,6 +108,8 @@ template <int BITS>
 inline Ints shift_right(Ints values) {
   return _mm512_srli_epi32(values, BITS);
 }
+
+inline Ints with_bits(Ints ints, Ints others, Ints mask) { return _mm512_ternarylogic_epi32(ints, others, mask, 0xf8); }
 
 using Table = Floats;
 inline Table table(const float* values) { return load(values); }

@@ -57,12 +57,8 @@ inline Floats load(const e4m3* from) {
 }
 inline Floats load(const e5m2* from) { return widen_f16(vreinterpret_u16_s16(vshl_n_s16(load_bytes(from), 8))); }
 
-inline Floats load_even(const bf16* pairs) {
-  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16((const uint16_t*)pairs)), 16));
-}
-inline Floats load_odd(const bf16* pairs) {
-  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(vld1q_u16((const uint16_t*)pairs)), vdupq_n_u32(~0xffffu)));
-}
+inline Floats even_halves(Ints pairs) { return vreinterpretq_f32_s32(vshlq_n_s32(pairs, 16)); }
+inline Floats odd_halves(Ints pairs) { return vreinterpretq_f32_s32(pairs & all_ints(~0xffff)); }
 
 inline void store(float* to, Floats values) { vst1q_f32(to, values); }
 inline void store(bf16* to, Floats values) { vst1_u16((uint16_t*)to, narrow_bf16(values)); }

@@ -1,7 +1,8 @@
 """Products with weights of 4 and 8 bits, at every level and type: those with what the codes stand for, bit for bit.
 
-But codes of 4 bits where pairs of bfloat16 are multiplied without matrix registers: there sums of spans are scaled, and
-not weights (coded_spans.h). These products are compared with float64, and a row with itself beside others.
+But codes of 4 bits without matrix registers, and of 8 bits where no pairs of bfloat16 are multiplied: there sums of
+spans are scaled, and not weights (coded_spans.h). These products are compared with float64, and a row with itself
+beside others.
 """
 
 from __future__ import annotations
@@ -70,21 +71,29 @@ def meaning(weight: CodedWeight) -> torch.Tensor:
     return torch.empty_like(numbers).scatter_(-1, places, numbers).float()
 
 
+def multiplies_pairs(found: Kernels, dtype: torch.dtype) -> bool:
+    """Whether what is multiplied has been rounded to bfloat16."""
+    return dtype == torch.bfloat16 and found.level in ("avx512_bf16", "amx", "neon_bf16")
+
+
 def plain(found: Kernels, weight: torch.Tensor, dtype: torch.dtype) -> Product:
     """The product with a float32 weight, or with its bfloat16 where the level multiplies such ones."""
-    rounds = dtype == torch.bfloat16 and found.level in ("avx512_bf16", "amx", "neon_bf16")
+    rounds = multiplies_pairs(found, dtype)
     product = NativeOps(found).matrix(weight.to(dtype) if rounds else weight, None)
     return lambda hidden, wide=False: product(hidden if rounds else hidden.float(), wide=True)
 
 
 def scales_sums(found: Kernels, weight: CodedWeight, dtype: torch.dtype) -> bool:
     """Whether a product is not the one with rounded weights, but nearer to what the codes stand for."""
-    return dtype == torch.bfloat16 and weight.grid.bits == 4 and found.level in ("avx512_bf16", "neon_bf16")
+    if multiplies_pairs(found, dtype):
+        return weight.grid.bits == 4 and found.level != "amx"
+    return weight.grid.bits == 4 or weight.grid is INT8
 
 
-def check_exactness(found: torch.Tensor, weight: CodedWeight, hidden: torch.Tensor) -> None:
-    """Of a product whose sums are scaled: against float64, with numbers of its grid as bfloat16 has them."""
-    grid = torch.tensor(weight.grid.values).bfloat16().float()
+def check_exactness(found: torch.Tensor, weight: CodedWeight, hidden: torch.Tensor, *, rounds: bool) -> None:
+    """Of a product whose sums are scaled: against float64, with numbers of its grid as it multiplies them."""
+    grid = torch.tensor(weight.grid.values)
+    grid = grid.bfloat16().float() if rounds else grid
     rounded = replace(weight, grid=Grid(weight.grid.name, tuple(grid.tolist())))
     expected, sizes = (
         hidden.double() @ meaning(rounded).double().T,
@@ -114,7 +123,7 @@ def test_it_is_the_product_with_what_the_codes_stand_for(
         expected = plain(found, numbers, dtype)(hidden)
         if scales_sums(found, weight, dtype):
             expected = product(hidden, wide=True)
-            check_exactness(expected, weight, hidden)
+            check_exactness(expected, weight, hidden, rounds=multiplies_pairs(found, dtype))
         for rows in (1, 7, 16, 40):
             assert product(hidden[:rows], wide=True).equal(expected[:rows]), (group, has_offset, rows)
         torch.testing.assert_close(expected.double(), hidden.double() @ numbers.double().T, atol=0.02, rtol=0.01)
@@ -131,7 +140,7 @@ def test_a_row_is_the_same_beside_any_others(level: str, dtype: torch.dtype, gri
     whole = product(hidden, wide=True)
     assert product(hidden).equal(whole.to(dtype))
     if scales_sums(kernels(level), weight, dtype):
-        check_exactness(whole - bias, weight, hidden)
+        check_exactness(whole - bias, weight, hidden, rounds=multiplies_pairs(kernels(level), dtype))
     else:
         expected = plain(kernels(level), meaning(weight), dtype)(hidden) + bias
         torch.testing.assert_close(whole, expected, atol=1e-5, rtol=1e-5)
@@ -151,8 +160,7 @@ def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> Non
         hidden = torch.zeros(1, 16, dtype=dtype)
         hidden[0, 5] = 1
         result = product_of(kernels(level), weight, dtype)(hidden, wide=True)[0]
-        rounds = dtype == torch.bfloat16 and level in ("avx512_bf16", "amx", "neon_bf16")
-        expected = numbers.bfloat16().float() if rounds else numbers
+        expected = numbers.bfloat16().float() if multiplies_pairs(kernels(level), dtype) else numbers
         finite = numbers.isfinite()
         assert result[finite].equal(expected[finite])
 

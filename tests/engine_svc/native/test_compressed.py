@@ -11,7 +11,7 @@ from engine_svc.ops.native import NativeOps
 from engine_svc.ops.packing import matrix_product, pack, pack_compressed
 from tests.support.native import AVAILABLE
 
-COMPRESSING = [level for level in AVAILABLE if level == "avx512_bf16"]
+COMPRESSING = [level for level in AVAILABLE if level.startswith("avx")]
 compressing = pytest.mark.parametrize("level", COMPRESSING)
 SHAPES = [(1100, 1024), (700, 1601), (1030, 1030)]  # each is worth it
 ROWS = (*range(1, 33), 64, 65, 192, 193, 260)
@@ -50,20 +50,37 @@ def test_products_are_those_of_the_weights_as_they_came(level: str, shape: tuple
 
 @compressing
 def test_what_has_other_exponents_is_kept_as_it_is(level: str) -> None:
-    weight = normal(1100, 1024) * 0.02
+    weight = normal(3300, 1024) * 0.02
     weight[3, 5], weight[70, 0], weight[71, 1023], weight[9] = 1e30, 1e-39, -1e-38, 0
-    weight[130:190] = 0  # most of a panel
+    weight[130:140] = 0
     weight[140, 7], weight[200, ::97], weight[201, 8] = 2.0, -0.0, float("-inf")
     check(level, weight)
 
 
 @compressing
-def test_exponents_just_beyond_those_of_a_panel_with_zeros(level: str) -> None:
-    """The sixteenth word stands for zeros there, and for nothing else."""
-    weight = 2.0 ** -torch.randint(0, 15, (1100, 1024), generator=torch.Generator().manual_seed(3)).float()
-    weight[:, ::3] = 0
-    weight[5, 5], weight[64, 640] = 2.0**-15, -(2.0**-15)
+def test_exponents_just_beyond_those_of_a_panel(level: str) -> None:
+    weight = 2.0 ** -torch.randint(0, 16, (1100, 1024), generator=torch.Generator().manual_seed(3)).float()
+    weight[5, 5], weight[64, 640], weight[70, 1] = 2.0**-16, -(2.0**-16), -2.0
     check(level, weight.bfloat16())
+
+
+@compressing
+@pytest.mark.parametrize("least", [0, 1, 112, 240])
+def test_exponents_at_the_ends_of_what_there_are(level: str, least: int) -> None:
+    """The first of them are zeros and subnormal numbers, the last what is not finite."""
+    random = torch.Generator().manual_seed(least)
+    exponents = torch.randint(least, least + 16, (1100, 1024), generator=random)
+    exponents[::50, ::90] = torch.randint(0, 256, exponents[::50, ::90].shape, generator=random)
+    rest = torch.randint(0, 128, exponents.shape, generator=random)
+    signs = torch.randint(0, 2, exponents.shape, generator=random)
+    bits = signs << 15 | exponents << 7 | rest
+    weight = bits.to(torch.uint16).view(torch.bfloat16)
+    compressed, plain = both(level, weight)
+    hidden = torch.eye(1024, dtype=torch.bfloat16)[[0, 3, 90, 511, 1023]]
+    indices = torch.arange(len(weight))
+    assert compressed.rows is not None
+    assert compressed.rows(indices, torch.bfloat16).view(torch.int16).equal(weight.view(torch.int16))
+    torch.testing.assert_close(compressed(hidden), plain(hidden), atol=0, rtol=0, equal_nan=True)
 
 
 @compressing
