@@ -40,7 +40,10 @@ constexpr int32_t HIGH_MANTISSA = both_halves(0x78), LOW_MANTISSA = both_halves(
 // The numbers of `count` steps, and what fills the last line.
 constexpr int64_t numbers_bytes(int64_t count) { return (count * int64_t(sizeof(int32_t)) + LINE - 1) / LINE * LINE; }
 
-constexpr int64_t compressed_panel_bytes(int64_t steps) { return sizeof(CompressedHead) + steps * COMPRESSED_STEP; }
+// In whole lines.
+constexpr int64_t compressed_panel_bytes(int64_t steps) {
+  return (sizeof(CompressedHead) + steps * COMPRESSED_STEP + LINE - 1) / LINE * LINE;
+}
 
 // Those of W, compressed.
 template <class W>

@@ -103,6 +103,7 @@ class PackedForm(ctypes.Structure):
     _fields_ = (
         ("kind", _INT), ("weight", _POINTER), ("scale", _POINTER), ("correction", _POINTER), ("codes", _INT),
         ("span", _INT), ("scale_type", _INT), ("offset_type", _INT), ("grid", _POINTER), ("input_order", _POINTER),
+        ("compressed_bytes", _LONG),
     )  # fmt: skip
 
 

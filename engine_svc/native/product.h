@@ -23,6 +23,7 @@ struct Packed {
   const float* scale;
   const int32_t* correction;
   CodedForm form;
+  int64_t compressed_bytes;  // from one compressed matrix to the next
 };
 
 template <class T>
@@ -50,8 +51,9 @@ Operands<Type> operands(const typename Type::Input* input, int64_t stride, const
                         int64_t outputs, int64_t size) {
   int64_t steps = steps_of<Type>(size), bytes = steps * PANEL * Type::GROUP * sizeof(typename Type::Stored);
   if constexpr (IS_CODED<Type>) bytes = steps / CHUNK * packed.form.chunk_bytes();
-  if constexpr (IS_COMPRESSED<Type>) bytes = compressed_panel_bytes(steps);
-  return {input, stride, (const char*)packed.weight + index * panels_of(outputs) * bytes, steps, bytes, &packed.form};
+  int64_t matrix_bytes = panels_of(outputs) * bytes;
+  if constexpr (IS_COMPRESSED<Type>) bytes = compressed_panel_bytes(steps), matrix_bytes = packed.compressed_bytes;
+  return {input, stride, (const char*)packed.weight + index * matrix_bytes, steps, bytes, &packed.form};
 }
 
 // Sums up the spans of a product's rows, if that is what its offsets are multiplied by; the call needs what is returned.

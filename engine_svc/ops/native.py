@@ -51,16 +51,17 @@ class NativeOps(Ops):
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
-        compressed = pack_compressed(self.kernels, weight) if isinstance(weight, torch.Tensor) else None
-        return matrix_product(self.kernels, compressed or self._pack(weight), weight.shape, bias)
+        return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
 
     def _pack(self, weight: Weight) -> PackedWeight:
         """Of codes that the kernels do not take, what they stand for."""
+        if isinstance(weight, torch.Tensor) and (compressed := pack_compressed(self.kernels, weight)):
+            return compressed
         if not isinstance(weight, CodedWeight):
             return pack(self.kernels, weight)
         if packable(weight):
             return pack_coded(self.kernels, weight, self._dtype)
-        return pack(self.kernels, weight.wide(self._dtype))
+        return self._pack(weight.wide(self._dtype))
 
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
         """See Ops.quantize_rows."""

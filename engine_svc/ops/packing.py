@@ -71,9 +71,9 @@ class Packed(NamedTuple):
 
 
 class PackedCompressed(NamedTuple):
-    """One matrix of bfloat16 in 12 bits a value, exactly: see compressed.h."""
+    """Matrices of bfloat16 in 12 bits a value, exactly: see compressed.h."""
 
-    weights: torch.Tensor  # uint8 [1, bytes]
+    weights: torch.Tensor  # uint8 [count, bytes]
 
     def is_for(self, dtype: torch.dtype) -> bool:
         """See PackedWeight.is_for."""
@@ -81,7 +81,9 @@ class PackedCompressed(NamedTuple):
 
     def form(self) -> library.PackedForm:
         """See PackedWeight.form."""
-        return library.PackedForm(KINDS["compressed"], self.weights.data_ptr())
+        return library.PackedForm(
+            KINDS["compressed"], self.weights.data_ptr(), compressed_bytes=self.weights.stride(0)
+        )
 
     def held(self) -> list[torch.Tensor]:
         """See PackedWeight.held."""
@@ -126,20 +128,24 @@ def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | Packed
 
 
 def pack_compressed(kernels: Kernels, weight: torch.Tensor) -> PackedCompressed | None:
-    """Packs [outputs, size] of bfloat16 in fewer bits.
+    """Packs [outputs, size] of bfloat16, or several [count, outputs, size], in fewer bits.
 
-    None where that does not pay: the level's products take none, the matrix is so small that it stays in a cache, or it
-    has exponents of too many kinds.
+    None where that does not pay: the level's products take none, all of it is so small that it stays in a cache, or a
+    matrix has exponents of too many kinds.
     """
-    outputs, size = weight.shape
+    outputs, size = weight.shape[-2:]
     if weight.dtype != torch.bfloat16 or weight.nbytes < _WORTH_COMPRESSING:
         return None
     if not (most := kernels.compressed_bytes(outputs, size)):
         return None
-    packed = zeros_when_touched((1, most), torch.uint8)
-    source = weight.contiguous()  # which lives until it is read
-    used: int = kernels.compress(source.data_ptr(), outputs, size, packed.data_ptr())
-    return PackedCompressed(packed[:, :used]) if used else None
+    matrices = weight.reshape(-1, outputs, size)
+    packed = zeros_when_touched((len(matrices), most), torch.uint8)
+    for matrix, target in zip(matrices, packed, strict=True):
+        source = matrix.contiguous()  # which lives until it is read
+        if not (used := kernels.compress(source.data_ptr(), outputs, size, target.data_ptr())):
+            return None
+    # Of several, each keeps the room that others of its shape may need, on this rank or another.
+    return PackedCompressed(packed if weight.dim() == 3 else packed[:, :used])
 
 
 def pack_plain(kernels: Kernels, weights: torch.Tensor) -> Packed:

@@ -85,7 +85,7 @@ class ExpertBalancing:
         return found
 
     def _check_forms(self) -> None:
-        """Quantized weights may be packed as their values allow."""
+        """Weights may be packed as their values allow."""
         found = "; ".join(layer.layout for layer in self._layers).encode()
         length = self._groups.expert.broadcast(torch.tensor([len(found)], device=self._counts[0].device))
         firsts = torch.zeros(int(length), dtype=torch.uint8, device=length.device)
@@ -94,8 +94,8 @@ class ExpertBalancing:
             firsts.copy_(own)
         if not self._groups.expert.broadcast(firsts).equal(own):
             raise StartupError(
-                "--enable-eplb: this checkpoint's experts are quantized such that ranks hold them in different forms, "
-                "and they cannot move. Leave it out."
+                "--enable-eplb: this checkpoint's experts are such that ranks hold them in different forms, and they "
+                "cannot move. Leave it out."
             )
 
 

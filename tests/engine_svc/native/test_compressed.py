@@ -8,7 +8,7 @@ import torch
 from engine_svc.native.library import kernels
 from engine_svc.ops.base import MatrixProduct
 from engine_svc.ops.native import NativeOps
-from engine_svc.ops.packing import matrix_product, pack, pack_compressed
+from engine_svc.ops.packing import PackedCompressed, experts_product, matrix_product, pack, pack_compressed
 from tests.support.native import AVAILABLE
 
 COMPRESSING = [level for level in AVAILABLE if level.startswith("avx")]
@@ -91,6 +91,33 @@ def test_what_would_not_be_smaller_is_left_as_it_is(level: str) -> None:
     assert pack_compressed(kernels(level), normal(1100, 1024).half()) is None
     product = NativeOps(kernels(level)).matrix(of_all_exponents, None)
     assert product.held[0].dtype == torch.bfloat16
+
+
+@compressing
+def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
+    """Also those of which one expert has more that is kept as it is."""
+    experts, chosen, size, inner, tokens = 6, 2, 300, 410, 70
+    gate_up, down = normal(experts, 2 * inner, size) * 0.02, normal(experts, size, inner, seed=1) * 0.02
+    gate_up[4, ::40, ::100] = 1e30
+    hidden, found = normal(tokens, size, seed=2), kernels(level)
+    weigh, ids = normal(tokens, experts, seed=3).float().softmax(-1).topk(chosen)
+    compressed = [pack_compressed(found, each) for each in (gate_up, down)]
+    assert compressed[0] is not None
+    assert compressed[1] is None, "stays in a cache"
+    expected = experts_product(found, pack(found, gate_up), pack(found, down), down.shape)
+    product = experts_product(found, compressed[0], pack(found, down), down.shape)
+    for count in (1, 3, 20, tokens):
+        given = hidden[:count], weigh[:count], ids[:count]
+        assert product(*given).view(torch.int16).equal(expected(*given).view(torch.int16)), count
+    # Experts change places.
+    order = torch.tensor([4, 1, 5, 3, 0, 2])
+    moved = PackedCompressed(compressed[0].weights[order])
+    product = experts_product(found, moved, pack(found, down[order]), down.shape)
+    assert (
+        product(hidden, weigh, order.argsort()[ids])
+        .view(torch.int16)
+        .equal(expected(hidden, weigh, ids).view(torch.int16))
+    )
 
 
 @compressing
