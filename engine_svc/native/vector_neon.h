@@ -124,6 +124,8 @@ inline Ints shift_right(Ints values) {
   return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(values), vdupq_n_s32(-BITS)));
 }
 
+inline Ints with_bits(Ints ints, Ints others, Ints mask) { return ints | (others & mask); }
+
 using Table = uint8x16x4_t;
 inline Table table(const float* values) { return vld1q_u8_x4((const uint8_t*)values); }
 inline Floats look_up(Table table, Ints places) {
