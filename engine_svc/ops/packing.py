@@ -81,9 +81,7 @@ class PackedCompressed(NamedTuple):
 
     def form(self) -> library.PackedForm:
         """See PackedWeight.form."""
-        return library.PackedForm(
-            KINDS["compressed"], self.weights.data_ptr(), compressed_bytes=self.weights.stride(0)
-        )
+        return library.PackedForm(KINDS["compressed"], self.weights.data_ptr(), compressed_bytes=self.weights.stride(0))
 
     def held(self) -> list[torch.Tensor]:
         """See PackedWeight.held."""
