@@ -25,7 +25,7 @@ constexpr bool scales_sums(int codes) {
 constexpr int SPAN_ROWS = LANES == 16 ? 5 : 3;
 // Rows that widen codes by themselves: many where that is one instruction for a pair, which others do not wait for.
 template <class Wide>
-constexpr int64_t WIDENING_ROWS = LANES == 16 ? Wide::GROUP == 2 ? 32 : 10 : SPAN_ROWS;
+constexpr int64_t WIDENING_ROWS = LANES == 16 ? (Wide::GROUP == 2 ? 32 : 2 * SPAN_ROWS) : SPAN_ROWS;
 
 // Where the weights of INPUTS inputs at a time come from: codes of 4 bits,
 template <class Wide>

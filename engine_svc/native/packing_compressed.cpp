@@ -16,8 +16,8 @@ constexpr int64_t SAMPLED = 4;
 constexpr int NUMBERS = 256;  // that an exponent may be
 constexpr uint16_t FREE_BITS = 0x7800;  // of a word
 
-// The least of the exponents that most of the values have: those of every SAMPLED-th step, for to count them takes as long
-// as all else.
+// The least of the exponents that most of the values have: those of every SAMPLED-th step, for to count all takes
+// nearly as long as the rest.
 int choose(const uint16_t* values, int64_t steps) {
   constexpr int AT_ONCE = 4;  // that do not wait for each other
   uint32_t found[AT_ONCE][NUMBERS] = {};
