@@ -1,7 +1,9 @@
 """Triton's interpreter without what it does again and again to no effect, and with rows whose place changes no product.
 
-For each kernel, and each call of a function within it, it looks through the whole language for what to replace: half of
-its time. What is there does not change; and what has been replaced stays so until the kernel ends.
+It runs the compiler's own front end for each operation of each program: types, shapes and numbers that are what they
+were for the operation before are made anew and compared, which is most of its time. Here they are made once. For each
+kernel, and each call of a function within it, it looks through the whole language for what to replace. What is there
+does not change; and what has been replaced stays so until the kernel ends.
 
 Its products are numpy's, whose library adds up the rows of a matrix in different orders where it has no kernels for
 AVX-512. A GPU, and einsum, go through each row alike.
@@ -9,8 +11,10 @@ AVX-512. A GPU, and einsum, go through each row alike.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import inspect
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -22,24 +26,41 @@ import pytest
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if importlib.util.find_spec("triton"):  # ARM's tests run where there is none
-            quicken(patch)
+        # ARM's tests run where there is no Triton.
+        if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+            replace_language_once(patch)
+            make_types_once(patch)
+            multiply_rows_alike(patch)
+            look_for_no_overflows(patch)
         yield
 
 
-def quicken(patch: pytest.MonkeyPatch) -> None:
+def replace_language_once(patch: pytest.MonkeyPatch) -> None:
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     replace, execute = interpreter._patch_lang, interpreter.GridExecutor.__call__
     replaced: dict[int, Any] = {}  # of the kernel that runs, by the namespaces of its functions
 
+    semantic = TritonSemantic(interpreter.interpreter_builder)
+
+    def interpreted(builtin: Any) -> Any:
+        call = inspect.unwrap(builtin)
+
+        def called(*given: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return call(*given, **named)
+
+        return called
+
     @cache
     def builtins(place: Any) -> list[tuple[str, Any]]:
-        return [(name, each) for name, each in inspect.getmembers(place) if interpreter.tl.core.is_builtin(each)]
+        members = inspect.getmembers(place, interpreter.tl.core.is_builtin)
+        return [(name, interpreted(builtin)) for name, builtin in members]
 
-    def replace_builtins(place: Any, *given: Any) -> None:
-        for name, each in builtins(place):
-            interpreter._patch_attr(place, name, each, *given)
+    def replace_builtins(place: Any, _: Any, scope: Any) -> None:
+        for name, called in builtins(place):
+            scope.set_attr(place, name, called)
 
     def replace_once(function: Any) -> Any:
         namespace = id(function.__globals__)
@@ -51,12 +72,81 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         replaced.clear()
         execute(*given, **named)
 
+    patch.setattr(interpreter, "_patch_builtin", replace_builtins)
+    patch.setattr(interpreter, "_patch_lang", replace_once)
+    patch.setattr(interpreter.GridExecutor, "__call__", execute_anew)
+
+
+def make_types_once(patch: pytest.MonkeyPatch) -> None:
+    """Blocks of the same shape and type share one, and tensors what it says of them."""
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    unwrap, is_same, broadcast = core._unwrap_if_constexpr, core.dtype.__eq__, TritonSemantic.broadcast_impl_value
+    begin_block, begin_tensor = core.block_type.__init__, core.tensor.__init__
+    numpy_type, computed_as = interpreter._get_np_dtype, cache(TritonSemantic.computation_type_impl)
+    blocks: dict[tuple[Any, ...], core.block_type] = {}
+    shapes: dict[tuple[int, ...], Any] = {}
+    numpy_types: dict[str, np.dtype[Any]] = {}
+
+    def unwrap_quickly(value: Any) -> Any:
+        kind = type(value)
+        if kind is core.constexpr:
+            return value.value
+        return value if kind is int or kind is core.dtype or kind is core.tensor else unwrap(value)
+
+    def begin_known_block(block: core.block_type, element: core.dtype, shape: Any) -> None:
+        key = (element.name, *(unwrap_quickly(size) for size in shape))
+        if key in blocks:
+            block.__dict__ = blocks[key].__dict__
+        else:
+            begin_block(block, element, shape)
+            blocks[key] = block
+
+    def begin_known_tensor(tensor: core.tensor, handle: Any, kind: core.dtype) -> None:
+        if (told := kind.__dict__.get("told")) is None:
+            begin_tensor(tensor, handle, kind)
+            shape = shapes.setdefault(tuple(unwrap_quickly(size) for size in tensor.shape), tensor.shape)
+            kind.__dict__["told"] = shape, tensor.numel, tensor.dtype
+            tensor.shape = shape
+        else:
+            tensor.handle, tensor.type = handle, kind
+            tensor.shape, tensor.numel, tensor.dtype = told
+
+    def broadcast_others(semantic: TritonSemantic, left: Any, right: Any) -> tuple[Any, Any]:
+        return (left, right) if left.shape is right.shape else broadcast(semantic, left, right)
+
+    def known_numpy_type(kind: core.dtype) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(kind)
+        return numpy_types[name]
+
+    patch.setattr(core, "_unwrap_if_constexpr", unwrap_quickly)
+    patch.setattr(core.dtype, "__eq__", lambda kind, other: kind is other or is_same(kind, other))
+    patch.setattr(core.block_type, "__init__", begin_known_block)
+    patch.setattr(core.tensor, "__init__", begin_known_tensor)
+    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_others)
+    patch.setattr(TritonSemantic, "computation_type_impl", computed_as)
+    patch.setattr(interpreter, "_get_np_dtype", known_numpy_type)
+
+
+def multiply_rows_alike(patch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter
+
     def product(_: Any, left: Any, right: Any, total: Any, *how: Any) -> Any:
         assert not left.dtype.is_fp8() and not right.dtype.is_fp8()
         found = np.einsum("mk,kn->mn", left.data, right.data, dtype=total.data.dtype)
         return interpreter.TensorHandle(found + total.data, total.dtype.scalar)
 
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
-    patch.setattr(interpreter, "_patch_builtin", replace_builtins)
-    patch.setattr(interpreter, "_patch_lang", replace_once)
-    patch.setattr(interpreter.GridExecutor, "__call__", execute_anew)
+
+
+def look_for_no_overflows(patch: pytest.MonkeyPatch) -> None:
+    """Without its option for debugging it works out whether integers overflow, and tells nobody."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    patch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
