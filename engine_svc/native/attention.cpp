@@ -116,7 +116,7 @@ std::vector<Task> cut(const Call& call, const std::vector<Begun>& all_begun, int
 }
 
 // One task's rows, in the type that they are multiplied in.
-template <class Value, class Stored, class Cached>
+template <class Value, class Cached>
 class Work {
  public:
   Work(const Call& call, const Task& task) : call(call), task(task) {}
@@ -154,7 +154,7 @@ class Work {
   }
 
  private:
-  using Type = Groups<Stored>;
+  using Type = Groups<Value>;
   using Input = typename Type::Input;
   static constexpr int64_t LINE = 64 / sizeof(Value);
   const Call& call;
@@ -206,7 +206,7 @@ class Work {
 
   static int64_t position(const Task& task, int64_t partition) { return (task.first_partition() + partition) * PARTITION; }
 
-  Paged<Stored, Cached> cache_of(const Task& task) const {
+  Paged<Value, Cached> cache_of(const Task& task) const {
     auto *keys = (const Cached*)call.keys, *values = (const Cached*)call.values;
     return {keys ? keys + task.head * call.head_stride : nullptr, values + task.head * call.head_stride,
             call.block_table + task.sequence * call.table_stride, call.block_stride, call.head_stride, call.block_size,
@@ -221,10 +221,10 @@ class Work {
       from = std::min(task.begin(), end);
     }
     if (from == end) return;
-    Paged<Stored, Cached> cache = cache_of(task);
-    Place<Stored, Cached> after{};
+    Paged<Value, Cached> cache = cache_of(task);
+    Place<Value, Cached> after{};
     if (next) {
-      int64_t chunk = chunk_of<Stored>(call.dim), first = next->begin() / chunk * chunk;
+      int64_t chunk = chunk_of<Value>(call.dim), first = next->begin() / chunk * chunk;
       after = {cache_of(*next), next->rows.heads, next->seen, std::max(position(*next, next_partition), first)};
     }
     Attention<Type, Cached> attention(task.rows, call.options, cache, (const Input*)scratch().query);
@@ -275,10 +275,10 @@ class Pieces {
     memory.reset(new float[size]);
   }
 
-  template <class Value, class Stored, class Cached>
+  template <class Value, class Cached>
   void run(const Call& call) {
     parallel_for(int64_t(pieces.size()), [&](int64_t i) {
-      Work<Value, Stored, Cached>(call, tasks[pieces[i].task]).run(pieces[i].partition, memory.get() + pieces[i].at);
+      Work<Value, Cached>(call, tasks[pieces[i].task]).run(pieces[i].partition, memory.get() + pieces[i].at);
     });
   }
 
@@ -298,12 +298,12 @@ class Pieces {
   std::unique_ptr<float[]> memory;
 };
 
-template <class Value, class Stored, class Cached>
+template <class Value, class Cached>
 void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
   Pieces pieces(tasks, call.dim);
-  pieces.run<Value, Stored, Cached>(call);
+  pieces.run<Value, Cached>(call);
   parallel_for(int64_t(tasks.size()), pieces.worth_a_thread(),
-               [&](int64_t i) { Work<Value, Stored, Cached>(call, tasks[i]).finish(pieces.states(i)); });
+               [&](int64_t i) { Work<Value, Cached>(call, tasks[i]).finish(pieces.states(i)); });
 }
 
 // Where each row sees all that is older than its sequence's new tokens.
@@ -342,26 +342,26 @@ std::vector<Begun> begun_of(const Call& call, const std::vector<Task>& tasks, co
   return all;
 }
 
-template <class Value, class Stored, class Cached>
+template <class Value, class Cached>
 void run(const Call& call) {
-  int64_t planes = call.keys ? 2 : 1, chunk = chunk_of<Stored>(call.dim);
+  int64_t planes = call.keys ? 2 : 1, chunk = chunk_of<Value>(call.dim);
   int64_t chunk_bytes = planes * chunk * call.dim * sizeof(Cached);
   std::vector<Prefix> prefixes = prefixes_of(call, chunk);
   Call of_prefixes = call;
   of_prefixes.options.bidirectional = true;  // each row sees all of them
   std::vector<Task> first = cut_prefixes(of_prefixes, prefixes, chunk_bytes);
   Pieces pieces(first, call.dim);
-  if (!first.empty()) pieces.run<Value, Stored, Cached>(of_prefixes);
+  if (!first.empty()) pieces.run<Value, Cached>(of_prefixes);
   std::vector<Begun> begun = begun_of(call, first, pieces);
 
   std::vector<Task> tasks = cut(call, begun, chunk_bytes);
   int64_t cost = 0, partitions = 0;
   for (const Task& task : tasks) cost += task.cost(), partitions = std::max(partitions, task.partitions());
   if (partitions > 1 && int64_t(tasks.size()) < 2 * TASKS_PER_THREAD * threads())
-    return run_in_parts<Value, Stored, Cached>(call, tasks);
+    return run_in_parts<Value, Cached>(call, tasks);
   int64_t count = tasks.size();
   parallel_for_in_parts(count, cost * call.dim > WORTH_A_THREAD, [&](int64_t i) {
-    Work<Value, Stored, Cached>(call, tasks[i]).run(i + 1 < count ? &tasks[i + 1] : nullptr);
+    Work<Value, Cached>(call, tasks[i]).run(i + 1 < count ? &tasks[i + 1] : nullptr);
   });
 }
 
@@ -383,9 +383,10 @@ void quire_attend(int type, int cached, const void* query, int64_t query_stride,
                   int64_t parts, float* lse) {
   Call call{query, query_stride, keys, values, block_stride, head_stride, block_table, table_stride, query_start,
             seq_lens, num_seqs, output, heads, kv_heads, dim, block_size,
-            {scale, softcap, window, window && chunked, bool(bidirectional), part, parts}, sinks, slopes, lse};
+            {scale, softcap, window, window && chunked, bool(bidirectional), part, parts, cached}, sinks, slopes, lse};
   with_type(type, [&](auto value) {
-    with_cached(cached, value, [&](auto stored) { run<decltype(value), decltype(value), decltype(stored)>(call); });
+    using Value = decltype(value);
+    cached ? run<Value, EightBits>(call) : run<Value, Value>(call);
   });
 }
 }

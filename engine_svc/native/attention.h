@@ -50,6 +50,7 @@ struct Options {
   bool chunked;          // the window begins at its last multiple
   bool bidirectional;    // what comes after a query is seen too, as far as the window reaches back
   int64_t part, parts;   // the cache holds positions part, part + parts, part + 2 * parts... one behind the other
+  int cached;            // the format of a cache of EightBits, see eight_bits.h
 
   // How many positions below `end` the cache holds: the place of the first one behind them.
   int64_t held(int64_t end) const { return parts == 1 ? end : (end + parts - 1 - part) / parts; }
@@ -323,12 +324,12 @@ class Attention {
         chunk.keys[unit] = keys_there, chunk.values[unit] = values_there;
       } else {
         auto* values = (Stored*)memory.values + unit * UNIT * cache.dim;
-        widen_all(values_there, UNIT * cache.dim, values);
+        widen_all(options.cached, values_there, UNIT * cache.dim, values);
         chunk.values[unit] = values;
         if (!cache.keys) continue;
         auto* keys = (Stored*)memory.keys + unit * UNIT * cache.dim;
         for (int64_t i = 0; i < cache.dim / Type::GROUP; ++i)
-          widen_all(keys_there + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
+          widen_all(options.cached, keys_there + i * cache.step(), UNIT * Type::GROUP, keys + i * UNIT * Type::GROUP);
         chunk.keys[unit] = keys;
       }
     }

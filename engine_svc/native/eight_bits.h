@@ -37,10 +37,19 @@ inline Floats widen(const e4m3* from) {
 }
 inline Floats widen(const e5m2* from) { return load(from); }
 
-// `count` values, a multiple of 16, to a type that holds each exactly.
-template <class Byte, class Value>
-inline void widen_all(const Byte* from, int64_t count, Value* to) {
-  for (int64_t i = 0; i < count; i += LANES) store(to + i, widen(from + i));
+// A number of one format or the other, as whoever has it says.
+enum class EightBits : uint8_t {};
+
+// Which of them a cache holds: 0 numbers of the model's type.
+constexpr int CACHED_E4M3 = 1, CACHED_E5M2 = 2;
+
+// `count` numbers of a format, a multiple of 16, to a type that holds each exactly.
+template <class Value>
+inline void widen_all(int cached, const EightBits* from, int64_t count, Value* to) {
+  auto widen_those = [&](auto* numbers) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, widen(numbers + i));
+  };
+  cached == CACHED_E4M3 ? widen_those((const e4m3*)from) : widen_those((const e5m2*)from);
 }
 
 // A row of values in the type of the cache.
@@ -53,13 +62,13 @@ inline void narrow_row(const Value* from, int64_t count, Byte* to) {
   }
 }
 
-// Calls `call` with a value of the type that a cache of the type `stored` has: 0 `stored` itself, 1 e4m3, 2 e5m2.
+// Calls `call` with a value of the type that a cache of the type `stored` has.
 template <class Stored, class Call>
 void with_cached(int cached, Stored, const Call& call) {
   switch (cached) {
     case 0: return call(Stored{});
-    case 1: return call(e4m3{});
-    case 2: return call(e5m2{});
+    case CACHED_E4M3: return call(e4m3{});
+    case CACHED_E5M2: return call(e5m2{});
   }
 }
 

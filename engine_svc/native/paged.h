@@ -16,8 +16,8 @@ namespace quire {
 constexpr int UNIT = 16;  // positions: blocks hold a multiple of them, and no unit is in two
 constexpr int64_t MOST_DIM = 576;
 
-// A head's cache, with those of the next heads behind it, and the blocks of one sequence in it. `Cached` is what stands there for a value of `Stored`: itself, or 8
-// bits.
+// A head's cache, with those of the next heads behind it, and the blocks of one sequence in it. `Cached` is what stands
+// there for a value of `Stored`: itself, or EightBits.
 template <class Stored, class Cached>
 struct Paged {
   static constexpr int GROUP = Groups<Stored>::GROUP;

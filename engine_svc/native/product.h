@@ -108,28 +108,10 @@ struct Result {
   }
 };
 
-// Rows [first, last), at most ROWS, times panels [begin, end).
+// Rows [first, last), at most ROWS, times panels [begin, end). Compiled once for all kernels that multiply, in product.cpp.
 template <class Type, class Out>
 void multiply_panels(const Operands<Type>& call, const Result& result, int64_t first, int64_t last, int64_t begin,
-                     int64_t end) {
-  auto write = [&](int64_t index, int64_t row, int64_t behind, const typename Type::Total* sums) {
-    for (; row < behind; ++row, sums += PANEL) result.write<Out>(sums, row, index * PANEL);
-  };
-  if constexpr (IN_STRIPS<Type>)
-    if (in_strips<Type>(*call.form))
-      return sum_panels_of_strips(call, first, last, begin, end,
-                                  [&](int64_t index, const float* sums) { write(index, first, last, sums); });
-  for (int64_t index = begin; index < end; ++index) {
-    if constexpr (Type::TILES && !IS_CODED<Type>) {
-      sum_panel(call, first, last, index,
-                [&](int64_t row, int64_t behind, const auto* sums) { write(index, row, behind, sums); });
-    } else {
-      alignas(LINE) typename Type::Total sums[ROWS<Type> * PANEL];
-      sum_panel(call, first, last, index, sums);
-      write(index, first, last, sums);
-    }
-  }
-}
+                     int64_t end);
 
 // Rows in chunks of about the same number, ROWS at most; all but the last are of a multiple of 16.
 template <class Type>

@@ -52,10 +52,15 @@ def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> N
     check_greedy(folder, prompts, found, GREEDY.max_tokens or 0)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
     check(model_folder(family), attention_backend=backend)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3", "bloom"])
+def test_what_backends_are_compared_with(model_folder: ModelFolder, family: str) -> None:
+    check(model_folder(family), attention_backend="reference")
 
 
 @every_level
