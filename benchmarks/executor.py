@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -97,7 +96,7 @@ class Group:
         self._processes.wait()
 
 
-def serve(argument: str) -> None:
+def run(argument: str) -> None:
     """As a rank."""
     channel, inbox = begin_child(argument)
     noted = Noted()
@@ -144,7 +143,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1].startswith("{"):
-        serve(sys.argv[1])
-    else:
-        main()
+    main()

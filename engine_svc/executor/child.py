@@ -26,7 +26,7 @@ class Child(msgspec.Struct, frozen=True):
 
 
 def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> tuple[Channel, subprocess.Popen[bytes]]:
-    """Starts a module that calls `begin_child` with its only argument.
+    """Starts a module whose `run` calls `begin_child` with its only argument.
 
     Args:
         inherited: further descriptors that it has under the same numbers.
@@ -36,7 +36,7 @@ def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> 
         child = Child(theirs.fileno(), os.getpid(), slots)
         # A session of its own: Ctrl-C is for the worker, which lets its requests end first.
         process = subprocess.Popen(  # noqa: S603  (our own command line, no shell)
-            [sys.executable, "-m", module, msgspec.json.encode(child).decode()],
+            [sys.executable, "-m", "engine_svc.executor.start", module, msgspec.json.encode(child).decode()],
             pass_fds=[child.channel, *([slots.descriptor] if slots else []), *inherited], start_new_session=True,
         )  # fmt: skip
     return Channel(ours), process

@@ -7,7 +7,6 @@ import logging
 import os
 import queue
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +40,6 @@ from engine_svc.runner.operators_class import runner_class
 from engine_svc.runner.rank import RankModel
 from quire.errors import StartupError
 from quire.log import setup_logging
-from quire.process_end import run_to_end
 
 logger = logging.getLogger(__name__)
 
@@ -176,5 +174,6 @@ def _failure(error: Exception) -> Failed:
     return Failed(f"{type(error).__name__}: {error}", startup=False)
 
 
-if __name__ == "__main__":
-    run_to_end(lambda: RankProcess(*begin_child(sys.argv[1])).serve())
+def run(argument: str) -> None:
+    """What a rank process is for; see start_child."""
+    RankProcess(*begin_child(argument)).serve()

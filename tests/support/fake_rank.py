@@ -48,7 +48,7 @@ def take_turn(channel: Channel, inbox: Inbox) -> None:
     inbox.receive()
 
 
-def main(argument: str) -> None:
+def run(argument: str) -> None:
     (channel, inbox), rank = begin_child(argument), 0
     while True:
         try:
@@ -62,7 +62,3 @@ def main(argument: str) -> None:
             channel.send(Loaded(SPEC))
         else:
             channel.send(run_step(rank, command.plan) if isinstance(command, Step) else Done())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
