@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import re
@@ -67,18 +68,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if has_some else True
 
 
+# Whose tests share what takes seconds to start: a stack, an executor's ranks, a tokenizer that was trained.
+_SHARING = ("tests/clients/", "tests/conformance/", "tests/demo_model/", "tests/gateway/", "tests/integration/")
+_SHARES = re.compile(rb"scope=\"module\"")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadscope, a process gets one test after the other, or a whole file where those share a stack: every
-    other process would start it again, for seconds."""
+    """With --dist loadscope, a process gets one test after the other, or a whole file where those share something:
+    every other process would start it again."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
+    @functools.cache
+    def is_shared(file: str) -> bool:
+        return file.startswith(_SHARING) or bool(_SHARES.search((config.rootpath / file).read_bytes()))
+
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            has_stack = nodeid.startswith(("tests/integration/", "tests/clients/"))
-            return nodeid.partition("::")[0] if has_stack else nodeid
+            file = nodeid.partition("::")[0]
+            return file if is_shared(file) else nodeid
 
     return Scheduling(config, log)
 
