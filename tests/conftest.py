@@ -68,8 +68,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if has_some else True
 
 
-# Whose tests share what takes seconds to start: a stack, an executor's ranks, a tokenizer that was trained.
-_SHARING = ("tests/clients/", "tests/conformance/", "tests/demo_model/", "tests/gateway/", "tests/integration/")
+# Whose tests share what takes seconds to start, by their folder's conftest.py: a stack, a tokenizer that was trained.
+_SHARING = ("tests/demo_model/", "tests/gateway/", "tests/integration/")
+# Or by their own file: clients' stacks, an executor's ranks.
 _SHARES = re.compile(rb"scope=\"module\"")
 
 

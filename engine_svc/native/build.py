@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent
 _COMPILE = ("-O3", "-std=c++17", "-fPIC", "-pthread")
 _LINK = ("-shared", "-pthread")
 _EXPORTS = _FOLDER / "exports.map"
-# Ends what hangs, not what is slow: attention.cpp takes 13 s of CPU time on a Zen 4, and a slower machine that compiles
+# Ends what hangs, not what is slow: attention.cpp takes 8 s of CPU time on a Zen 4, and a slower machine that compiles
 # for several at once many times that by the clock. Whoever waits for a lock waits for as long as what is compiled under
 # it may take: to compile it beside would make both slower.
 _SECONDS = 1200.0

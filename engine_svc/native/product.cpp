@@ -26,6 +26,7 @@ void multiply_panels(const Operands<Type>& call, const Result& result, int64_t f
 }
 
 // Never called: what it names is compiled here, for inputs of a type, all kinds of weights, and outputs of either type.
+// Explicit instantiations would name some twice: types may be multiplied alike at a level.
 template <class Value>
 void name_products(const Packed& packed) {
   with_groups<Value>(packed, [](auto groups) {
