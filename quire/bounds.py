@@ -145,7 +145,7 @@ def check_json(parameter: str, text: bytes, kind: Any) -> None:
     """
     try:
         msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{parameter} cannot be read: {error}.", parameter=parameter) from error
 
 

@@ -105,9 +105,10 @@ def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
 
 
 def _capacity(num_blocks: int, spec: KvCacheSpec) -> int:
-    """The longest sequence that so many blocks hold, up to the model's."""
-    lengths = range(spec.block_size, max(spec.max_model_len, num_blocks * spec.block_size) + 1, spec.block_size)
-    return bisect_right(lengths, num_blocks, key=lambda length: _blocks_for(length, spec)) * spec.block_size
+    """The longest sequence that so many blocks hold, up to the model's or a little more: all of the last block."""
+    size = spec.block_size
+    lengths = range(size, max(spec.max_model_len + size, (num_blocks + 1) * size), size)
+    return bisect_right(lengths, num_blocks, key=lambda length: _blocks_for(length, spec)) * size
 
 
 def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:

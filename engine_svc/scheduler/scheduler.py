@@ -251,7 +251,9 @@ class Scheduler:
         while len(self._waiting) > passed_over and self._free_slots and batch.budget > 0 and not batch.preempted:
             sequence = self._waiting.at(passed_over)
             too_many_long = batch.long_partial_prefills >= self._options.max_long_partial_prefills
-            if too_many_long and self._is_long(sequence.num_uncomputed_tokens) and passed_over < _MOST_PASSED_OVER:
+            if too_many_long and self._is_long(sequence.num_uncomputed_tokens):
+                if passed_over == _MOST_PASSED_OVER:
+                    break
                 passed_over += 1  # shorter ones behind it need not wait for the long ones that run
                 continue
             if not self.adapters.admit(sequence):

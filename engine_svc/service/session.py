@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -12,10 +13,12 @@ from engine_svc.service.convert import add_delta, from_load, to_request
 from engine_svc.service.traces import EngineTraces
 from engine_svc.worker import EngineWorker
 from quire.bounds import MANY_LOGPROBS
-from quire.errors import InvalidRequest, Overloaded, QuireError
+from quire.errors import Internal, InvalidRequest, Overloaded, QuireError
 from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.v1 import engine_pb2
+
+logger = logging.getLogger(__name__)
 
 # Of log-probabilities that wait for a client which does not read.
 _MAX_LARGE_BYTES = 2**30
@@ -101,14 +104,21 @@ class EngineSession:
         try:
             key = self._worker.submit(to_request(start.generation), self)
         except QuireError as error:
-            if (frame := self._frame(1)) is not None:
-                failed = SequenceDelta(0, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=error)
-                add_delta(frame.deltas, failed, start.stream_id)
+            self._refuse(start.stream_id, error)
+            return
+        except Exception:  # whatever is wrong with it, the session's other requests have no part in it
+            logger.exception("a request could not be taken")
+            self._refuse(start.stream_id, Internal("The engine could not take this request; its log says why."))
             return
         if self._traces is not None:
             self._traces.started(key, start.generation)
         self._streams[key] = start.stream_id
         self._keys[start.stream_id] = key
+
+    def _refuse(self, stream_id: int, error: QuireError) -> None:
+        if (frame := self._frame(1)) is not None:
+            failed = SequenceDelta(0, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=error)
+            add_delta(frame.deltas, failed, stream_id)
 
     def _frame(self, items: int) -> engine_pb2.EngineServiceSessionResponse | None:
         """The frame that goes out next; None once the client has left too much unread."""

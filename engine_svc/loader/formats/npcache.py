@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine_svc.file_lock import locked
 from engine_svc.loader.formats.torch_files import TorchFiles
 from quire.errors import StartupError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOLDER, _INDEX = "quire-np", "tensors.json"
+_SECONDS = 1200.0  # that a rank waits while another one writes them
 
 
 class _Copy(msgspec.Struct):
@@ -86,13 +88,14 @@ class NumpyCache(TorchFiles):
         for folder in self._places():
             draft = folder.with_name(f"{folder.name}.{os.getpid()}")
             try:
-                copies = _write(draft, _state(sources), super().tensors())
-                shutil.rmtree(folder, ignore_errors=True)
-                draft.rename(folder)
-            except OSError as error:  # among others: another rank has made them
+                with locked(folder.with_name(f"{folder.name}.lock"), _SECONDS):
+                    if found := self._find(sources):  # another rank has made them meanwhile
+                        return found
+                    copies = _write(draft, _state(sources), super().tensors())
+                    shutil.rmtree(folder, ignore_errors=True)
+                    draft.rename(folder)
+            except OSError as error:
                 shutil.rmtree(draft, ignore_errors=True)
-                if found := self._find(sources):
-                    return found
                 logger.warning("no copies of the weights in %s: %s", folder, error)
             else:
                 return folder, copies

@@ -57,6 +57,12 @@ def test_layers_with_a_window_need_few_blocks() -> None:
         size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), engine_options(swap_space=1.0))
 
 
+def test_windows_hold_a_length_that_is_no_whole_number_of_blocks() -> None:
+    spec = changed(windows=(64,), max_num_batched_tokens=32, max_model_len=1605, available_bytes=50_000)
+    assert size_kv_cache(spec, engine_options(max_model_len=1605)).max_model_len == 1605
+    assert size_kv_cache(spec, EngineOptions()).max_model_len == 1605
+
+
 def test_states_take_their_memory_first() -> None:
     assert size_kv_cache(changed(state_bytes=2500), EngineOptions()).num_blocks == 7
     with pytest.raises(StartupError, match="those of 3 sequences take") as caught:

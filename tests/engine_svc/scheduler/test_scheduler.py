@@ -64,6 +64,11 @@ def test_a_long_prompt_computes_so_much_in_a_step_and_short_ones_pass_long_ones_
     assert steps_of(subject, (20, 30, 3, 12), 3) == [{0: 8, 2: 3}, {0: 8, 2: 1}, {0: 4, 1: 8, 2: 1}]
 
 
+def test_long_prompts_stay_in_order_however_many_wait() -> None:
+    subject = scheduler(max_num_partial_prefills=4, long_prefill_token_threshold=4, blocks=1000)
+    assert steps_of(subject, (20,) * 70, 5) == [{0: 4}] * 4 + [{0: 4, 1: 4}]
+
+
 def test_several_long_prompts_at_once() -> None:
     limits = {"max_num_partial_prefills": 3, "max_long_partial_prefills": 2, "long_prefill_token_threshold": 4}
     assert steps_of(scheduler(**limits), (20, 20, 20, 3), 2) == [{0: 4, 1: 4, 3: 3}, {0: 4, 1: 4, 3: 1}]

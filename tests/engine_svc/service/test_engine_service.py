@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
 from engine_svc.core import loop as loop_module
+from engine_svc.core.loop import Sink
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
@@ -137,6 +138,7 @@ async def test_generate_choices_and_stop_tokens() -> None:
         ({"max_tokens": 2046}, "max_tokens", ContextTooLong),
         ({"min_tokens": 2**31 - 1}, "min_tokens", ContextTooLong),
         ({"priority": 1}, "priority", InvalidRequest),
+        ({"vllm_xargs": b'{"a": "\xff"}'}, "vllm_xargs", InvalidRequest),
         ({"cache_salt": "x" * 129}, "cache_salt", InvalidRequest),
         ({"request_id": "a b"}, "request_id", InvalidRequest),
         ({"timeout_ms": 2**63}, "timeout_ms", InvalidRequest),
@@ -267,6 +269,26 @@ async def test_session_reports_errors_per_request() -> None:
         assert isinstance(from_request_error(client.final[2].error), InvalidRequest)
         assert isinstance(from_request_error(client.final[3].error), NotFound)
         assert client.final[2].finish_reason == common_pb2.FINISH_REASON_ERROR
+
+
+async def test_a_request_that_the_engine_stumbles_over_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_engine() as engine:
+        submit = engine.worker.submit
+
+        def stumble(request: GenerationRequest, sink: Sink) -> int:
+            if request.prompt_token_ids == [2]:
+                raise ZeroDivisionError
+            return submit(request, sink)
+
+        monkeypatch.setattr(engine.worker, "submit", stumble)
+        client = Client(engine)
+        await client.start(s1=generation([1], max_tokens=5), s2=generation([2]), s3=generation([3], max_tokens=5))
+        await client.read_until(3)
+        assert (client.tokens[1], client.tokens[3]) == (expected([1], 5), expected([3], 5))
+        assert isinstance(from_request_error(client.final[2].error), Internal)
+        assert "ZeroDivisionError" in caplog.text
 
 
 async def test_session_refuses_a_stream_id_in_use() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,22 @@ def test_copies_are_read_until_the_weights_change(tmp_path: Path, monkeypatch: p
     assert source.names() == {"e": tmp_path / "model.bin"}
     assert read(source).keys() == {"e"}
     assert len(list((tmp_path / "quire-np").iterdir())) == 2
+
+
+def test_ranks_that_start_together_make_copies_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(TENSORS, tmp_path / "model.bin")
+    write, made = npcache._write, []
+
+    def slowly(*arguments: Any) -> Any:
+        made.append(arguments)
+        time.sleep(0.2)
+        return write(*arguments)
+
+    monkeypatch.setattr(npcache, "_write", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        for each in [pool.submit(check, torch_files(tmp_path, "npcache")) for _ in range(3)]:
+            each.result(60)
+    assert len(made) == 1
 
 
 def test_copies_of_a_folder_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
