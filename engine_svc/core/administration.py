@@ -48,7 +48,7 @@ class Administration:
         self._lock = asyncio.Lock()
         self._asked: set[asyncio.Task[object]] = set()
         self._is_draining = False
-        self._is_pausing = False  # it is paused, or will be once its requests have ended
+        self._pauses: set[object] = set()  # that are asked for, and wait for requests to end or for their turn
         self._is_profiling = False
 
     @property
@@ -97,7 +97,8 @@ class Administration:
             Conflict: it sleeps, and has given memory back.
         """
         await self._exclusively(lambda engine: engine.rest.resume())
-        self._pausing(wanted=False)
+        self._pauses.clear()
+        self._refuse_or_not()
 
     async def sleep(self, level: SleepLevel, leaving: Leaving, wait_seconds: float) -> None:
         """As `pause`, and gives memory back.
@@ -125,7 +126,6 @@ class Administration:
         started = time.monotonic()
         await self._exclusively(lambda engine: engine.rest.wake_up(parts))
         if not self.status.is_paused:
-            self._pausing(wanted=False)
             logger.info("awake, after %.2f s", time.monotonic() - started)
 
     async def reset_prefix_cache(self, *, preempts: bool) -> None:
@@ -173,19 +173,18 @@ class Administration:
             engine.abort_all()
 
     async def _rest(self, leaving: Leaving, wait_seconds: float, act: Callable[[SteppedEngine], None]) -> None:
-        was_paused = self._loop.load().status.is_paused
-        self._pausing(wanted=True)
-        if leaving is Leaving.WAIT:
-            try:
-                await self._wait_idle(wait_seconds, was_paused=was_paused)
-            except (QuireError, asyncio.CancelledError):
-                self._pausing(wanted=was_paused)
-                raise
+        was_paused, pause = self.status.is_paused, object()
+        self._pauses.add(pause)
+        self._refuse_or_not()
         try:
+            if leaving is Leaving.WAIT:
+                await self._wait_idle(wait_seconds, was_paused=was_paused)
+                if pause not in self._pauses:
+                    raise Conflict("It was resumed while its last requests were waited for.")
             await self._exclusively(act)
-        except QuireError:
-            self._pausing(wanted=self._loop.load().status.is_paused)
-            raise
+        finally:
+            self._pauses.discard(pause)
+            self._refuse_or_not()
 
     async def _wait_idle(self, seconds: float, *, was_paused: bool) -> None:
         if was_paused and self._loop.num_requests:
@@ -200,15 +199,10 @@ class Administration:
                 f"{self._loop.num_requests} requests have not ended within {seconds:g} s, so it goes on; allow more "
                 "time, or choose the mode abort or keep.", parameter="mode",
             ) from error  # fmt: skip
-        if not self._is_pausing:
-            raise Conflict("It was resumed while its last requests were waited for.")
-
-    def _pausing(self, *, wanted: bool) -> None:
-        self._is_pausing = wanted
-        self._refuse_or_not()
 
     def _refuse_or_not(self) -> None:
-        if self._is_pausing:
+        """Has new requests be told what holds now."""
+        if self._pauses or self._loop.load().status.is_paused:
             refusal = Unavailable("The engine is paused or sleeps; try again later, or another one.", reason=PAUSED)
         elif self._is_draining:
             refusal = Unavailable("This worker takes no new requests; try another one.", reason=DRAINING)
@@ -231,7 +225,10 @@ class Administration:
 
     async def _in_turn(self, function: Callable[[SteppedEngine], T]) -> T:
         async with self._lock:
-            return await self._loop.call(function)
+            try:
+                return await self._loop.call(function)
+            finally:
+                self._refuse_or_not()
 
 
 def _make_folder(folder: str) -> None:

@@ -240,10 +240,11 @@ class Sampler:
             raw: their logits as the model gave them; None to take them as they are now, which are whole.
         """
         index, wanted = self._index(rows), [states[row] for row in rows]
+        sampled = token_ids[index]
         if raw is None:
-            raw = processed_logits(logits[index], [state.parameters for state in wanted])
+            raw = processed_logits(logits[index], [state.parameters for state in wanted], sampled)
         alternatives = [state.alternatives for state in wanted]
-        return self._chooser.score(raw, token_ids[index], alternatives, scoring.is_normalised, part)
+        return self._chooser.score(raw, sampled, alternatives, scoring.is_normalised, part)
 
     def _index(self, rows: list[int]) -> torch.Tensor:
         return to_device(rows, self._device)

@@ -45,12 +45,16 @@ def draw_method(parameters: SamplingParameters, device: torch.device) -> DrawMet
     return DrawMethod(top_k > 0 or parameters.top_p < 1.0, candidates)
 
 
-def processed_logits(logits: torch.Tensor, parameters: Sequence[SamplingParameters]) -> torch.Tensor:
+def processed_logits(
+    logits: torch.Tensor, parameters: Sequence[SamplingParameters], token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
     """What the rows' tokens are drawn from: divided by the temperature, and -inf for what is not kept.
 
     Args:
         logits: float32 [rows, vocabulary]
         parameters: of each row; greedy ones stay as they are.
+        token_ids: int64 [rows], those drawn, which are kept: of tokens as likely as each other at the edge of what is
+            kept, the draw may have left others than this does.
     """
     drawn = [NEUTRAL if each.is_greedy else each for each in parameters]
     temperature, top_k, top_p, min_p = _columns(drawn, logits)
@@ -59,11 +63,14 @@ def processed_logits(logits: torch.Tensor, parameters: Sequence[SamplingParamete
         return scaled
     probabilities = _keep_min_p(scaled.softmax(-1), min_p)
     if top_k is not None or top_p is not None:
-        ordered, token_ids = probabilities.sort(dim=-1, descending=True)
+        ordered, order = probabilities.sort(dim=-1, descending=True)
         kept = _truncate(ordered, probabilities.sum(-1, keepdim=True), top_k, top_p)
-        probabilities = probabilities.scatter(-1, token_ids, kept)
+        probabilities = probabilities.scatter(-1, order, kept)
     truncates = to_device([each.top_k > 0 or each.top_p < 1.0 or each.min_p > 0.0 for each in drawn], logits.device)
-    return scaled.masked_fill_((probabilities == 0.0) & truncates[:, None], -torch.inf)
+    dropped = (probabilities == 0.0) & truncates[:, None]
+    if token_ids is not None:
+        dropped.scatter_(-1, token_ids[:, None], False)
+    return scaled.masked_fill_(dropped, -torch.inf)
 
 
 def draw_rows(

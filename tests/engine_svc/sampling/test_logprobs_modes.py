@@ -83,6 +83,16 @@ def test_outputs(mode: str) -> None:
     check(list(output.logprobs().values()), expected)
 
 
+@pytest.mark.parametrize("limits", [{"top_k": 5}, {"top_p": 0.5}, {"top_k": 9, "top_p": 0.5}], ids=str)
+def test_a_token_that_was_drawn_from_ties_has_a_probability(limits: dict[str, Any]) -> None:
+    sampler, rows = Sampler(32, SIZE, torch.device("cpu"), "processed_logprobs"), list(range(32))
+    for slot in rows:
+        sampler.add(slot, sampling_plan(logprobs=0, seed=slot, temperature=1.0, **limits), [9, 3], 1)
+    output = sampler.sample(torch.ones(len(rows), SIZE), SampledRows(rows, [2] * len(rows)))
+    own = [position.logprobs[0] for position in output.logprobs().values()]
+    assert all(-2.5 < each < -1.3 for each in own), own
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
     """Whatever the mode, and whatever the sequences beside it get."""

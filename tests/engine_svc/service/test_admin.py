@@ -21,6 +21,7 @@ from quire.errors import (
     Unavailable,
 )
 from quire.rpc.status import from_rpc_error
+from quire.sleep import Leaving
 from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2
 from tests.support.engine_client import TIMEOUT, expected, generate, generation, refusal
 from tests.support.engine_server import RunningEngine, running_engine
@@ -144,6 +145,29 @@ async def test_whoever_loses_patience_changes_nothing_either() -> None:
         await eventually(lambda: engine.worker.loop.refusal is None, "new requests are refused for good")
         assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
         running.cancel()
+
+
+async def test_a_wait_that_ends_after_another_pause_leaves_it_paused() -> None:
+    async with slow_engine() as engine:
+        running = start(engine, 1000)
+        await runs(engine)
+        pausing = asyncio.create_task(refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=500)))
+        await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
+        await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
+        assert isinstance(await pausing, DeadlineExceeded)
+        assert (await refusal(engine, generation([1], max_tokens=1))).reason == PAUSED
+        await ask(engine, resume=admin_pb2.Resume())
+        assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
+        running.cancel()
+
+
+async def test_a_pause_right_behind_a_resume_counts() -> None:
+    async with slow_engine() as engine:
+        await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
+        administration = engine.worker.administration
+        await asyncio.gather(administration.resume(), administration.pause(Leaving.KEEP, 0.0, clears_cache=False))
+        assert administration.status.is_paused
+        assert (await refusal(engine, generation([1], max_tokens=1))).reason == PAUSED
 
 
 async def test_a_pause_that_is_waited_for_can_be_taken_back() -> None:
