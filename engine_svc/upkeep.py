@@ -40,4 +40,5 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """Write what was noted; the answer is the file. Nothing where nothing is noted."""
 
 
-Upkeep = ReleaseMemory | RestoreWeights | RestoreCache | StartProfile | StopProfile
+MemoryUpkeep = ReleaseMemory | RestoreWeights | RestoreCache
+Upkeep = MemoryUpkeep | StartProfile | StopProfile

@@ -27,7 +27,6 @@ from quire.errors import (
     DeadlineExceeded,
     FailedPrecondition,
     Overloaded,
-    QuireError,
     Unavailable,
 )
 from quire.options.upkeep import UpkeepOptions

@@ -15,6 +15,7 @@ from quire.sleep import KV_CACHE, WEIGHTS, SleepLevel
 # Transfers that are cancelled end within this time, and adapters are read.
 _TRANSFER_SECONDS = 30.0
 _LOOK_SECONDS = 0.001
+_MEMORY = frozenset((WEIGHTS, KV_CACHE))
 
 
 class HeldWork(Protocol):
@@ -98,8 +99,9 @@ class Rest:
             self._held.reset_prefix_cache(preempts)
 
     def sleep(self, level: SleepLevel) -> None:
-        """Pauses, and gives memory back; one that sleeps deeper does so still."""
-        if self.level is not None and level <= self.level:
+        """Pauses, and gives memory back; one that sleeps deeper does so still, if no part of it has been woken."""
+        has_released = level is SleepLevel.PAUSED or self.asleep == _MEMORY
+        if self.level is not None and level <= self.level and has_released:
             return
         if not self.asleep:
             self.pause()
@@ -114,28 +116,31 @@ class Rest:
         if forgets_weights:
             self._held.forget_weights()
         self._upkeep(ReleaseMemory(forgets_weights))
-        self.asleep = frozenset((WEIGHTS, KV_CACHE))
+        self.asleep = _MEMORY
 
     def wake_up(self, parts: Collection[str]) -> None:
         """Takes memory again; with all of it there, everything gets on.
 
         Raises:
             Conflict: the KV cache is to come before the weights.
-            FailedPrecondition: the weights cannot be read any more.
+            FailedPrecondition: there is not enough memory, or the weights cannot be read any more; it sleeps on.
         """
         if WEIGHTS in parts and WEIGHTS in self.asleep:
-            try:
-                self._upkeep(RestoreWeights())
-            except StartupError as error:
-                raise FailedPrecondition(f"The weights cannot be read again, so it sleeps on: {error}") from error
+            self._restore(RestoreWeights(), "The weights cannot be read again")
             self.asleep -= {WEIGHTS}
         if KV_CACHE in parts and KV_CACHE in self.asleep:
             if WEIGHTS in self.asleep:
                 raise Conflict("The weights sleep: wake them first, or both.", parameter="tags")
-            self._upkeep(RestoreCache())
+            self._restore(RestoreCache(), "The KV cache cannot be allocated")
             self.asleep = frozenset()
         if not self.asleep:
             self.resume()
+
+    def _restore(self, command: Upkeep, failure: str) -> None:
+        try:
+            self._upkeep(command)
+        except StartupError as error:
+            raise FailedPrecondition(f"{failure}, so it sleeps on: {error}") from error
 
 
 class ScheduledWork:

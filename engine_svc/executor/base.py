@@ -99,7 +99,7 @@ class Executor(ABC):
         may come more than once.
 
         Raises:
-            StartupError: the weights cannot be read again; everything is as it was.
+            StartupError: the weights cannot be read again, or there is no room; everything is as it was.
             ExecutorDead: see `submit`.
         """
 

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine_svc.native.levels import LEVELS, compiled_as, levels_of
 from engine_svc.file_lock import locked
+from engine_svc.native.levels import LEVELS, compiled_as, levels_of
 from quire.supervised import Stage, report
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from engine_svc.pooling.runner import PoolingRunner
 from engine_svc.pooling_plan import PoolingPlan, PoolingResult
 from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.sleeping import SleepingModel
-from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile, Upkeep
+from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
 
 
 class PoolingRank:
@@ -23,7 +23,7 @@ class PoolingRank:
 
         Raises: what that does.
         """
-        self._model = SleepingModel(make, device)
+        self._model = SleepingModel(make, lambda runner: runner.allocate(), device)
         self._profiler = RankProfiler(0, device, lambda: None)
         self.runner.allocate()
 
@@ -45,16 +45,12 @@ class PoolingRank:
     def upkeep(self, command: Upkeep) -> list[str]:
         """See RankModel.upkeep."""
         match command:
-            case ReleaseMemory():
-                self._model.release(command.forgets_weights)
-            case RestoreWeights():
-                self._model.restore_weights()
-            case RestoreCache():
-                self.runner.allocate()
             case StartProfile():
                 self._profiler.start(command)
             case StopProfile():
                 return self._profiler.stop()
+            case _:
+                self._model.upkeep(command)
         return []
 
     def close(self) -> None:

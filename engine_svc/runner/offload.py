@@ -43,9 +43,14 @@ class OffloadedTensors:
         """Everything is where it was, if not at the same address.
 
         Raises:
-            torch.OutOfMemoryError: somebody else has the memory now.
+            torch.OutOfMemoryError: somebody else has the memory now; everything is in host memory still.
         """
-        for storage, kept in self._kept:
-            storage.resize_(kept.nbytes)
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
+        try:
+            for storage, kept in self._kept:
+                storage.resize_(kept.nbytes)
+                torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
+        except torch.OutOfMemoryError:
+            for storage, _ in self._kept:
+                storage.resize_(0)
+            raise
         self._kept = []

@@ -11,7 +11,7 @@ from engine_svc.runner.pending import BegunStep, PendingStep
 from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.runner import Runner
 from engine_svc.runner.sleeping import SleepingModel
-from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StartProfile, StopProfile, Upkeep
+from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
 
 
 class RankModel:
@@ -24,8 +24,10 @@ class RankModel:
 
         Raises: what that does.
         """
-        self._model = SleepingModel(make, device)
         self._num_blocks, self._num_host_blocks = 0, 0
+        self._model = SleepingModel(
+            make, lambda runner: runner.allocate(self._num_blocks, self._num_host_blocks), device
+        )
         self._profiler = RankProfiler(rank, device, self._settle)
 
     @property
@@ -57,19 +59,15 @@ class RankModel:
         """Obeys; see there.
 
         Raises:
-            StartupError: the model cannot be loaded again.
+            StartupError: see SleepingModel.upkeep.
         """
         match command:
-            case ReleaseMemory():
-                self._model.release(command.forgets_weights)
-            case RestoreWeights():
-                self._model.restore_weights()
-            case RestoreCache():
-                self.runner.allocate(self._num_blocks, self._num_host_blocks)
             case StartProfile():
                 self._profiler.start(command)
             case StopProfile():
                 return self._profiler.stop()
+            case _:
+                self._model.upkeep(command)
         return []
 
     def _settle(self) -> None:

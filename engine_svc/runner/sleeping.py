@@ -10,6 +10,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from engine_svc.runner.offload import OffloadedTensors
+from engine_svc.upkeep import MemoryUpkeep, ReleaseMemory, RestoreCache, RestoreWeights
+from quire.errors import StartupError
 
 
 class Sleeper(Protocol):
@@ -32,14 +34,15 @@ class SleepingModel(Generic[Model]):
     nowhere: then the model goes, and another one is made of the same files.
     """
 
-    def __init__(self, make: Callable[[], Model], device: torch.device) -> None:
+    def __init__(self, make: Callable[[], Model], allocate: Callable[[Model], None], device: torch.device) -> None:
         """
         Args:
             make: loads it.
+            allocate: gives it all but the weights, again.
 
-        Raises: what that does.
+        Raises: what `make` does.
         """
-        self._make = make
+        self._make, self._allocate = make, allocate
         self._device = device
         self._offloaded: OffloadedTensors | None = None
         self.loaded: Model | None = make()
@@ -54,7 +57,28 @@ class SleepingModel(Generic[Model]):
             raise RuntimeError("the model sleeps, and its weights were given back")
         return self.loaded
 
-    def release(self, forgets_weights: bool) -> None:
+    def upkeep(self, command: MemoryUpkeep) -> None:
+        """Obeys.
+
+        Raises:
+            StartupError: the weights cannot be loaded again, or there is no room; everything is as it was.
+        """
+        if isinstance(command, ReleaseMemory):
+            self._release(command.forgets_weights)
+            return
+        try:
+            self._restore(command)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            failure = f"Not enough memory: {error}"
+        else:
+            return
+        # Behind the handler, for the error refers to what was allocated in vain.
+        if isinstance(command, RestoreCache):
+            self.awake.release_caches()
+        self._trim()
+        raise StartupError(failure)
+
+    def _release(self, forgets_weights: bool) -> None:
         """More than was given back before, or as much."""
         if self.loaded is not None:
             self.loaded.release_caches()
@@ -64,24 +88,22 @@ class SleepingModel(Generic[Model]):
         gc.collect()  # what is recorded and what it was recorded from refer to each other
         if self.loaded is not None and self._offloaded is None and self._device.type == "cuda":
             self._offloaded = OffloadedTensors.of_device(self._device)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        _trim()
+        self._trim()
 
-    def restore_weights(self) -> None:
-        """
-        Raises:
-            StartupError: they cannot be loaded again.
-        """
-        if self._offloaded is not None:
+    def _restore(self, command: RestoreWeights | RestoreCache) -> None:
+        if isinstance(command, RestoreCache):
+            self._allocate(self.awake)
+        elif self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
         elif self.loaded is None:
             self.loaded = self._make()
 
-
-def _trim() -> None:
-    """What the C library keeps for reuse goes back to the system, where it is glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    def _trim(self) -> None:
+        """What is kept for reuse goes back to the device and, where the C library is glibc, to the system."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -27,6 +27,7 @@ from engine_svc.plan import (
     Transfers,
 )
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, StopProfile, Upkeep
+from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from tests.support.fake_adapters import FakeAdapters
@@ -152,6 +153,7 @@ class FakeExecutor(Executor):
         self._num_blocks = self._num_host_blocks = 0
         self.max_in_flight = max_in_flight
         self._results: deque[StepResult] = deque()
+        self.no_memory_for: type[Upkeep] | None = None
         self._begun: StepPlan | None = None  # it awaits its masks
         self._rows: dict[int, _Row] = {}
         self._cache: list[Block] = []
@@ -177,6 +179,8 @@ class FakeExecutor(Executor):
                 self._num_blocks, self._cache, self._rows = len(self._cache) or self._num_blocks, [], {}
                 if command.forgets_weights:
                     self._adapters.forget_all()
+            case RestoreWeights() | RestoreCache() if self.no_memory_for is type(command):
+                raise StartupError("Not enough memory: somebody else has it.")
             case RestoreWeights():
                 self._missing.discard(RestoreWeights)
             case RestoreCache():

@@ -10,7 +10,7 @@ from engine_svc.core.engine import Engine
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights
-from quire.errors import Conflict, DeadlineExceeded
+from quire.errors import Conflict, DeadlineExceeded, FailedPrecondition
 from quire.sleep import PARTS, SleepLevel
 from tests.engine_svc.core.test_awaited_blocks import PROMPT, Fare, Remote, filled, make_worker
 from tests.engine_svc.core.test_engine import (
@@ -136,6 +136,24 @@ def test_parts_wake_one_after_the_other() -> None:
     assert executor.asked == [
         ReleaseMemory(False), ReleaseMemory(True), RestoreWeights(), RestoreCache()
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [RestoreWeights, RestoreCache])
+def test_without_memory_it_sleeps_on_until_there_is_some(command: type[RestoreWeights | RestoreCache]) -> None:
+    engine, executor = engine_over(1)
+    engine.add(0, request(PROMPT, max_tokens=5))
+    collected = run(engine, steps=2)
+    engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
+    executor.no_memory_for = command
+    with pytest.raises(FailedPrecondition, match="so it sleeps on: Not enough memory"):
+        engine.rest.wake_up(PARTS)
+    assert engine.load().status.asleep == (("kv_cache", "weights") if command is RestoreWeights else ("kv_cache",))
+    assert not engine.has_work
+    engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
+    assert engine.load().status.asleep == ("kv_cache", "weights")
+    executor.no_memory_for = None
+    engine.rest.wake_up(PARTS)
+    assert run(engine, collected).tokens[0, 0] == expected(PROMPT, 5)
 
 
 @pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_FORGOTTEN])

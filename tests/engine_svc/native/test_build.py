@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_svc.file_lock import locked
 from engine_svc.native import build
 from engine_svc.native.build import NativeUnavailable, library
-from engine_svc.file_lock import locked
 from tests.support.native import AVAILABLE
 
 # Stands for a compiler, in no time: writes its arguments to its last one, which is what -o says.

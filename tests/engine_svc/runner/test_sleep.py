@@ -12,6 +12,8 @@ from engine_svc.adapters.adapter import read_adapter
 from engine_svc.core.engine import Engine
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.offload import OffloadedTensors
+from engine_svc.runner.runner import Runner
+from quire.errors import FailedPrecondition
 from quire.sampling import SamplingParameters
 from quire.sleep import PARTS, SleepLevel
 from tests.support.adapter_folders import low_rank, write_adapter
@@ -116,6 +118,43 @@ def test_adapters_are_read_again(llama: Path, tmp_path: Path) -> None:
         requests.append(GenerationRequest("r", PROMPTS[0], SAMPLING, adapter.name, adapter))
     with running_engine(llama, enable_lora=True, max_loras=2, max_cpu_loras=2) as engine:
         check(engine, requests)
+
+
+@pytest.mark.parametrize("level", [SleepLevel.WEIGHTS_KEPT, SleepLevel.WEIGHTS_FORGOTTEN])
+def test_where_memory_is_short_it_sleeps_on(llama: Path, level: SleepLevel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("somebody else has it")
+
+    requests = plain()
+    with running_engine(llama) as engine:
+        expected = tokens_of(engine, requests, [], 0)
+        engine.rest.sleep(level)
+        with monkeypatch.context() as patch:
+            patch.setattr(Runner, "_record_steps", no_memory)
+            with pytest.raises(FailedPrecondition, match="somebody else has it"):
+                engine.rest.wake_up(PARTS)
+        assert engine.load().status.asleep == ("kv_cache",)
+        engine.rest.wake_up(PARTS)
+        assert tokens_of(engine, requests, [], 100) == expected
+
+
+def test_memory_that_is_there_in_part_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.arange(5.0), torch.arange(7.0)]
+    away = OffloadedTensors(tensors)
+
+    def resize(storage: torch.UntypedStorage, size: int) -> None:
+        if size == 28:
+            raise torch.OutOfMemoryError
+        original(storage, size)
+
+    original = torch.UntypedStorage.resize_
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "resize_", resize)
+        with pytest.raises(torch.OutOfMemoryError):
+            away.restore()
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0]
+    away.restore()
+    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6]]
 
 
 def test_tensors_are_the_same_when_their_memory_is_back() -> None:
