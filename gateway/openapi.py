@@ -18,11 +18,11 @@ import quire
 from gateway.context import context_of
 from gateway.errors import ErrorResponse, MessagesError, json_response
 from gateway.middleware.authentication import PUBLIC_PATHS
+from gateway.protocol.aborted import AbortRequests
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.completions import Completion, CompletionRequest
 from gateway.protocol.fleet import FleetView, KvEventSource
 from gateway.protocol.generate import (
-    AbortRequests,
     DerenderChatRequest,
     DerenderChatStreamResponse,
     DerenderCompletionRequest,

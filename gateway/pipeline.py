@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from gateway.answers.deltas import ChoiceUpdate, Finish, FinishReason
@@ -97,7 +98,7 @@ class Pipeline:
             raise
         return state
 
-    def abort(self, request_ids: Collection[str], tenant: str | None = None) -> int:
+    def abort(self, request_ids: AbstractSet[str], tenant: str | None = None) -> int:
         """Ends live requests of these ids, whose choices have what has come of them until now; how many there were.
 
         Args:
@@ -107,6 +108,7 @@ class Pipeline:
         found = [each for each in found if tenant is None or each.request.tenant == tenant]
         for state in found:
             for choice in [choice for stream in state.streams for choice in stream.choices if not choice.ended]:
+                self.texts.close(choice)  # the tokenizer service does not know that it ends
                 self._on_update(choice, ChoiceUpdate(choice.index, (Finish(FinishReason.ABORT),), ()))
             if state.open_choices:  # that nothing has begun of
                 state.fail(Cancelled("The request was aborted before its choices had begun."))

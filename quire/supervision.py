@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -69,7 +70,14 @@ async def ask_supervisor(request: ScaleRequest, environment: Mapping[str, str] =
 
 
 async def _ask(path: str, request: ScaleRequest) -> ScaleAnswer:
-    reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_BYTES)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        found.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(found, path)  # uvloop's streams take no name without a file
+        reader, writer = await asyncio.open_unix_connection(sock=found, limit=_MAX_BYTES)
+    except BaseException:
+        found.close()
+        raise
     try:
         writer.write(msgspec.json.encode(request) + b"\n")
         return msgspec.json.decode(await reader.readuntil(), type=ScaleAnswer)

@@ -12,28 +12,16 @@ from starlette.routing import Route
 from gateway.admin.answer import outcomes_response
 from gateway.admin.query import Query
 from gateway.context import context_of
-from gateway.endpoints.body import read_json
-from gateway.protocol.admin import AbortRequests
-from quire.errors import InvalidRequest
+from gateway.endpoints.aborted import read_request_ids
 
-_MOST_IDS = 1024
 # What stands before a request's own name in an answer's id.
 _PREFIX = re.compile(r"^(chatcmpl|cmpl|generate|resp|msg)[-_]")
 
 
 async def abort_requests(request: Request) -> Response:
-    """Ends requests of anybody, wherever they run, with what they have. Ids that nobody has are no error.
-
-    Raises:
-        InvalidRequest: there are too many ids.
-    """
+    """Ends requests of anybody, wherever they run, with what they have. Ids that nobody has are no error."""
     query = Query(request)
-    body = await read_json(request, AbortRequests)
-    if len(body.request_ids) > _MOST_IDS:
-        raise InvalidRequest(
-            f"{len(body.request_ids)} request_ids are given; at most {_MOST_IDS} are taken.", parameter="request_ids"
-        )
-    names = {name for given in body.request_ids for name in (given, _PREFIX.sub("", given))}
+    names = {name for given in await read_request_ids(request) for name in (given, _PREFIX.sub("", given))}
     outcomes = await query.administration.abort(sorted(names))
     ended = context_of(request).pipeline.abort(names)  # those that wait in a router
     return outcomes_response(outcomes, aborted=max(ended, sum(worker.aborted_requests for worker in outcomes.workers)))

@@ -15,13 +15,13 @@ from gateway.answers.scores import chat_logprobs, prompt_logprobs, token_logprob
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
 from gateway.endpoints import completions
+from gateway.endpoints.aborted import read_request_ids
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatLogprobs
 from gateway.protocol.completions import CompletionRequest
 from gateway.protocol.generate import (
-    AbortRequests,
     GenerateChoice,
     GenerateChunk,
     GenerateLogprobs,
@@ -51,8 +51,7 @@ async def generate(request: Request) -> Response | EventStream:
 
 async def abort(request: Request) -> Response:
     """Ends requests of the same key that run in this gateway; those that are none of them are passed over."""
-    body = await read_json(request, AbortRequests)
-    context_of(request).pipeline.abort(body.request_ids, tenant_of(request))
+    context_of(request).pipeline.abort(await read_request_ids(request), tenant_of(request))
     return json_response({})
 
 

@@ -28,12 +28,6 @@ class AdminWorkers(msgspec.Struct):
     administration: list[AdminWorker]
 
 
-class AbortRequests(msgspec.Struct):
-    """The body of /abort_requests."""
-
-    request_ids: list[str]
-
-
 class ScaleElastic(msgspec.Struct):
     """The body of /scale_elastic_ep."""
 

@@ -179,9 +179,3 @@ class DerenderCompletionStreamResponse(msgspec.Struct):
 
     chunk: Completion
     stream_state: StreamState
-
-
-class AbortRequests(msgspec.Struct):
-    """Requests to end."""
-
-    request_ids: list[str]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import grpc
 import httpx
 import uvicorn
 
@@ -74,7 +75,7 @@ class GatewayStack(Gateway):
 
     engine: FakeEngine
     router: Router
-    tokenizer: GrpcServer
+    tokenizer: RunningTokenizer
 
 
 @contextlib.asynccontextmanager
@@ -126,8 +127,20 @@ def save_tokenizer(folder: Path) -> None:
         byte_tokenizer(8192).save_pretrained(folder)
 
 
+@dataclass
+class RunningTokenizer:
+    server: grpc.aio.Server
+    port: int
+    servicer: TokenizerServicer
+
+    @property
+    def num_streams(self) -> int:
+        """Sequences that are open."""
+        return sum(session.num_streams for session in self.servicer.sessions)
+
+
 @contextlib.asynccontextmanager
-async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> AsyncIterator[GrpcServer]:
+async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> AsyncIterator[RunningTokenizer]:
     """A tokenizer service; the folder gets the tokenizer if it has none."""
     save_tokenizer(folder)
     options = TokenizerOptions()
@@ -143,7 +156,7 @@ async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> Async
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
     await server.start()
     try:
-        yield server
+        yield RunningTokenizer(server.server, server.port, servicer)
     finally:
         await server.server.stop(None)
         await renderer.close()

@@ -338,6 +338,19 @@ async def test_requests_are_aborted_by_their_ids(tokenizer_folder: Path) -> None
         answer = (await running).json()
         assert answer["choices"][0]["finish_reason"] == "abort"
         await eventually(lambda: not stack.engine.live, "the engine goes on")
+        too_many = {"request_ids": ["r"] * 1025}
+        refused = await stack.client.post("/inference/v1/abort_requests", json=too_many, headers=keys["one"])
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_ids")
+
+
+async def test_the_tokenizer_service_forgets_aborted_choices(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.01), enable_scale_out=True) as stack:
+        body = {"prompt": "A", "n": 3, "max_tokens": 2000}
+        running = asyncio.create_task(stack.client.post("/v1/completions", json=body, headers={"x-request-id": "r8"}))
+        await eventually(lambda: stack.tokenizer.num_streams == 3, "no text is made")
+        await stack.post("/inference/v1/abort_requests", {"request_ids": ["r8"]})
+        assert [choice["finish_reason"] for choice in (await running).json()["choices"]] == ["abort"] * 3
+        await eventually(lambda: stack.tokenizer.num_streams == 0, "the tokenizer service keeps ended choices")
 
 
 async def test_they_are_off_unless_asked_for(gateway: GatewayStack) -> None:

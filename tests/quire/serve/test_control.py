@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
 from quire.errors import FailedPrecondition, InvalidRequest, QuireError, Unavailable
 from quire.serve.control import control_socket
@@ -35,6 +36,13 @@ async def test_an_order_and_a_question() -> None:
         assert await ask_supervisor(ScaleRequest(), environment) == ScaleAnswer(7)
     with pytest.raises(Unavailable, match="does not answer"):
         await ask_supervisor(ScaleRequest(), environment)
+
+
+async def test_the_gateway_asks_in_the_loop_that_it_runs_in() -> None:
+    environment = fresh_environment()
+    async with control_socket(control_path(environment), answering()):
+        question = ask_supervisor(ScaleRequest(), environment)
+        assert await asyncio.to_thread(uvloop.run, question) == ScaleAnswer(7)
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), FailedPrecondition("no"), Unavailable("no")])
