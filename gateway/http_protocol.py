@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -17,16 +18,22 @@ from gateway.middleware.root_path import path_below_root
 from quire.errors import Overloaded
 from quire.options.gateway import GatewayOptions
 
+logger = logging.getLogger(__name__)
+
 _LIVENESS = b"/livez"
 # For a client whose request is refused to read why, while it still sends.
 _LAST_WORDS_SECONDS = 5.0
+# Who takes longer than this to read so much, or what is left, is not reading.
+_STALL_SECONDS = 60.0
+_STALL_BYTES = 2**16
 
 
 class LimitedProtocol(HttpToolsProtocol):
     """Closes connections that send too much or too slowly before the application hears of them.
 
     The timer runs while a client is what the server waits for, and never while an answer is made: what comes then
-    (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes.
+    (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes. Another one runs
+    while there is something that the client does not read. What comes behind a body in place of headers is nobody's.
     """
 
     # Time that a client has for each.
@@ -38,7 +45,8 @@ class LimitedProtocol(HttpToolsProtocol):
     gives_pieces: ClassVar[bool]
 
     _timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0
+    _unread_timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0  # of these headers; or what has come since the last piece of the body, and is none
     _in_headers = True  # or between requests
     _is_refused = False  # what still comes is nobody's
     _served: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last that came, which may wait for its turn
@@ -49,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._trust_reader()
         super().connection_lost(exc)
         self._leave(self._served)  # uvicorn tells the last request alone
 
@@ -65,13 +74,16 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._in_headers:
-            self._header_bytes += len(data)
-            if self._timer is None and not self._answering:
-                self._await_headers()
+        self._header_bytes += len(data)
+        if self._in_headers and self._timer is None and not self._answering:
+            self._await_headers()
         super().data_received(data)
-        if self._in_headers and self._header_bytes > self.max_header_bytes:
+        if self._header_bytes > self.max_header_bytes:
             self._refuse_size()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_refused:  # of another request, in the same packet
@@ -82,7 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.headers) > self.max_headers:
             self._refuse(431, f"The request has more than {self.max_headers} headers (--h11-max-header-count).")
             return
-        self._in_headers = False
+        self._in_headers, self._header_bytes = False, 0
         self._disarm()
         if not self._answering:
             self._await_body()
@@ -90,6 +102,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if not self._in_headers:
+            self._header_bytes = 0
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -99,9 +112,47 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if not self.flow.write_paused:
+            self._watch_reader()
         super().on_response_complete()
         if not self._in_headers and self._timer is None and not self.pipeline:  # its turn has come
             self._await_body()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._trust_reader()
+
+    def _watch_reader(self) -> None:
+        """Ends the connection if what has been written is not read."""
+        self._trust_reader()
+        if unread := self.transport.get_write_buffer_size():
+            check = partial(self._check_reader, unread, self.cycle)
+            self._unread_timer = asyncio.get_running_loop().call_later(_STALL_SECONDS, check)
+
+    def _trust_reader(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _check_reader(self, before: int, cycle: RequestResponseCycle | None) -> None:
+        """
+        Args:
+            before: bytes that were not read when the watch began.
+            cycle: the request that came last, then. With another one there may be more to read, which is watched when
+                its answer ends.
+        """
+        unread = self.transport.get_write_buffer_size()
+        if not unread or (self.cycle is not cycle and not self.flow.write_paused):
+            return
+        if unread > max(0, before - _STALL_BYTES):
+            logger.info("a client has not read its answer for %g s; its connection is ended", _STALL_SECONDS)
+            self.transport.abort()
+        else:
+            self._watch_reader()
 
     @property
     def _answering(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
@@ -12,16 +11,11 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from gateway.answers.events import PING
-from gateway.answers.patience import Patience
 from gateway.errors import error_response, stopping
 from quire.errors import QuireError
 
-logger = logging.getLogger(__name__)
-
 # Proxies and clients close connections on which nothing comes for long.
 PING_SECONDS = 15.0
-# A client that takes longer than this to read 64 KiB is not reading.
-STALL_SECONDS = 60.0
 # For the last words of a stream that is cut.
 _LAST_WORDS_SECONDS = 1.0
 # More goes out in several pieces.
@@ -84,11 +78,7 @@ class EventStream:
         """Streams until the request ends or the client goes."""
         async with self._queue.read_by(receive):
             try:
-                async with asyncio.timeout(None) as stalled:
-                    with contextlib.closing(Patience(lambda: stalled.reschedule(0))) as patience:
-                        await self._stream(scope, receive, send, patience)
-            except TimeoutError:
-                logger.info("the client has not read its stream for %g s; ending it", STALL_SECONDS)
+                await self._stream(scope, receive, send)
             except asyncio.CancelledError:
                 if not self._begun:
                     raise
@@ -100,7 +90,7 @@ class EventStream:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._end(send, stopping())
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send, patience: Patience) -> None:
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         batch = None
         while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
             batch = await self._queue.next_batch(PING_SECONDS)
@@ -114,12 +104,12 @@ class EventStream:
         for event in self._writer.opening():
             body += event
             if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
-                await self._send(send, body, patience)
+                await self._send(send, body)
                 await asyncio.sleep(0)  # sending to one that reads does not wait, and others are to have their turn
                 body = b""
         while batch != []:
             body += PING if batch is None else self._encode(batch)
-            await self._send(send, body, patience)
+            await self._send(send, body)
             body = b""
             batch = await self._queue.next_batch(PING_SECONDS)
         await self._end(send, self._queue.error, body)
@@ -127,11 +117,9 @@ class EventStream:
     def _encode(self, batch: Iterable[Any]) -> bytes:
         return b"".join(event for update in batch for event in self._writer.update(update))
 
-    async def _send(self, send: Send, body: bytes, patience: Patience) -> None:
+    async def _send(self, send: Send, body: bytes) -> None:
         if body and not self._write(body):
-            patience.begin(STALL_SECONDS)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            patience.end()
 
     async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
         await send({"type": "http.response.body", "body": body + b"".join(self._writer.closing(error))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def request(body: dict[str, Any], **headers: str) -> bytes:
     lines = {"host": "x", "content-type": "application/json", "content-length": str(len(content))} | headers
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + content
+
+
+def chunked(**headers: str) -> bytes:
+    """A request for one token, but for the last chunk, of no bytes."""
+    head, _, body = request({"model": "fake", "prompt": "A", "max_tokens": 1}, **headers).partition(b"\r\n\r\n")
+    lines = [line for line in head.split(b"\r\n") if not line.startswith(b"content-length")]
+    head = b"\r\n".join([*lines, b"transfer-encoding: chunked"])
+    return b"%b\r\n\r\n%x\r\n%b\r\n" % (head, len(body), body)
+
+
+def has_connection(port: int, client: socket.socket) -> bool:
+    """Whether the server at this port has the client's connection still, and has not closed it."""
+    ports = f":{port:04X}", f":{client.getsockname()[1]:04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    found = [line[3] for line in lines if line[1].endswith(ports[0]) and line[2].endswith(ports[1])]
+    return found == ["01"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -154,6 +171,63 @@ async def test_headers_that_are_too_large(strict: GatewayStack) -> None:
     ):
         answer = await send(strict.port, data)
         assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), answer[:200]
+
+
+@pytest.mark.parametrize("size", [70, 200_000], ids=["many", "one"])
+async def test_what_comes_behind_a_body_is_limited_too(strict: GatewayStack, size: int) -> None:
+    trailer = b"x: " + b"y" * size + b"\r\n"
+    async with connection(strict.port) as (reader, writer):
+        writer.write(chunked() + b"0\r\n")
+        answer = asyncio.create_task(reader.read())
+        for _ in range(200_000 // size):
+            writer.write(trailer)
+            await asyncio.sleep(0)
+        assert (await answer).startswith(b"HTTP/1.1 431")
+
+
+async def test_what_comes_behind_a_body_is_no_header(strict: GatewayStack) -> None:
+    """A proxy that takes headers away, or sets them, does not look there."""
+    answer = await send(strict.port, chunked(connection="close") + b"0\r\nx-tenant: no name!\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200")
+    answer = await send(strict.port, chunked(**{"connection": "close", "x-tenant": "no name!"}) + b"0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/page/page.js"])
+async def test_a_client_that_does_not_read_is_left(
+    tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Whole answers, streams, and requests in line."""
+    monkeypatch.setattr("gateway.http_protocol._STALL_SECONDS", 0.2)
+    body = {"model": "fake", "prompt": ["A" * 4000] * 200, "n": 5, "echo": True, "max_tokens": 1}
+    data = request(body) if path == "/v1/completions" else f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 1000
+    loop = asyncio.get_running_loop()
+    async with running_gateway(tokenizer_folder) as stack:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", stack.port))
+            await loop.sock_sendall(client, data)
+            await eventually(lambda: not has_connection(stack.port, client), "the connection stays")
+        assert (await stack.client.get("/livez")).status_code == 200
+
+
+async def test_a_client_that_reads_slowly_gets_all(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.http_protocol._STALL_SECONDS", 0.5)
+    body = {"model": "fake", "prompt": ["A" * 4000] * 200, "n": 5, "echo": True, "max_tokens": 1}
+    loop, answer = asyncio.get_running_loop(), b""
+    async with running_gateway(tokenizer_folder) as stack:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", stack.port))
+            await loop.sock_sendall(client, request(body, connection="close"))
+            while piece := await loop.sock_recv(client, 2**16):
+                answer += piece
+                await asyncio.sleep(0.03)  # a megabyte in a second or two
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert len(json.loads(content)["choices"]) == 1000
 
 
 async def test_a_client_that_goes_on_sending_reads_why_it_is_refused(strict: GatewayStack) -> None:

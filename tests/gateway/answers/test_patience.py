@@ -116,16 +116,3 @@ async def test_pieces_go_straight_to_a_server_that_takes_them() -> None:
     await asyncio.wait_for(task, WAIT_SECONDS)
     assert not (await sent.get()).get("more_body")
     assert written.empty()
-
-
-async def test_a_client_that_does_not_read_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "STALL_SECONDS", 0.05)
-    queue = AnswerQueue(1)
-    queue.push(update())
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    await asyncio.wait_for(EventStream(queue, Writer())({"type": "http"}, receive, send), WAIT_SECONDS)
-    assert queue.closed
