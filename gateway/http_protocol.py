@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import sys
+import termios
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -125,13 +128,21 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._trust_reader()
+        if not self._answering:  # what is left is the last of it
+            self._watch_reader()
 
     def _watch_reader(self) -> None:
         """Ends the connection if what has been written is not read."""
         self._trust_reader()
-        if unread := self.transport.get_write_buffer_size():
+        if unread := self._num_unread():
             check = partial(self._check_reader, unread, self.cycle)
             self._unread_timer = asyncio.get_running_loop().call_later(_STALL_SECONDS, check)
+
+    def _num_unread(self) -> int:
+        """Bytes that the client has not taken; those that the kernel keeps, which may be megabytes, are among them."""
+        kept = bytearray(4)
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
+        return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
     def _trust_reader(self) -> None:
         if self._unread_timer is not None:
@@ -141,11 +152,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _check_reader(self, before: int, cycle: RequestResponseCycle | None) -> None:
         """
         Args:
-            before: bytes that were not read when the watch began.
+            before: what was not read when the watch began.
             cycle: the request that came last, then. With another one there may be more to read, which is watched when
                 its answer ends.
         """
-        unread = self.transport.get_write_buffer_size()
+        unread = self._num_unread()
         if not unread or (self.cycle is not cycle and not self.flow.write_paused):
             return
         if unread > max(0, before - _STALL_BYTES):
