@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Lifespan
 
 from gateway.admin.registry import admin_routes
+from gateway.background import begin
 from gateway.context import GatewayContext
 from gateway.endpoints import (
     adapters,
@@ -226,7 +227,7 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
 async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app: Starlette) -> AsyncIterator[None]:
     """Keeps the sessions with the other services up while the server runs, and what else is to be done."""
     context: GatewayContext = app.state.context
-    jobs = [asyncio.create_task(run()) for run in (context.fleet.run, context.pipeline.run, *more)]
+    jobs = [begin(run()) for run in (context.fleet.run, context.pipeline.run, *more)]
     yield
     await context.responses.close(context.options.drain_timeout_seconds, stopping())
     for job in jobs:

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.config import LOG_LEVELS
 
 from gateway.app import create_admin_app, create_app
+from gateway.background import begin
 from gateway.certificates import Certificates
 from gateway.context import GatewayContext
 from gateway.errors import stopping
@@ -67,7 +68,7 @@ def main(
         StartupError: the options do not go together, or the port is taken.
     """
     setup_logging("gateway", log)
-    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+    logging.getLogger("uvicorn.access").addFilter(_is_to_be_told)
     for name in _LOGGERS_OF_HTTP:
         if (http_logger := logging.getLogger(name)).level == logging.NOTSET:  # --log-config-file may have set it
             http_logger.setLevel(LOG_LEVELS[gateway.uvicorn_log_level])
@@ -94,9 +95,14 @@ def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[sock
     return _listen(options.host, options.port, "--port or --host", shares=bool(options.shared_port_folder))
 
 
-def _is_no_probe(record: logging.LogRecord) -> bool:
-    """Orchestrators and Prometheus ask every few seconds; their lines would hide those of clients."""
-    return not (isinstance(record.args, tuple) and len(record.args) > 2 and str(record.args[2]).endswith(_PROBES))
+def _is_to_be_told(record: logging.LogRecord) -> bool:
+    """Not what orchestrators and Prometheus ask every few seconds, which would hide clients; nor what stands behind a
+    path: some put their key there."""
+    if isinstance(record.args, tuple) and len(record.args) > 2:
+        path, _, query = str(record.args[2]).partition("?")
+        record.args = (*record.args[:2], f"{path}?…" if query else path, *record.args[3:])
+        return not path.endswith(_PROBES)
+    return True
 
 
 def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket.socket:
@@ -169,7 +175,7 @@ async def _admin_port(context: GatewayContext, listener: socket.socket | None) -
         return
     server = make_admin_server(context)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    keeping = asyncio.create_task(_keep_certificates(server, context.options))
+    keeping = begin(_keep_certificates(server, context.options))
     try:
         yield
     finally:
@@ -202,14 +208,15 @@ async def _serve(
 async def _serve_until_stopped(
     context: GatewayContext, server: uvicorn.Server, serving: asyncio.Task[None], signals: asyncio.Queue[int]
 ) -> None:
-    jobs = (_report_readiness(context), _keep_certificates(server, context.options))
-    beside = [asyncio.create_task(job) for job in jobs]
+    beside = [begin(_report_readiness(context)), begin(_keep_certificates(server, context.options))]
     await _wait(serving, signals, None)
     for task in beside:
         task.cancel()
     context.draining = True
+    is_hurried = await _wait(serving, signals, context.options.drain_settle_seconds)
     server.should_exit = True
-    await _wait(serving, signals, context.options.drain_timeout_seconds)
+    if not is_hurried:
+        await _wait(serving, signals, context.options.drain_timeout_seconds)
     context.responses.cut(stopping())
     await _cut(serving, server)
     await serving
@@ -223,11 +230,13 @@ async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) ->
         await Certificates(server.config.ssl, options).watch()
 
 
-async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> None:
-    """Until the server has ended, a signal has come, or so much time has passed."""
+async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> bool:
+    """Until the server has ended, a signal has come, or so much time has passed; whether it was a signal."""
     told = asyncio.create_task(signals.get())
     await asyncio.wait([serving, told], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    is_told = told.done()
     told.cancel()
+    return is_told
 
 
 async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:

@@ -13,6 +13,7 @@ from quire.options.reasoning import ReasoningOptions
 from quire.options.responses import ResponsesOptions
 from quire.options.seed import seed_option
 from quire.options.server import LOOPBACK
+from quire.options.settling import drain_settle_option
 from quire.options.tokenizer_init import SKIP_FLAG, skip_tokenizer_option
 from quire.options.tools import ToolOptions
 
@@ -124,8 +125,9 @@ class GatewayOptions:
     h11_max_header_count: int = option(256, "Most headers of a request.", minimum=1)
     header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
     body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)
+    drain_settle_seconds: float = drain_settle_option()
     drain_timeout_seconds: float = option(
-        90.0, "After SIGTERM, time for running requests to finish; a second signal ends it. Those that have not "
+        90.0, "After that, time for running requests to finish; a second signal ends it. Those that have not "
         "finished then get an error: 503, or an event at the end of their stream.", minimum=0.0,
     )  # fmt: skip
 
@@ -133,6 +135,11 @@ class GatewayOptions:
     reasoning: ReasoningOptions = ReasoningOptions()
     tools: ToolOptions = ToolOptions()
     responses: ResponsesOptions = ResponsesOptions()
+
+    @property
+    def stop_seconds(self) -> float:
+        """That a server which is told to stop may take."""
+        return self.drain_settle_seconds + self.drain_timeout_seconds
 
     def check(self) -> None:
         """Refuses to expose an open server.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.settling import drain_settle_option
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -45,9 +46,7 @@ class GrpcServerOptions:
     )
     metrics_host: str = option("127.0.0.1", "Address of the Prometheus endpoint.")
     metrics_port: int = option(0, "Port of the Prometheus endpoint; 0 turns it off.", minimum=0, maximum=65535)
-    drain_settle_seconds: float = option(
-        0.0, "After SIGTERM, go on accepting this long while load balancers notice; 5 suits Kubernetes.", minimum=0.0
-    )
+    drain_settle_seconds: float = drain_settle_option()
     drain_timeout_seconds: float = option(90.0, "After that, time for running requests to finish.", minimum=0.0)
 
     def check(self, security: RpcSecurityOptions) -> None:

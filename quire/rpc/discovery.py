@@ -39,9 +39,18 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() or c == "/" for c in host):
+    if not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not host:port, such as engine:50053.")
     return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be looked up."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and not any(c.isspace() or c == "/" for c in host)
 
 
 def check_addresses(flag: str, addresses: Iterable[str]) -> None:

@@ -125,10 +125,10 @@ class _Stack:
         finally:
             self._console.close()
             if not self._hurry.is_set():
-                self._console.write(_stopping(self._options.gateway.drain_timeout_seconds))
+                self._console.write(_stopping(self._options.gateway.stop_seconds))
             # The gateway's clients first, then those who call the router themselves.
             await self._supervisor.stop(
-                (self._layout.gateways, ("router",)), self._options.gateway.drain_timeout_seconds, self._hurry
+                (self._layout.gateways, ("router",)), self._options.gateway.stop_seconds, self._hurry
             )
             keeping.cancel()
         return is_done

@@ -64,6 +64,7 @@ class KvFeed:
         self._epoch = ""
         self._sequence = 0
         self._in_snapshot = False
+        self._wants_snapshot = False
         self._stream: asyncio.Timeout | None = None  # around the subscription, for `_renew` to end it
         index.on_refined.append(self._renew)
         self._begin()
@@ -81,6 +82,8 @@ class KvFeed:
         """Subscribes, and again whenever the stream breaks."""
         trouble = ""
         while True:
+            if self._wants_snapshot:
+                self._epoch, self._in_snapshot, self._wants_snapshot = "", False, False
             request = engine_pb2.SubscribeKvEventsRequest(
                 from_sequence=self._sequence + 1 if self._epoch else 0, epoch=self._epoch
             )
@@ -91,11 +94,11 @@ class KvFeed:
                         await self._take(batch)
                 reason = "it ended the stream"
             except TimeoutError:
-                self._epoch, self._in_snapshot, reason = "", False, "a snapshot is wanted"
+                reason = "a snapshot is wanted"
             except _OutOfStep as error:
                 self._on_out_of_step()
                 logger.warning("cache events of worker %s: %s; asking for a snapshot", self._name, error)
-                self._epoch, self._in_snapshot, reason = "", False, str(error)
+                self._wants_snapshot, reason = True, str(error)
             except grpc.aio.AioRpcError as error:
                 reason = from_rpc_error(error).message
             self._stream = None
@@ -105,7 +108,8 @@ class KvFeed:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _renew(self) -> None:
-        """Asks for a snapshot."""
+        """Asks for a snapshot: at once, or when the stream that has broken is there again."""
+        self._wants_snapshot = True
         if self._stream is not None:
             self._stream.reschedule(0.0)
             self._stream = None

@@ -65,24 +65,20 @@ class FairQueue(Generic[T]):
         """How many requests of each tenant wait."""
         return {name: tenant.waiting for name, tenant in list(self._tenants.items())}
 
-    def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], T | None]:
+    def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], list[T]]:
         """Lets an item wait.
 
         Returns:
-            Its entry, and who must go for it: nobody, itself, or the newest of the tenant that takes most of a full
+            Its entry, and who must go for it: nobody, itself, or the newest of the tenants that take most of a full
             queue.
         """
         entry = Entry(item, tenant, priority, tokens)
+        victims = self._victims(entry)
+        if victims is None:
+            return entry, [item]
+        for each in victims:
+            self.remove(each)
         mine = self._tenants.get(tenant)
-        victim: T | None = None
-        if self._waiting >= self._max_requests or (self._waiting and self.tokens + tokens > self._max_tokens):
-            largest = max(self._tenants.values(), key=lambda each: each.tokens, default=mine)
-            if largest is None or largest.tokens <= (mine.tokens if mine else 0) + tokens:
-                return entry, item
-            newest = max(largest.heap, key=lambda held: (not held[2].gone, held[:2]))[2]
-            victim = newest.item
-            self.remove(newest)
-            mine = self._tenants.get(tenant)
         if mine is None:
             mine = self._tenants[tenant] = _Tenant(self._served, next(self._order))
         heapq.heappush(mine.heap, (priority, next(self._order), entry))
@@ -92,7 +88,33 @@ class FairQueue(Generic[T]):
             self._add_turn(mine)
         self._waiting += 1
         self.tokens += tokens
-        return entry, victim
+        return entry, [each.item for each in victims]
+
+    def _victims(self, newcomer: Entry[T]) -> list[Entry[T]] | None:
+        """Whom a newcomer displaces: the newest of tenants that have more than its own would. None: they are too few."""
+        requests = self._waiting + 1 - self._max_requests
+        tokens = self.tokens + newcomer.tokens - self._max_tokens if self._waiting else 0
+        if requests <= 0 and tokens <= 0:
+            return []
+        mine = self._tenants.get(newcomer.tenant)
+        share = newcomer.tokens + (mine.tokens if mine else 0)
+        greediest = [(-each.tokens, each.arrived, each) for each in self._tenants.values() if each.tokens > share]
+        heapq.heapify(greediest)
+        held: dict[str, list[Entry[T]]] = {}  # of the tenants that lose some: what is left to them, the newest last
+        victims = []
+        while requests > 0 or tokens > 0:
+            if not greediest:
+                return None
+            negated, arrived, tenant = heapq.heappop(greediest)
+            name = tenant.heap[0][2].tenant
+            if name not in held:
+                held[name] = [entry for _, _, entry in sorted(tenant.heap, key=lambda each: each[:2]) if not entry.gone]
+            victims.append(held[name].pop())
+            requests -= 1
+            tokens -= victims[-1].tokens
+            if -negated - victims[-1].tokens > share:
+                heapq.heappush(greediest, (negated + victims[-1].tokens, arrived, tenant))
+        return victims
 
     def push_front(self, item: T) -> Entry[T]:
         """Lets an item wait before all others, whatever waits already: it was let in before."""

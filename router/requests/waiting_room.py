@@ -87,7 +87,7 @@ class WaitingRoom(Generic[Waiting]):
             why_unready: no worker is ready, and this is what the request is told in the end.
             patience: seconds that it waits at most if it is new; one that lost its worker waits as long as any.
         """
-        request, victim = stream.request, None
+        request, victims = stream.request, list[Waiting]()
         if request.model not in self._queues:
             if len(self._queues) >= _MOST_MODELS:  # names that nobody has checked, as no worker is known
                 self._fail(stream, why_unready or Overloaded("Requests for too many models wait; try again later."))
@@ -97,10 +97,10 @@ class WaitingRoom(Generic[Waiting]):
         if stream.begun:
             stream.entry = queue.push_front(stream)
         else:
-            stream.entry, victim = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
+            stream.entry, victims = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
         self.waiting += 1
         stream.waiting_since = self._clock.time()
-        if victim is not None:
+        for victim in victims:
             self._end_wait(victim)
             self._fail(
                 victim,

@@ -108,6 +108,18 @@ async def test_what_is_cut_says_so(
         assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 
 
+async def test_while_load_balancers_notice_it_serves_on(router: FakeRouter, tokenizer: GrpcServer) -> None:
+    router.state.hold = 0
+    async with gateway_process(router, tokenizer, "--drain-settle-seconds", "1.5") as (process, client):
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (await client.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=WAIT_SECONDS) as another:
+            assert (await another.get("/v1/models")).status_code == 200
+        assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
+
+
 def check_error(body: dict[str, Any]) -> None:
     assert (body["error"]["code"], body["error"]["type"]) == (503, "ServiceUnavailableError")
     assert "stopping" in body["error"]["message"]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import operator
+import time
 from collections import Counter
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
 from quire.block_hash import block_keys
+from quire.v1 import engine_pb2
+from router.index.feed import KvFeed
 from router.index.members import Members
+from router.index.prefix_index import PrefixIndex
 from tests.router.conftest import Running, StartEngine, StartRouter
 from tests.support.fake_cache import HOST
 from tests.support.fake_engine import FakeEngine, expected_tokens
@@ -308,3 +316,36 @@ async def test_an_index_that_was_full_gets_its_resolution_back(
     await eventually(lambda: running.router.index.device.sampling == 1)
     await known(running, engine, len(KEYS))
     assert resyncs(running) == 0
+
+
+async def test_one_whose_stream_has_broken_gets_its_resolution_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.index.prefix_index._REFINE_SECONDS", 0.0)
+    monkeypatch.setattr("router.index.feed._RETRY_SECONDS", 0.1)
+    index = PrefixIndex(64, time.monotonic)
+    index.device._sampling = 4
+    feed, asked, broken = KvFeed("w", index, lambda: None), list[int](), asyncio.Event()
+    digest = engine_pb2.CacheDigest(num_blocks=len(KEYS), keys_xor=functools.reduce(operator.xor, KEYS))
+
+    async def subscribe(
+        request: engine_pb2.SubscribeKvEventsRequest,
+    ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
+        asked.append(request.from_sequence)
+        if not request.from_sequence:
+            batch = engine_pb2.SubscribeKvEventsResponse(
+                sequence=7, epoch="e", is_snapshot=True, device=digest, host=engine_pb2.CacheDigest()
+            )
+            batch.events.add().stored.block_keys.extend(KEYS)
+            yield batch
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+        broken.set()
+
+    running = asyncio.create_task(feed.run(subscribe))
+    await broken.wait()
+    assert len(index.device) == len(KEYS) // 4
+    while index.device.sampling > 1:
+        index.clean()
+        await asyncio.sleep(0)
+    await eventually(lambda: len(index.device) == len(KEYS), "it keeps what it knew")
+    assert asked == [0, 0]
+    running.cancel()

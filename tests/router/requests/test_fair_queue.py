@@ -65,17 +65,36 @@ def test_urgent_before_others_and_the_lost_before_all() -> None:
 def test_of_a_full_queue_the_newest_of_the_greediest_goes() -> None:
     queue: FairQueue[str] = FairQueue(4, 10**6)
     fill(queue, *((f"a{n}", 0, 100) for n in range(4)))
-    entry, victim = queue.push("a4", "a", 0, 100)
-    assert victim == "a4"
-    entry, victim = queue.push("b1", "b", 0, 100)
-    assert (victim, entry.gone) == ("a3", False)
+    entry, victims = queue.push("a4", "a", 0, 100)
+    assert victims == ["a4"]
+    entry, victims = queue.push("b1", "b", 0, 100)
+    assert (victims, entry.gone) == (["a3"], False)
     assert queue.waiting_by_tenant() == {"a": 3, "b": 1}
 
 
 def test_tokens_are_bounded_too_and_a_single_long_one_may_wait() -> None:
     queue: FairQueue[str] = FairQueue(100, 1000)
-    assert queue.push("a1", "a", 0, 5000)[1] is None
-    assert queue.push("b1", "b", 0, 10)[1] == "a1"
+    assert queue.push("a1", "a", 0, 5000)[1] == []
+    assert queue.push("b1", "b", 0, 10)[1] == ["a1"]
+
+
+def test_one_that_needs_much_room_displaces_as_many_as_it_takes_of_those_that_have_more() -> None:
+    queue: FairQueue[str] = FairQueue(100, 1000)
+    fill(queue, *((f"a{n}", 0, 100) for n in range(6)), *((f"b{n}", 0, 100) for n in range(4)))
+    assert queue.push("c1", "c", 0, 250)[1] == ["a5", "a4", "a3"]
+    assert queue.tokens == 950
+    assert queue.push("d1", "d", 0, 250)[1] == ["b3", "a2"]
+    assert (queue.tokens, queue.waiting_by_tenant()) == (1000, {"a": 2, "b": 3, "c": 1, "d": 1})
+    assert queue.push("e1", "e", 0, 250)[1] == ["e1"]  # without the one of b that has more there is no room for it
+    assert (queue.tokens, len(queue)) == (1000, 7)
+
+
+def test_however_large_those_that_come_are_tokens_stay_bounded() -> None:
+    queue: FairQueue[str] = FairQueue(10_000, 1_000_000)
+    fill(queue, *((f"a{n}", 0, 1000) for n in range(1000)))
+    for number in range(50):
+        queue.push(f"t{number}", f"t{number}", 0, 900_000)
+        assert queue.tokens <= 1_000_000
 
 
 def test_a_tenant_whose_urgent_request_has_gone_is_not_urgent_any_more() -> None:
@@ -107,10 +126,12 @@ def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> N
     tokens = dict[int, int]()
     for number, (action, tenant, amount) in enumerate(steps):
         if action == "push":
-            entry, victim = queue.push(number, f"t{tenant}", amount % 3, amount)
-            if victim != number:
+            entry, victims = queue.push(number, f"t{tenant}", amount % 3, amount)
+            if victims != [number]:
                 entries[number], tokens[number] = entry, amount
-                entries.pop(victim, None)  # type: ignore[arg-type]
+                for victim in victims:
+                    del entries[victim]
+                assert queue.tokens <= 500
         elif action == "front":
             entries[number], tokens[number] = queue.push_front(number), 0
         elif entries:

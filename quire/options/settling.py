@@ -1,0 +1,14 @@
+"""One option of all services, whose load balancers learn of a stop a moment later than they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.options.base import option
+
+
+def drain_settle_option() -> Any:
+    """Seconds."""
+    return option(
+        0.0, "After SIGTERM, go on accepting this long while load balancers notice; 5 suits Kubernetes.", minimum=0.0
+    )
