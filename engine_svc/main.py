@@ -20,7 +20,7 @@ from engine_svc.executor.external import obey, read_launch
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.metrics import EngineCollector
-from engine_svc.service.registration import advertised_address, keep_registered
+from engine_svc.service.registration import Place, keep_registered
 from engine_svc.service.servicer import EngineServicer
 from engine_svc.worker import EngineWorker
 from quire.errors import StartupError
@@ -142,9 +142,9 @@ async def _companions(
     security: RpcSecurityOptions,
 ) -> AsyncIterator[None]:
     """What runs beside a worker that serves: the step watchdog and the registrations."""
-    address = advertised_address(server.host, grpc_server.port, engine.registration.advertise_address)
+    place = Place(server.host, grpc_server.port, engine.registration.advertise_address, security.tls)
     jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
-    jobs += [keep_registered(router, address, security) for router in engine.registration.register_with]
+    jobs += [keep_registered(router, place, security) for router in engine.registration.register_with]
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         yield

@@ -19,8 +19,8 @@ ARG EXTRAS=engine
 RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS},tracing]"
 
 FROM python:3.12-slim
-# Triton compiles a launcher for each kernel.
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# Triton compiles a launcher for each kernel; KubeRay asks nodes how they are by wget.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev wget && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --no-create-home quire
 COPY --from=build /opt/quire /opt/quire
 # malloc asks for huge pages, as `quire serve` has it do in its engines: prompts take a tenth less time on a CPU.

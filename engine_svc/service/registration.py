@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import dataclass
 
 import grpc
 
 from quire.errors import NotFound, QuireError
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel
+from quire.rpc.discovery import join_address, own_address_towards, split_address
 from quire.rpc.settings import CONNECT_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import router_pb2, router_pb2_grpc
@@ -21,32 +23,52 @@ _RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)
 _ANY_ADDRESS = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  compared with, not bound to
 
 
-def advertised_address(host: str, port: int, advertise: str | None) -> str:
-    """host:port under which routers reach this worker.
+@dataclass(frozen=True)
+class Place:
+    """Where a worker listens.
 
-    Args:
-        host: that the server listens on; all interfaces are advertised by the machine's name.
+    Attributes:
         advertise: what the options say; wins.
+        has_tls: the certificate is for the machine's name then.
     """
-    if advertise:
-        return advertise
-    return f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{port}"
+
+    host: str
+    port: int
+    advertise: str | None = None
+    has_tls: bool = False
+
+    def seen_from(self, router: str) -> str:
+        """host:port under which a router reaches this worker: of all interfaces the one that the way there begins with.
+
+        A machine's name is known to few: that of a pod to nobody.
+
+        Raises:
+            OSError: there is no way to the router.
+        """
+        if self.advertise:
+            return self.advertise
+        if self.host not in _ANY_ADDRESS:
+            return join_address(self.host, self.port)
+        if self.has_tls:
+            return f"{socket.gethostname()}:{self.port}"
+        return join_address(own_address_towards(*split_address(router)), self.port)
 
 
-async def keep_registered(router: str, address: str, security: RpcSecurityOptions) -> None:
+async def keep_registered(router: str, place: Place, security: RpcSecurityOptions) -> None:
     """Until cancelled: registers with one router, renews the lease, registers again when the router forgot it."""
     failures = 0
     async with open_channel(router, security) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         while True:
             try:
+                address = await asyncio.to_thread(place.seen_from, router)
                 lease, lease_seconds = await _register(stub, address, security)
                 logger.info("registered with router %s as %s", router, address)
                 failures = 0
                 await _renew(stub, lease, lease_seconds, security)
             except NotFound:
                 logger.info("router %s does not know this worker any more; registering again", router)
-            except QuireError as error:
+            except (QuireError, OSError) as error:
                 level = logging.WARNING if failures == 0 else logging.DEBUG
                 logger.log(level, "router %s: %s; trying again", router, error)
                 await asyncio.sleep(_RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)])

@@ -14,4 +14,7 @@ class RegistrationOptions:
     register_with: tuple[str, ...] = option(
         (), "Routers to register with (host:port). Default: none; the router finds its workers."
     )
-    advertise_address: str | None = option(None, "host:port under which routers reach this worker.")
+    advertise_address: str | None = option(
+        None, "host:port under which routers reach this worker. Default: where it listens; of all interfaces the one "
+        "towards the router, or with TLS the machine's name."
+    )  # fmt: skip

@@ -112,6 +112,18 @@ def one_family(hosts: Sequence[str]) -> Sequence[str]:
     return [host for host in hosts if ":" not in host] or hosts
 
 
+def own_address_towards(host: str, port: int) -> str:
+    """The address of this machine that another one sees. Nothing is sent.
+
+    Raises:
+        OSError: there is no such name, or no way there.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
 def join_address(host: str, port: int) -> str:
     """host:port, with brackets around IPv6."""
     try:

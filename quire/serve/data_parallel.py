@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from quire.errors import StartupError
 from quire.options.data_parallel import RAY, DataParallelOptions
 from quire.options.parallel import DATA_PARALLEL_RPC_PORT, ParallelOptions
+from quire.rpc.discovery import own_address_towards
 
 _RANK, _START, _LOCAL = "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local"
 _HYBRID = "--data-parallel-hybrid-lb"
@@ -137,16 +137,13 @@ def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balan
     return Balancing.INTERNAL
 
 
-def own_address_towards(address: str, port: int) -> str:
-    """The address of this machine that another one sees. Nothing is sent.
+def own_address_at(address: str, port: int) -> str:
+    """The address of this machine that the first node sees.
 
     Raises:
         StartupError: there is no such name, or no way there.
     """
     try:
-        family, _, _, _, place = socket.getaddrinfo(address, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
+        return own_address_towards(address, port)
     except OSError as error:
         raise StartupError(f"--data-parallel-address {address} cannot be reached: {error.strerror}.") from error

@@ -22,7 +22,7 @@ from quire.options.tokenizer import TokenizerOptions
 from quire.options.tokenizer_init import SKIP_FLAG
 from quire.options.tracing import TracingOptions
 from quire.rpc.discovery import join_address
-from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_towards
+from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_at
 from quire.serve.ports import LOOPBACK, HeldPorts
 
 # Not of the services behind the gateway alone.
@@ -127,7 +127,7 @@ def _engine_addresses(names: Collection[str], options: StackOptions, ports: Held
     """Where engines listen: those of a further node, where the first node's router reaches them."""
     ranks, host = options.ranks, LOOPBACK
     if ranks.headless:
-        host = options.engine.parallel.executor.host_ip or own_address_towards(ranks.address, ranks.rpc_port)
+        host = options.engine.parallel.executor.host_ip or own_address_at(ranks.address, ranks.rpc_port)
     held = ports.hold_free(len(names), host)
     return {name: join_address(host, port) for name, port in zip(names, held, strict=True)}
 

@@ -91,7 +91,8 @@ class FairQueue(Generic[T]):
         return entry, [each.item for each in victims]
 
     def _victims(self, newcomer: Entry[T]) -> list[Entry[T]] | None:
-        """Whom a newcomer displaces: the newest of tenants that have more than its own would. None: they are too few."""
+        """Whom a newcomer displaces, the newest of tenants that have more than its own would; None if that is too
+        little."""
         requests = self._waiting + 1 - self._max_requests
         tokens = self.tokens + newcomer.tokens - self._max_tokens if self._waiting else 0
         if requests <= 0 and tokens <= 0:

@@ -175,10 +175,16 @@ class Service(Strict):
 
 class NetworkPeer(Strict):
     pod_selector: Selector
+    namespace_selector: Selector | None = None  # none: the policy's own
+
+
+class NetworkPort(Strict):
+    port: int | str
 
 
 class IngressRule(Strict, rename={"sources": "from"}):
     sources: list[NetworkPeer]
+    ports: list[NetworkPort] = []
 
 
 class NetworkPolicySpec(Strict):

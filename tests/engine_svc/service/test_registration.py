@@ -6,8 +6,9 @@ import asyncio
 import socket
 
 import grpc
+import pytest
 
-from engine_svc.service.registration import advertised_address, keep_registered
+from engine_svc.service.registration import Place, keep_registered
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import router_pb2, router_pb2_grpc
 from tests.support.engine_process import free_port
@@ -43,7 +44,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
 async def test_registers_again_when_the_router_forgets() -> None:
     port, router = free_port(), Router()
-    job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", "here:1", RpcSecurityOptions()))
+    job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", Place("here", 1), RpcSecurityOptions()))
     await asyncio.sleep(0.1)  # the router comes later than the worker
     server = grpc.aio.server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
@@ -57,7 +58,11 @@ async def test_registers_again_when_the_router_forgets() -> None:
         await server.stop(grace=0)
 
 
-def test_advertised_address() -> None:
-    assert advertised_address("127.0.0.1", 5, None) == "127.0.0.1:5"
-    assert advertised_address("0.0.0.0", 5, None) == f"{socket.gethostname()}:5"
-    assert advertised_address("0.0.0.0", 5, "a:1") == "a:1"
+def test_where_a_router_reaches_it() -> None:
+    assert Place("10.0.0.7", 5).seen_from("router:1") == "10.0.0.7:5"
+    assert Place("::1", 5).seen_from("router:1") == "[::1]:5"
+    assert Place("0.0.0.0", 5).seen_from("127.0.0.1:1") == "127.0.0.1:5"
+    assert Place("0.0.0.0", 5, has_tls=True).seen_from("127.0.0.1:1") == f"{socket.gethostname()}:5"
+    assert Place("0.0.0.0", 5, "a:1").seen_from("127.0.0.1:1") == "a:1"
+    with pytest.raises(OSError):
+        Place("0.0.0.0", 5).seen_from("nowhere.invalid:1")

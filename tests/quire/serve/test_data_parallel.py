@@ -11,7 +11,7 @@ from quire.errors import StartupError
 from quire.options.data_parallel import DataParallelOptions
 from quire.options.parallel import ParallelOptions
 from quire.options.serve import ServeOptions
-from quire.serve.data_parallel import Balancing, LocalRanks, find_local_ranks, own_address_towards
+from quire.serve.data_parallel import Balancing, LocalRanks, find_local_ranks, own_address_at
 from quire.serve.layout import StackOptions, with_derived
 from tests.quire.serve.test_layout import layout_of, specs_of, stack_options, values
 
@@ -122,7 +122,7 @@ def test_nodes_that_ask_for_a_token_need_the_same() -> None:
 
 
 def test_an_open_network_needs_tls_or_consent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.serve.layout.own_address_towards", lambda address, port: "0.0.0.0")
+    monkeypatch.setattr("quire.serve.layout.own_address_at", lambda address, port: "0.0.0.0")
     with pytest.raises(StartupError, match="reachable from other machines"):
         specs_of(stack(4, start_rank=2, headless=True, address="head"))
     specs = specs_of(stack(4, start_rank=2, headless=True, address="head", gateway={"insecure": True}))
@@ -131,6 +131,6 @@ def test_an_open_network_needs_tls_or_consent(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_address_that_others_see() -> None:
-    assert own_address_towards("127.0.0.1", 1) == "127.0.0.1"
+    assert own_address_at("127.0.0.1", 1) == "127.0.0.1"
     with pytest.raises(StartupError, match=r"--data-parallel-address nowhere.invalid cannot be reached"):
-        own_address_towards("nowhere.invalid", 1)
+        own_address_at("nowhere.invalid", 1)

@@ -82,7 +82,9 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
     assert join_address(*parts) == address
 
 
-@pytest.mark.parametrize("address", ["", "engine", "engine:", ":1", "engine:0", "engine:65536", "http://x:1", "a b:1", "a..b:1"])
+@pytest.mark.parametrize(
+    "address", ["", "engine", "engine:", ":1", "engine:0", "engine:65536", "http://x:1", "a b:1", "a..b:1"]
+)
 def test_malformed_addresses(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)
