@@ -34,6 +34,8 @@ _DEAD_END = "NoExtension"
 # shortest rules that lead to one another make about 45,000 of this.
 _MOST_GRAMMAR_BYTES = 2**19
 _MOST_MESSAGE = 500
+# That may be open at a time: more than a grammar of the size above has.
+_MOST_ALTERNATIVES = 20_000
 _SILENT = 0
 
 
@@ -225,7 +227,9 @@ def _grammar(request: ConstraintRequest) -> str:
 
 
 def _choices(request: ConstraintRequest) -> str:
-    grammar: str = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, request.choices)))
+    """One token of the lexer, whose automaton they share: as a rule's alternatives, there could be 2,000 of them."""
+    texts = " | ".join(map(json.dumps, request.choices))
+    grammar: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     return grammar
 
 
@@ -281,4 +285,4 @@ def _shortened(message: str) -> str:
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ALTERNATIVES)

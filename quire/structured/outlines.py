@@ -22,6 +22,9 @@ from quire.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+# Behind every text, and in none: where a text might end, outlines follows no way on that would not end with its next
+# token, nor any alternative behind the one that it ends.
+_END = b"\0"
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 _MOST_MESSAGE = 500
 _HEADER = struct.Struct("<4I")  # vocabulary, states, transitions, first state
@@ -40,13 +43,13 @@ class OutlinesBackend(Backend):
         """See Backend.compile."""
         from outlines_core import Index, Vocabulary  # engines follow without it
 
-        ids: dict[bytes, list[int]] = {}
-        for token_id, token in enumerate(self._vocabulary.tokens):
-            if token and token_id not in self._vocabulary.special_token_ids:
-                ids.setdefault(token, []).append(token_id)
         end = self._vocabulary.size  # no token's: it stands for the end of the text
+        ids: dict[bytes, list[int]] = {_END: [end]}
+        for token_id, token in enumerate(self._vocabulary.tokens):
+            if token and _END not in token and token_id not in self._vocabulary.special_token_ids:
+                ids.setdefault(token, []).append(token_id)
         try:
-            index = Index(_regex_of(request), Vocabulary(end, ids))
+            index = Index(f"(?:{_regex_of(request)})\\x00", Vocabulary(end + 1, ids))
         except (ValueError, RuntimeError) as error:
             raise _refusal(str(error)) from error
         return _pack(index, end)
@@ -139,16 +142,17 @@ class OutlinesMatcher(Matcher):
 
 
 def _pack(index: Any, end: int) -> bytes:
-    """The automaton as OutlinesGrammar reads it."""
+    """The automaton as OutlinesGrammar reads it: without the token that stands for the end."""
     transitions: dict[int, dict[int, int]] = index.get_transitions()
-    finals, start = set(index.get_final_states()), index.get_initial_state()
-    states = {state: number for number, state in enumerate({start, *transitions, *finals})}
+    ended, start = set(index.get_final_states()), index.get_initial_state()
+    finals = {state for state, targets in transitions.items() if targets.get(end) in ended}
+    states = {state: number for number, state in enumerate({start, *transitions, *ended})}
     if 8 * sum(map(len, transitions.values())) > MAX_GRAMMAR_BYTES:
         raise Inexpressible("The automaton of outlines over this vocabulary is too large; make the constraint simpler.")
     first, token_ids, targets = [0], [], []
     for state in states:
         for token_id, target in sorted(transitions.get(state, {}).items()):
-            if token_id != end:
+            if token_id < end:
                 token_ids.append(token_id)
                 targets.append(states[target])
         first.append(len(token_ids))

@@ -111,6 +111,17 @@ CASES = {
         'say "yes"\n',
         lambda text: text in ("yes", "no", 'say "yes"\n'),
     ),
+    "choices that begin others": Case(
+        ConstraintRequest(Form.CHOICES, choices=("yes", "yes, please", "yes, please!")),
+        "yes, please",
+        matches("yes(, please!?)?"),
+    ),
+    "optional end": Case(ConstraintRequest(Form.REGEX, "a(bcd)*(b|bc)?"), "abcdbc", matches("a(bcd)*(b|bc)?")),
+    "ten thousand choices": Case(
+        ConstraintRequest(Form.CHOICES, choices=tuple(f"word {number}" for number in range(10_000))),
+        "word 9871",
+        matches("word [0-9]{1,4}"),
+    ),
 }
 cases = pytest.mark.parametrize("case", CASES)
 
@@ -304,3 +315,14 @@ def test_a_key_is_made_of_the_grammar_and_its_backend() -> None:
 def test_a_backend_that_nobody_knows_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="'nonsense' does not exist; choose one of guidance"):
         make_backend("nonsense", vocabulary())
+
+
+def test_guidance_follows_thousands_of_alternatives() -> None:
+    alternatives = [
+        {"type": "object", "required": ["name"], "properties": {"name": {"const": f"n{n}"}}} for n in range(3000)
+    ]
+    matcher = follow("guidance", schema({"anyOf": alternatives}))
+    for token_id in vocabulary().encode(b'{"name": "n2987"}'):
+        assert token_id in allowed(matcher)
+        assert matcher.accept([token_id]) == 1
+    assert matcher.is_complete
