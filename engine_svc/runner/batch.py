@@ -14,6 +14,7 @@ import torch
 from engine_svc.attention.base import AttentionMetadata
 from engine_svc.attention.context import ContextPart
 from engine_svc.layers.embedding import EmbeddedRows
+from engine_svc.memory import zeros_when_touched
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
 from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
@@ -127,7 +128,11 @@ class SlotBuffers:
         self._device = device
         # One more, because the last token sampled at full length is written and never read. On the device, so that a
         # step can follow another whose tokens the host has not seen.
-        self.token_ids = torch.zeros((max_num_seqs, max_model_len + 1), dtype=torch.int64, device=device)
+        size = max_num_seqs, max_model_len + 1
+        if device.type == "cpu":  # hundreds of megabytes of a model for long contexts, few of which are ever used
+            self.token_ids = zeros_when_touched(size, torch.int64, in_huge_pages=False)
+        else:
+            self.token_ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._blocks = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._prompt_embeds = PromptEmbeddings(dtype, device)
