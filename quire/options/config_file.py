@@ -16,7 +16,8 @@ from quire.options.vllm.translation import answer_to, heed
 
 
 def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Option name (with underscores) → value. Keys that are flags of vLLM are turned into what they act as.
+    """Option name (with underscores) → value. Keys that are flags of vLLM are turned into what they act as; one
+    without a value (`null`, as --show-config prints what is not set) is as if it were not there.
 
     Args:
         fields: the command's options by name.
@@ -40,7 +41,7 @@ def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callabl
         key = str(given).lstrip("-").replace("_", "-")
         name = names.get(key, key.replace("-", "_"))
         if name in fields:
-            values[name] = value
+            values |= {name: value} if value is not None else {}
         else:
             arguments += _translated(key, value, path, fields, tell)
     return {**_values(arguments, fields), **values}

@@ -206,9 +206,18 @@ def test_config_file_takes_an_object_and_a_single_value_for_a_list(tmp_path: Pat
     assert parse("--config", str(config)) == Sample(overrides={"a": 1}, names=("just-one",), ports=(8,), limit=4000)
 
 
+def test_a_key_without_a_value_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("".join(f"{field.flag[2:]}: null\n" for field in fields_of(Sample)))
+    assert parse("--config", str(config)) == Sample()
+    assert parse("--config", str(config), count=9).count == 9
+    assert parse("--config", str(config), env={"QUIRE_COUNT": "6"}).count == 6
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ("cuont:\n", ("cuont", "no option", "count")),
         ("cuont: 5\n", ("cuont", "no option", "count")),
         ("- a\n- b\n", ("keys and values",)),
         ("a: [\n", ("cannot be read",)),
