@@ -12,7 +12,7 @@ from quire.doctor.finding import Finding, Grade, fine, problem
 from quire.doctor.machine import compiler, gpus, limits, processors
 from quire.doctor.model import model
 from quire.errors import StartupError
-from quire.serve.layout import StackOptions, choose_layout
+from quire.serve.layout import StackOptions, choose_layout, with_derived
 from quire.serve.ports import HeldPorts, api_url
 
 _COLORS = {Grade.FINE: "green", Grade.WARNING: "yellow", Grade.PROBLEM: "red"}
@@ -53,8 +53,7 @@ def _options(options: StackOptions) -> Iterator[Finding]:
     Raises:
         StartupError: some do not go together.
     """
-    options.gateway.check()
-    options.tracing.check()
+    with_derived(options)
     options.engine.lora.check()
     yield fine("options", "they go together, as far as can be seen before a start")
 

@@ -185,7 +185,7 @@ def with_derived(options: StackOptions) -> StackOptions:
     """The options with what follows from them filled in.
 
     Raises:
-        StartupError: several machines need the same token, and none is given.
+        StartupError: they do not go together; or several machines need the same token, and none is given.
     """
     changes: dict[str, Any] = {"gateway": _with_parsers(options)}
     if options.gateway.api_key and not options.security.grpc_token:
@@ -196,14 +196,17 @@ def with_derived(options: StackOptions) -> StackOptions:
             )
         # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
-    return dataclasses.replace(options, **changes)
+    derived = dataclasses.replace(options, **changes)
+    derived.gateway.check()
+    derived.tracing.check()
+    return derived
 
 
 def _with_parsers(options: StackOptions) -> GatewayOptions:
     """The gateway's options, which know the formats of the model in the box unless the user says otherwise."""
     reasoning, tools = options.gateway.reasoning, options.gateway.tools
-    if options.model.model == DEMO_MODEL:
-        if not reasoning.parser and reasoning.enable_reasoning is None:
+    if options.model.model == DEMO_MODEL and not options.gateway.skip_tokenizer_init:
+        if not reasoning.parser and reasoning.enable_reasoning is not False:
             reasoning = dataclasses.replace(reasoning, reasoning_parser="qwen3")
         if tools.tool_call_parser is None:
             tools = dataclasses.replace(tools, tool_call_parser="hermes", enable_auto_tool_choice=True)

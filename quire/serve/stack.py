@@ -51,9 +51,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
     Raises:
         StartupError: as `main`.
     """
-    options = StackOptions(**groups)
-    options.gateway.check()
-    options.tracing.check()
+    options = with_derived(StackOptions(**groups))
     for place in (options.model.model, options.model.tokenizer):
         check_path(place or "")
     with HeldPorts() as ports:
@@ -66,7 +64,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         layout = choose_layout(options, ports)
         log_file = choose_log_file(options.log, _stack_name(options, layout))
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
-        return asyncio.run(_serve(dataclasses.replace(with_derived(options), log=log), layout, ports, log_file, work))
+        return asyncio.run(_serve(dataclasses.replace(options, log=log), layout, ports, log_file, work))
 
 
 async def _serve(

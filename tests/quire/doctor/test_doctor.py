@@ -58,6 +58,12 @@ def test_the_model_in_the_box_starts() -> None:
         assert f" {subject}: " in result.output
 
 
+@pytest.mark.parametrize("flag", ["--enable-auto-tool-choice", "--enable-reasoning", "--skip-tokenizer-init"])
+def test_the_formats_of_the_model_in_the_box_need_not_be_named(flag: str) -> None:
+    result = CliRunner().invoke(cli, ["doctor", "--port", str(free_ports(1)[0]), flag])
+    assert result.exit_code == 0, result.output
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

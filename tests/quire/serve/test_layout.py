@@ -139,13 +139,19 @@ def test_the_formats_of_the_model_in_the_box_are_known() -> None:
     def parsers(model: str, reasoning: ReasoningOptions = ReasoningOptions(), **tools: Any) -> tuple[str, str | None]:
         options = stack_options(reasoning=reasoning, tools=ToolOptions(**tools))
         derived = with_derived(dataclasses.replace(options, model=ModelOptions(model))).gateway
-        derived.check()
         return derived.reasoning.reasoning_parser, derived.tools.tool_call_parser
 
     assert parsers("quire-demo") == ("qwen3", "hermes")
     assert parsers("m") == ("", None)
     assert parsers("quire-demo", ReasoningOptions("step3"), tool_call_parser="pythonic") == ("step3", "pythonic")
     assert parsers("quire-demo", ReasoningOptions(enable_reasoning=False)) == ("", "hermes")
+    assert parsers("quire-demo", ReasoningOptions(enable_reasoning=True), enable_auto_tool_choice=True) == (
+        "qwen3", "hermes",
+    )  # fmt: skip
+    with pytest.raises(StartupError, match="--enable-auto-tool-choice needs --tool-call-parser"):
+        parsers("m", enable_auto_tool_choice=True)
+    without = dataclasses.replace(stack_options(skip_tokenizer_init=True), model=ModelOptions())
+    assert with_derived(without).gateway == without.gateway  # there is no text that they could read
 
 
 def test_engines_share_the_processors() -> None:
