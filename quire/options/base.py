@@ -23,6 +23,7 @@ import msgspec
 from quire.options.parameter import as_value
 
 ENVIRONMENT_PREFIX = "QUIRE_"
+ANY_WORD = r"[^-]"  # that is no flag
 T = TypeVar("T")
 
 

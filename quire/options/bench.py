@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Backend → its endpoint. The answers of the second come whole: vectors and scores.
@@ -60,7 +60,7 @@ class BenchServerOptions:
         metavar="PATH|NAME",
     )  # fmt: skip
     lora_modules: tuple[str, ...] = option(
-        (), "Names of adapters that requests ask for in place of the model. Takes several.", following=r"[^-]"
+        (), "Names of adapters that requests ask for in place of the model. Takes several.", following=ANY_WORD
     )
     lora_assignment: str = option(
         "random", "Which of them a request asks for: any, or one after the other.", choices=("random", "round-robin")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from quire.options.base import OptionField, OptionGroup, build, fields_of, groups_of
+from quire.options.base import ANY_WORD, OptionField, OptionGroup, build, fields_of, groups_of
 from quire.options.config_file import load_config_file
 from quire.options.environment import heed_variables
 from quire.options.nearest import nearest_with_meaning
@@ -180,7 +180,7 @@ def _following(field: OptionField, names_model: bool) -> str:
         return str(field.metadata["following"])
     if field.type is int:
         return r"\d+[kmgKMG]?$"
-    return r"[^-]" if names_model else ""
+    return ANY_WORD if names_model else ""
 
 
 def _known_variables(ctx: click.Context) -> set[str]:

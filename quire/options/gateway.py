@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from quire.errors import StartupError
 from quire.options.admin import AdminOptions
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 from quire.options.lora import runtime_updating_option
 from quire.options.reasoning import ReasoningOptions
 from quire.options.responses import ResponsesOptions
@@ -39,8 +39,8 @@ class GatewayOptions:
         metavar="FOLDER",
     )  # fmt: skip
     api_key: tuple[str, ...] = option(
-        (), "Key that every request must bring (`Authorization: Bearer …`); several may be given.", secret=True,
-        variables=("VLLM_API_KEY",),
+        (), "Key that every request must bring (`Authorization: Bearer …`). Takes several words.", secret=True,
+        variables=("VLLM_API_KEY",), following=ANY_WORD,
     )  # fmt: skip
     insecure: bool = option(False, "Allows listening beyond this machine without protection.")
     root_path: str = option("", "Path under which a proxy in front serves this server.")

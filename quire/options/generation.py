@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 from quire.options.seed import seed_option
 from quire.options.tokenizer_init import skip_tokenizer_option
 from quire.sampling import MODEL_DEFAULTS
@@ -55,7 +55,7 @@ class GenerationOptions:
     skip_tokenizer_init: bool = skip_tokenizer_option()
     logits_processors: tuple[str, ...] = option(
         (), "Fully qualified name of a class derived from quire.logits_processor.LogitsProcessor, applied to every "
-        "sequence for which it makes a processor. Repeatable.", affects_output=True,
+        "sequence for which it makes a processor. Takes several words.", affects_output=True, following=ANY_WORD,
     )  # fmt: skip
     logits_processor_pattern: str | None = option(
         None, "Regular expression of the names of such classes that requests may ask for in logits_processors; it has "

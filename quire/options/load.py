@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 
 LOAD_FORMATS = (
     "auto", "safetensors", "fastsafetensors", "runai_streamer", "tensorizer", "pt", "npcache", "mistral", "gguf",
@@ -33,8 +33,9 @@ class LoadOptions:
         "beginning to its end, which is faster on network file systems.", choices=("lazy", "eager"),
     )  # fmt: skip
     ignore_patterns: tuple[str, ...] = option(
-        ("original/**/*",), "Files of weights that are neither downloaded nor read, by patterns of their names."
-    )
+        ("original/**/*",), "Files of weights that are neither downloaded nor read, by patterns of their names. Takes "
+        "several words.", following=ANY_WORD,
+    )  # fmt: skip
     pt_load_map_location: str = option(
         "cpu",
         "On which device the tensors of --load-format pt are read: one for all, or, as JSON, which in place of which, "

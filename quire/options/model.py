@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.hub import STORED_LOGIN, Hub
 from quire.model_folder import DEMO_MODEL
-from quire.options.base import option
+from quire.options.base import ANY_WORD, option
 
 TOKENIZER_MODES = ("auto", "slow", "mistral", "custom")
 
@@ -43,8 +43,9 @@ class ModelOptions:
         "--tokenizer). slow is refused: there are none any more.", choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(
-        (), "Names under which the API serves the model; the first is the one in answers. Default: the model's own."
-    )
+        (), "Names under which the API serves the model; the first is the one in answers. Takes several words. Default: "
+        "the model's own.", following=ANY_WORD,
+    )  # fmt: skip
 
     @property
     def hub(self) -> Hub:

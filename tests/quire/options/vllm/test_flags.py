@@ -158,6 +158,27 @@ def test_other_ways_to_write_them(arguments: tuple[str, ...], read: Callable[[An
     assert KEPT["model"].model == "model"
 
 
+@pytest.mark.parametrize(
+    ("flag", "read"),
+    [
+        ("--served-model-name", lambda kept: kept["model"].served_model_name),
+        ("--api-key", lambda kept: kept["gateway"].api_key),
+        ("--ignore-patterns", lambda kept: kept["engine"].load.ignore_patterns),
+        ("--logits-processors", lambda kept: kept["engine"].generation.logits_processors),
+    ],
+)
+def test_words_behind_a_flag_need_no_model_before_them(flag: str, read: Callable[[Any], tuple[str, ...]]) -> None:
+    assert read(config(flag, "a", "b", "c", "--port", "9")) == ("a", "b", "c")
+    assert (KEPT["model"].model, KEPT["gateway"].port) == ("quire-demo", 9)
+    assert read(config("--port", "9", flag, "a", "b", "--", "folder")) == ("a", "b")
+    assert KEPT["model"].model == "folder"
+
+
+def test_a_word_behind_other_flags_is_the_model() -> None:
+    assert config("--middleware", "a.One", "folder")["model"].model == "folder"
+    assert config("folder", "--middleware", "a.One", "b.Two")["gateway"].middleware == ("a.One", "b.Two")
+
+
 def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
     assert config("--cuda-graph-sizes", "1", "2", "folder")["model"].model == "folder"
     assert KEPT["engine"].kernels.cuda_graph_sizes == (1, 2)
