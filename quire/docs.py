@@ -12,8 +12,8 @@ Every option is a flag, an environment variable and a key of a `--config` YAML f
 flag wins over the variable, the variable over the file, the file over the default. `quire serve` takes the options of
 all services. Numbers may be written `32K` (32,768) or `25.6k` (25,600). Options that take several values are repeated,
 or given one JSON list (`--allowed-origins '["https://a.example", "https://b.example"]'`); variables also take words.
-Where MODEL comes first, or by `--model`, so do flags (`--middleware a.One b.Two`). Those that say that they take several
-words do so anywhere, as vLLM's: up to the next flag, or to `--`, so that MODEL behind them would be one.
+Where MODEL comes first, or by `--model`, so do flags (`--middleware a.One b.Two`). Those that say that they take
+several words do so anywhere, as vLLM's: up to the next flag, or to `--`, so that MODEL behind them would be one.
 A key of one that is a JSON object may be a flag of its own (`--speculative-config.method ngram`). Flags may be written
 with underscores.
 

@@ -7,10 +7,10 @@ import json
 import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from quire.errors import StartupError
-from quire.unix_socket import HOST, UnixConnection, socket_path
+from quire.server_url import split_url
+from quire.unix_socket import UnixConnection, socket_path
 
 _SECONDS = 60
 
@@ -27,18 +27,17 @@ class ServerApi:
         Raises:
             StartupError: it is no such address.
         """
-        parts = urlsplit(f"http://{HOST}" if socket_path(url) else url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise StartupError(f"--base-url {url}: expected an address such as http://127.0.0.1:8000.")
+        parts = split_url("--base-url", url, "http://127.0.0.1:8000")
+        host = parts.hostname or ""
         self.url, self._headers = url, {"content-type": "application/json", **headers}
         self._path = parts.path
         self._connection: http.client.HTTPConnection
         if file := socket_path(url):
             self._connection = UnixConnection(file, _SECONDS)
         elif parts.scheme == "https":
-            self._connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_SECONDS, context=tls)
+            self._connection = http.client.HTTPSConnection(host, parts.port, timeout=_SECONDS, context=tls)
         else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
+            self._connection = http.client.HTTPConnection(host, parts.port, timeout=_SECONDS)
 
     def close(self) -> None:
         """Ends the connection; the next call makes another."""

@@ -14,6 +14,7 @@ from quire.client.api import Api
 from quire.client.text_table import printable, text_table
 from quire.sleep import Leaving, SleepLevel
 
+_URL = "http://localhost:8100"
 _ADVICE = "`quire serve --admin-port 8100` has such a port; --admin-url names another."
 _LEAVING = click.Option(
     ["--mode"], type=click.Choice([leaving.value for leaving in Leaving]), default=Leaving.ABORT.value,
@@ -24,7 +25,7 @@ _LEVEL = click.Option(
     help="What is given back: 0 nothing, 1 the KV cache, 2 the weights too.",
 )  # fmt: skip
 _COMMON = (
-    click.Option(["--admin-url"], default="http://localhost:8100", show_default=True,
+    click.Option(["--admin-url"], default=_URL, show_default=True,
                  help="The admin port of a server (--admin-port)."),
     click.Option(["--admin-api-key"], envvar="QUIRE_ADMIN_API_KEY", help="Key of the admin port."),
     click.Option(["--timeout-seconds"], type=click.FloatRange(0.1, 3600), default=300.0, show_default=True,
@@ -37,7 +38,7 @@ def _ask(
 ) -> None:
     """Prints what the workers are then."""
     asked = [*(("worker", address) for address in worker), ("timeout_seconds", timeout_seconds), *query.items()]
-    answer = Api(admin_url, admin_api_key, _ADVICE).post(f"{path}?{urlencode(asked)}")
+    answer = Api(admin_url, admin_api_key, _ADVICE, "--admin-url", _URL).post(f"{path}?{urlencode(asked)}")
     rows = [[str(each["worker"]), _state(each)] for each in answer["workers"]]
     click.echo("\n".join(text_table(("WORKER", "STATE"), rows, 2)))
 

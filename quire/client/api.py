@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -11,6 +12,8 @@ from typing import Any
 
 import click
 
+from quire.errors import StartupError
+from quire.server_url import split_url
 from quire.unix_socket import HOST, UnixConnection, socket_path
 
 _TIMEOUT_SECONDS = 600
@@ -18,11 +21,28 @@ _TIMEOUT_SECONDS = 600
 
 @dataclass(frozen=True)
 class Api:
-    """A server's OpenAI API."""
+    """A server's OpenAI API.
+
+    Attributes:
+        advice: where nobody answers.
+        flag: that the address was given by.
+        example: of an address.
+
+    Raises:
+        click.ClickException: the address is none.
+    """
 
     url: str
     api_key: str | None
-    advice: str = "Start one with `quire serve MODEL`."  # where nobody answers
+    advice: str = "Start one with `quire serve MODEL`."
+    flag: str = "--url"
+    example: str = "http://localhost:8000/v1"
+
+    def __post_init__(self) -> None:
+        try:
+            split_url(self.flag, self.url, self.example)
+        except StartupError as error:
+            raise click.ClickException(str(error)) from error
 
     def first_model(self) -> str:
         """The first model that the server lists."""
@@ -66,8 +86,9 @@ class Api:
             return _opener(self.url).open(request, timeout=_TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             raise click.ClickException(_message(error)) from error
-        except urllib.error.URLError as error:
-            raise click.ClickException(f"No server answers at {self.url} ({error.reason}). {self.advice}") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)  # of what urllib wraps
+            raise click.ClickException(f"No server answers at {self.url} ({reason}). {self.advice}") from error
 
 
 class _UnixHandler(urllib.request.HTTPHandler):

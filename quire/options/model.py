@@ -43,8 +43,8 @@ class ModelOptions:
         "--tokenizer). slow is refused: there are none any more.", choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(
-        (), "Names under which the API serves the model; the first is the one in answers. Takes several words. Default: "
-        "the model's own.", following=ANY_WORD,
+        (), "Names under which the API serves the model; the first is the one in answers. Takes several words. "
+        "Default: the model's own.", following=ANY_WORD,
     )  # fmt: skip
 
     @property

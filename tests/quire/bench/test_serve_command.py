@@ -161,6 +161,8 @@ def test_it_waits_until_the_server_is_ready(server: Server, bench: Bench) -> Non
         (["--dataset-name", "hf"], "'hf' is not one of 'random'"),
         (["--backend", "tgi"], "SGLang, llama.cpp and TGI have these two interfaces"),
         (["--base-url", "localhost:8000"], "expected an address such as http://"),
+        (["--base-url", "http://[bad"], "--base-url http://[bad: expected an address such as http://"),
+        (["--base-url", "http://host:port"], "expected an address such as http://"),
         (["--metadata", "tp"], "expected KEY=VALUE"),
         (["--header", "x"], "expected NAME=VALUE"),
         (["--tokenizer", "/no/such/folder"], "/no/such/folder"),

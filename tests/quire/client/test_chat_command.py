@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from quire.cli import cli
 from quire.client.api import Api
 from quire.client.command import chat, complete
 from quire.client.typed import kept_history
@@ -27,6 +30,39 @@ def test_what_a_model_thinks_is_shown_beside_its_answer(monkeypatch: pytest.Monk
     monkeypatch.setattr(Api, "stream", stream)
     result = CliRunner().invoke(chat, ["--model-name", "m", "--quick", "17 + 25?"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, "42\n", "I add.\n\n")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["notaurl", "", "http://[bad", "http://", "http://host:port", "http://host:99999", "http://a..b", "ftp://host"],
+)
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--url", ("chat", "--model-name", "m")),
+        ("--url", ("complete", "-q", "x")),
+        ("--admin-url", ("workers", "pause")),
+    ],
+)
+def test_an_address_that_is_none_is_named_in_one_line(url: str, flag: str, words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, [*words, flag, url])
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert f"{flag} {url or repr(url)}: expected an address such as http://" in line
+
+
+def test_what_is_no_http_server_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            listener.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        result = CliRunner().invoke(cli, ["chat", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}/v1"])
+        thread.join()
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: No server answers at http://127.0.0.1:")
 
 
 class Server:
