@@ -44,7 +44,7 @@ class GatewayOptions:
     )  # fmt: skip
     insecure: bool = option(False, "Allows listening beyond this machine without protection.")
     root_path: str = option("", "Path under which a proxy in front serves this server.")
-    ssl_keyfile: str | None = option(None, "Private key (PEM) for HTTPS.")
+    ssl_keyfile: str | None = option(None, "Private key (PEM, without a passphrase) for HTTPS.")
     ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS.")
     ssl_ca_certs: str | None = option(None, "Authorities (PEM) that client certificates must come from.")
     ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 optional, 2 yes.", minimum=0, maximum=2)
@@ -146,8 +146,8 @@ class GatewayOptions:
 
         Raises:
             StartupError: options do not go together: the address is reachable from other machines and no key is asked
-                for; credentials are allowed from everywhere; half of TLS is set; reasoning without a parser; parsers
-                without text; a store of responses that there is not.
+                for; credentials are allowed from everywhere; half of TLS is set, or its files are not what they should
+                be; reasoning without a parser; parsers without text; a store of responses that there is not.
         """
         if not self.uds and self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
@@ -160,6 +160,10 @@ class GatewayOptions:
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
+        if self.ssl_keyfile and self.ssl_certfile:
+            from quire.certificates import server_context  # late: ssl is slow to import, and most have no certificate
+
+            server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
         self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)
