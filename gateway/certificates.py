@@ -7,6 +7,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from quire.certificates import server_context
+from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 
 logger = logging.getLogger(__name__)
@@ -21,10 +23,14 @@ class Certificates:
     def __init__(self, tls: ssl.SSLContext, options: GatewayOptions) -> None:
         """
         Args:
-            tls: of the server, which has read the files.
+            tls: of the server, which has read the files; it hands new connections to what was read last.
         """
-        self._tls, self._options = tls, options
+        self._latest, self._options = tls, options
         self._stamp = self._look()
+        tls.sni_callback = self._hand_over
+        if options.ssl_ca_certs:  # who takes up a session again shows no certificate
+            tls.options |= ssl.OP_NO_TICKET
+            tls.num_tickets = 0
 
     async def watch(self) -> None:
         """Reads the files again when they have changed, until cancelled."""
@@ -38,22 +44,23 @@ class Certificates:
             return
         options = self._options
         try:
-            self._check()
-            self._tls.load_cert_chain(options.ssl_certfile or "", options.ssl_keyfile)
-            if options.ssl_ca_certs:
-                self._tls.load_verify_locations(options.ssl_ca_certs)
-        except OSError as error:  # ssl.SSLError too
+            self._latest = server_context(options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs)
+        except StartupError as error:
             logger.warning("the certificates have changed and cannot be read; the old ones stay: %s", error)
             return
         self._stamp = stamp
         logger.info("the certificates were read again")
 
-    def _check(self) -> None:
-        """In a context of its own: half of a change would otherwise be made."""
-        options, probe = self._options, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        probe.load_cert_chain(options.ssl_certfile or "", options.ssl_keyfile)
-        if options.ssl_ca_certs:
-            probe.load_verify_locations(options.ssl_ca_certs)
+    def _hand_over(self, connection: ssl.SSLObject, name: str | None, tls: ssl.SSLContext) -> int | None:
+        """A new connection to the context that was read last, whatever name of the server it asks for.
+
+        A context cannot forget an authority, so that each change makes a new one. Nor can it forget sessions that
+        clients of TLS 1.2 take up without a ticket: their authority may be gone, and they have to begin anew.
+        """
+        if connection.session_reused and self._options.ssl_ca_certs and self._latest is not tls:
+            return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
+        connection.context = self._latest
+        return None
 
     def _look(self) -> _Stamp:
         options = self._options

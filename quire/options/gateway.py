@@ -50,7 +50,8 @@ class GatewayOptions:
     ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 optional, 2 yes.", minimum=0, maximum=2)
     enable_ssl_refresh: bool = option(
         False,
-        "Reads the files of HTTPS again when they change; connections made from then on get the new certificate.",
+        "Reads the files of HTTPS again when they change; connections made from then on get the new certificate, and "
+        "need one of the authorities that are there then.",
     )
     allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from; none by default.")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that those origins may use.")

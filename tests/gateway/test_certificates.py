@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
 
 from gateway.certificates import Certificates
+from quire.certificates import server_context
 from quire.errors import StartupError
 from quire.options.gateway import GatewayOptions
 from tests.support.certificates import make_authority, make_certificate
@@ -73,6 +76,56 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     for _ in range(4):
         await asyncio.wait_for(left.get(), WAIT_SECONDS)
     server.close()
+
+
+def answered(port: int, client: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+    """The session of a connection that the server answers, for the next; a refusal is an OSError."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as raw,
+        client.wrap_socket(raw, server_hostname="localhost", session=session) as connection,
+    ):
+        if connection.recv(1) != b"x":
+            raise ConnectionResetError
+        return connection.session
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_an_authority_that_is_taken_out_is_trusted_no_more(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    clients: dict[str, ssl.SSLContext] = {}
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        make_authority(tmp_path / name)
+        make_certificate(tmp_path / name, "of")
+        clients[name] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        clients[name].check_hostname, clients[name].verify_mode = False, ssl.CERT_NONE
+        clients[name].maximum_version = version
+        clients[name].load_cert_chain(tmp_path / name / "of.pem", tmp_path / name / "of.key")
+    certificate, key = tmp_path / "old" / "of.pem", tmp_path / "old" / "of.key"
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes((tmp_path / "old" / "ca.pem").read_bytes())
+    tls = server_context(str(certificate), str(key), str(trusted))
+    tls.verify_mode = ssl.CERT_REQUIRED
+    certificates = Certificates(tls, GatewayOptions(
+        ssl_keyfile=str(key), ssl_certfile=str(certificate), ssl_ca_certs=str(trusted), enable_ssl_refresh=True
+    ))  # fmt: skip
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x")
+        await close(writer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        port = server.sockets[0].getsockname()[1]
+        session = await asyncio.to_thread(answered, port, clients["old"])
+        with pytest.raises(OSError):
+            await asyncio.to_thread(answered, port, clients["new"])
+        trusted.write_bytes((tmp_path / "new" / "ca.pem").read_bytes())
+        os.utime(trusted, (1, 1))
+        certificates.refresh()
+        await asyncio.to_thread(answered, port, clients["new"])
+        for taken_up in (None, session):
+            with pytest.raises(OSError):
+                await asyncio.to_thread(answered, port, clients["old"], taken_up)
 
 
 def test_it_is_for_https() -> None:
