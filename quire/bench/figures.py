@@ -156,15 +156,18 @@ def _keeps(answer: Answer, objectives: Mapping[str, float]) -> bool:
 
 
 def _peaks(answers: Sequence[Answer]) -> tuple[float, int]:
-    """Most pieces that came, and most requests that were under way, in any one second."""
+    """Most tokens that came, and most requests that were under way, in any one second.
+
+    A server tells how many tokens a whole answer has: its pieces have the same share each.
+    """
     if not answers:
         return 0.0, 0
     begin = min(answer.start for answer in answers)
     seconds = int(max(answer.start + answer.latency for answer in answers) - begin) + 1
-    pieces, requests = [0] * seconds, [0] * seconds
+    tokens, requests = [0.0] * seconds, [0] * seconds
     for answer in answers:
         for time in answer.times:
-            pieces[int(time - begin)] += 1
+            tokens[int(time - begin)] += answer.output_tokens / len(answer.times)
         for second in range(int(answer.start - begin), int(answer.start + answer.latency - begin) + 1):
             requests[second] += 1
-    return float(max(pieces)), max(requests)
+    return max(tokens), max(requests)

@@ -43,8 +43,15 @@ def test_totals() -> None:
     assert totals(RUN, {}) == {
         "duration": 2.0, "completed": 2, "failed": 1, "total_input_tokens": 10, "total_output_tokens": 6,
         "request_throughput": 1.0, "request_goodput": None, "output_throughput": 3.0, "total_token_throughput": 8.0,
-        "max_output_tokens_per_s": 4.0, "max_concurrent_requests": 1,
+        "max_output_tokens_per_s": 5.0, "max_concurrent_requests": 1,
     }  # fmt: skip
+
+
+def test_the_peak_counts_tokens_and_not_pieces() -> None:
+    drafted = Answer(1, start=0.0, times=[0.5, 1.5, 1.6, 1.7], output_tokens=12)
+    vector = Answer(5, start=0.0, times=[1.0])
+    found = totals(Run(2.0, [drafted, vector]), {})
+    assert (found["output_throughput"], found["max_output_tokens_per_s"]) == (6.0, 9.0)
 
 
 @pytest.mark.parametrize(
