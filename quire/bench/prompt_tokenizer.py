@@ -117,7 +117,7 @@ class ServerTokenizer(PromptTokenizer):
     def __init__(self, api: ServerApi, model: str) -> None:
         """
         Raises:
-            StartupError: the server has neither interface.
+            StartupError: the server has neither interface, or not the model.
         """
         self._api, self._model = api, model
         for self._text_key, self._special_key in (
@@ -141,6 +141,12 @@ class ServerTokenizer(PromptTokenizer):
     def _tokens(self, text: str, *, special_tokens: bool) -> list[int]:
         body = {"model": self._model, self._text_key: text, self._special_key: special_tokens}
         status, answer = self._api.post("/tokenize", body)
+        error = answer.get("error")
+        if isinstance(error, dict) and error.get("param") == "model":
+            raise StartupError(
+                f"{self._api.url} refuses the model {self._model!r} (--model, --served-model-name): "
+                f"{error.get('message')}"
+            )
         return list(answer.get("tokens") or ()) if status == 200 else []
 
     def decode(self, token_ids: list[int]) -> str:

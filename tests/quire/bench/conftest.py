@@ -16,6 +16,7 @@ class Server(ThreadingHTTPServer):
     Attributes:
         kind: openai has no tokenizer, vllm and llama have their own interface to it.
         failures: how many requests are refused first.
+        missing: name of a model that it does not have.
         tokenized: how many texts it still counts the tokens of.
         seen: (path, headers, body) of each.
     """
@@ -26,6 +27,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.kind = "vllm"
         self.failures = 0
+        self.missing = ""
         self.tokenized = 1_000
         self.seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
 
@@ -52,7 +54,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.seen.append((self.path, dict(self.headers.items()), body))
         key = {"vllm": "prompt", "llama": "content"}.get(self.server.kind)
-        if self.path == "/tokenize" and key and self.server.tokenized:
+        if body.get("model") == self.server.missing:
+            self._answer(404, {"error": {"message": "The model does not exist. Served here: small.", "param": "model"}})
+        elif self.path == "/tokenize" and key and self.server.tokenized:
             self.server.tokenized -= 1
             self._answer(200, {"tokens": [ord(letter) for letter in body.get(key, "")]})
         elif self.path == "/detokenize" and key:

@@ -101,6 +101,13 @@ def test_a_server_without_a_tokenizer_is_told_so(server: Server, bench: Bench) -
     assert result.exit_code == 1 and "--tokenizer FOLDER" in result.stderr and server.bodies() == []
 
 
+def test_a_model_that_the_server_does_not_have_is_named(server: Server, bench: Bench) -> None:
+    server.missing = "nope"
+    result = bench("--model", "nope")
+    assert result.exit_code == 1 and "/tokenize" not in result.stderr
+    assert "refuses the model 'nope' (--model, --served-model-name): The model does not exist. Served" in result.stderr
+
+
 def test_a_server_that_stops_counting_is_told(server: Server, bench: Bench) -> None:
     server.tokenized = 5
     result = bench()
