@@ -36,6 +36,7 @@ def main(batch: BatchOptions, **groups: Any) -> None:
     for name in ("input_file", "output_file"):
         if not getattr(batch, name):
             raise StartupError(f"--{name.replace('_', '-')} is missing: quire run-batch -i INPUT -o OUTPUT MODEL.")
+    _check_apart(batch)
     output, partial = _places(batch)
     with _local_input(batch, partial.parent) as path:
         requests = read_input(path)
@@ -49,6 +50,21 @@ def main(batch: BatchOptions, **groups: Any) -> None:
                 output.unlink()
             results.remove()
     click.echo(f"{len(requests)} answers are in {shown(batch.output_file)}.")
+
+
+def _check_apart(batch: BatchOptions) -> None:
+    """
+    Raises:
+        StartupError: the answers would take the place of the requests.
+    """
+    is_one = batch.input_file == batch.output_file
+    with contextlib.suppress(OSError):  # one is not there yet, or elsewhere
+        is_one = is_one or Path(batch.input_file).expanduser().samefile(Path(batch.output_file).expanduser())
+    if is_one:
+        raise StartupError(
+            f"--input-file {shown(batch.input_file)} and --output-file {shown(batch.output_file)} are one file, whose "
+            "requests the answers would replace: name another output."
+        )
 
 
 def _places(batch: BatchOptions) -> tuple[Path, Path]:
