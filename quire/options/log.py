@@ -18,7 +18,7 @@ class LogOptions:
     log_file: str | None = option(
         None, "File for all log lines; the terminal then shows warnings and errors alone. `-` is the terminal. "
         "Default: the terminal; for `quire serve` quire/serve-PORT.log in $XDG_STATE_HOME (~/.local/state), unless "
-        "--log-level debug asks for everything.", metavar="PATH",
+        "--log-level debug asks for everything; `quire run-batch` removes it once the batch is done.", metavar="PATH",
     )  # fmt: skip
     log_config_file: str | None = option(
         None, "File with a configuration as Python's logging.config.dictConfig takes it, JSON or (.yaml) YAML, for all "

@@ -23,6 +23,7 @@ class LogFile:
         """
         self.path = path
         self._max_bytes = max_bytes
+        self._paths = [path]  # what this run has written
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._begin()
 
@@ -31,10 +32,20 @@ class LogFile:
         with contextlib.suppress(OSError):
             if self.path.stat().st_size > self._max_bytes:
                 self._begin()
+                self._paths = [self.path, self._before]
+
+    def remove(self) -> None:
+        """Leaves nothing of this run; what an earlier one of this name left stays."""
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    @property
+    def _before(self) -> Path:
+        return Path(f"{self.path}.1")
 
     def _begin(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self.path.replace(f"{self.path}.1")
+            self.path.replace(self._before)
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 

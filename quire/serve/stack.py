@@ -64,7 +64,10 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         layout = choose_layout(options, ports)
         log_file = choose_log_file(options.log, _stack_name(options, layout))
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
-        return asyncio.run(_serve(dataclasses.replace(options, log=log), layout, ports, log_file, work))
+        is_done = asyncio.run(_serve(dataclasses.replace(options, log=log), layout, ports, log_file, work))
+        if is_done and work and log_file and options.log.log_file is None:
+            log_file.remove()  # its port is mostly one that no later run has: they would pile up
+        return is_done
 
 
 async def _serve(

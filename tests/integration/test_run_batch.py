@@ -40,7 +40,8 @@ def requests(folder: Path, count: int, max_tokens: int) -> Path:
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "quire", "run-batch", *arguments], cwd=folder, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / "state")},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def test_over_http(tmp_path: Path, store: tuple[str, dict[str, bytes]]) -> None:
     assert "secret" not in said
     check(files["/out?signed=secret"].splitlines(), 4)
     assert not list((tmp_path / "tmp").iterdir())
+    assert not list((tmp_path / "state" / "quire").iterdir())  # logs would pile up
 
 
 def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
@@ -118,6 +120,7 @@ def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "goes on from there" in said
     assert not (tmp_path / "out.jsonl").exists()
+    assert len(list((tmp_path / "state" / "quire").iterdir())) == 1
     before = partial.read_bytes().splitlines()[1:]
     assert 3 <= len(before) < 41
     again = start(tmp_path, *arguments)

@@ -53,6 +53,18 @@ def test_a_system_without_a_state_folder_logs_to_the_terminal(tmp_path: Path, mo
     assert choose_log_file(LogOptions(), "8000") is None
 
 
+def test_nothing_of_a_run_is_left_once_it_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "serve-1.log"
+    path.write_text("an earlier run")
+    LogFile(path).remove()
+    assert [left.read_text() for left in tmp_path.iterdir()] == ["an earlier run"]
+    file = LogFile(path, max_bytes=1)
+    path.write_text("full")
+    file.rotate()
+    file.remove()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("own_logging")
 def test_lines_go_to_the_file_and_warnings_to_the_terminal_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
