@@ -63,7 +63,7 @@ def totals(run: Run, objectives: Mapping[str, float]) -> dict[str, Any]:
         "request_goodput": within / run.seconds if objectives else None,
         "output_throughput": outputs / run.seconds,
         "total_token_throughput": (inputs + outputs) / run.seconds,
-        "max_output_tokens_per_s": tokens,
+        "max_output_tokens_per_s": max(tokens, outputs / run.seconds),  # a run may end within a second
         "max_concurrent_requests": requests,
     }
 

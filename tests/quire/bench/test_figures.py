@@ -52,6 +52,7 @@ def test_the_peak_counts_tokens_and_not_pieces() -> None:
     vector = Answer(5, start=0.0, times=[1.0])
     found = totals(Run(2.0, [drafted, vector]), {})
     assert (found["output_throughput"], found["max_output_tokens_per_s"]) == (6.0, 9.0)
+    assert totals(Run(0.25, [QUICK]), {})["max_output_tokens_per_s"] == 4.0
 
 
 @pytest.mark.parametrize(
