@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -64,6 +65,7 @@ class CompletionScores:
         """
         self._as_ids = as_ids
         self.offset = offset  # of the next one
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
 
     def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
         """The next positions."""
@@ -72,23 +74,24 @@ class CompletionScores:
             raws = score.texts or (b"",) * len(score.token_ids)
             texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, raws, strict=True)]
             logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
-            self._append(result, texts[0], logprobs[0], dict(zip(texts[::-1], logprobs[::-1], strict=True)))
+            top = dict(zip(texts[::-1], logprobs[::-1], strict=True))
+            self._append(result, texts[0], raws[0], logprobs[0], top)
         return result
 
     def take_unscored(self, token_id: int, raw: bytes) -> CompletionLogprobs:
         """A prompt's first token, which nothing comes before."""
         result = CompletionLogprobs([], [], [], [])
-        self._append(result, token_text(token_id, raw, self._as_ids), None, None)
+        self._append(result, token_text(token_id, raw, self._as_ids), raw, None, None)
         return result
 
     def _append(
-        self, result: CompletionLogprobs, text: str, logprob: float | None, top: dict[str, float] | None
+        self, result: CompletionLogprobs, text: str, raw: bytes, logprob: float | None, top: dict[str, float] | None
     ) -> None:
         result.text_offset.append(self.offset)
         result.tokens.append(text)
         result.token_logprobs.append(logprob)
         result.top_logprobs.append(top)
-        self.offset += len(text)
+        self.offset += len(self._text.decode(raw))
 
 
 def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
@@ -100,26 +101,28 @@ class EventStream:
         self._begun = True
         self._write = scope.get("extensions", {}).get(PIECES, {}).get("write", self._write)
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send_all(send, itertools.chain(self._writer.opening(), self._told(batch)))
+        while batch != []:
+            batch = await self._queue.next_batch(PING_SECONDS)
+            await self._send_all(send, self._told(batch))
+        await self._end(send, self._queue.error)
+
+    def _told(self, batch: Iterable[Any] | None) -> Iterable[bytes]:
+        return (PING,) if batch is None else (event for update in batch for event in self._writer.update(update))
+
+    async def _send_all(self, send: Send, events: Iterable[bytes]) -> None:
         body = b""
-        for event in self._writer.opening():
+        for event in events:
             body += event
             if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
                 await self._send(send, body)
                 await asyncio.sleep(0)  # sending to one that reads does not wait, and others are to have their turn
                 body = b""
-        while batch != []:
-            body += PING if batch is None else self._encode(batch)
-            await self._send(send, body)
-            body = b""
-            batch = await self._queue.next_batch(PING_SECONDS)
-        await self._end(send, self._queue.error, body)
-
-    def _encode(self, batch: Iterable[Any]) -> bytes:
-        return b"".join(event for update in batch for event in self._writer.update(update))
+        await self._send(send, body)
 
     async def _send(self, send: Send, body: bytes) -> None:
         if body and not self._write(body):
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _end(self, send: Send, error: QuireError | None, body: bytes = b"") -> None:
-        await send({"type": "http.response.body", "body": body + b"".join(self._writer.closing(error))})
+    async def _end(self, send: Send, error: QuireError | None) -> None:
+        await send({"type": "http.response.body", "body": b"".join(self._writer.closing(error))})

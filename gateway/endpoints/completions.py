@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice
 from gateway.answers.deltas import ChoiceUpdate, PromptScore, content_of
+from gateway.answers.echoes import PromptsFirst
 from gateway.answers.events import event
 from gateway.answers.scores import CompletionScores, merge, prompt_logprobs, score_of
-from gateway.answers.stream import EventStream
+from gateway.answers.stream import EventStream, UpdateSource
 from gateway.context import GatewayContext, context_of
 from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
@@ -44,6 +44,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     text: str = ""
+    first: bytes = b""  # of its tokens, where that is told beside those with log-probabilities
 
 
 async def completions(request: Request) -> Response | EventStream:
@@ -54,10 +55,7 @@ async def completions(request: Request) -> Response | EventStream:
 async def complete(request: Request, body: CompletionRequest) -> Response | EventStream:
     """The continuations of a body's prompts."""
     context, generation = context_of(request), await prepare(request, body)
-    prompts = [
-        Prompt(prompt.token_ids, await context.tokenizer.decode(prompt.token_ids) if _tells_prompts(body) else "")
-        for prompt in generation.prompts
-    ]
+    prompts = await _shown(context, body, [prompt.token_ids for prompt in generation.prompts])
     answer = CompletionAnswer(context, body, await context.pipeline.start(generation), prompts)
     return await answer.respond(request)
 
@@ -96,8 +94,22 @@ async def prepare(
     )  # fmt: skip
 
 
-def _tells_prompts(body: CompletionRequest) -> bool:
-    return bool(body.echo or body.return_prompt_text)
+async def _shown(context: GatewayContext, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Prompt]:
+    """The prompts as the answer tells them."""
+    texts = [""] * len(prompts)
+    if body.echo or body.return_prompt_text:
+        texts = [await context.tokenizer.decode(token_ids) for token_ids in prompts]
+    firsts: Mapping[int, bytes] = {}
+    if _echoes_scores(body):
+        firsts = await context.tokenizer.token_bytes({token_ids[0] for token_ids in prompts})
+    return [
+        Prompt(token_ids, text, firsts[token_ids[0]] if firsts else b"")
+        for token_ids, text in zip(prompts, texts, strict=True)
+    ]
+
+
+def _echoes_scores(body: CompletionRequest) -> bool:
+    return bool(body.echo and body.logprobs is not None)
 
 
 def check(body: CompletionRequest, model: ServedModel) -> None:
@@ -111,8 +123,6 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
         raise InvalidRequest("logprob_token_ids needs logprobs, such as 0.", parameter="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
-    if body.echo and body.stream and body.logprobs is not None:
-        raise InvalidRequest("echo with logprobs is not available in streams.", parameter="echo")
 
 
 def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:
@@ -206,6 +216,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         super().__init__(context, body, state, "cmpl")
         self._prompts = prompts
         self._scores = [CompletionScores(self._as_ids, text_offset) for _ in range(self._request.choices)]
+        self._echoes: dict[int, CompletionLogprobs] = {}  # by choices that have not begun
         self._begun: set[int] = set()
 
     @property
@@ -214,32 +225,64 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         return self._scores[0].offset
 
     def opening(self) -> Iterator[bytes]:
-        """The prompts, if they are echoed."""
-        if self._body.echo:
-            for index in range(self._request.choices):
-                yield event(self.chunk(CompletionChoice(index, self._prompts[index // self._request.n].text)))
+        """Nothing: what is told of a prompt comes with its choices' first tokens."""
+        return iter(())
 
-    def _shows(self, update: ChoiceUpdate) -> bool:
-        """A choice's first token shows even where it is no text yet (a part of a character): its client learns that the
-        prompt is computed."""
+    def _source(self) -> UpdateSource[ChoiceUpdate]:
+        if not _echoes_scores(self._body):
+            return super()._source()
+        return PromptsFirst(self._state, self._request.n, self._learn)
+
+    async def _learn(self, update: ChoiceUpdate) -> None:
+        """What the choices of a prompt echo, whose scores have come."""
+        texts = await self._texts([update.prompt_scores])
+        choices = range(update.index, update.index + self._request.n)
+
+        def echo() -> None:
+            for index in choices:
+                self._echo(index, update.prompt_scores, texts)
+
+        await self._context.large_requests.run(echo)
+
+    def _echo(self, index: int, positions: Sequence[PromptScore], texts: Mapping[int, bytes]) -> None:
+        """Has a choice begin with its prompt's scores."""
+        prompt, scores = self._prompts[index // self._request.n], self._scores[index]
+        first = scores.take_unscored(prompt.token_ids[0], prompt.first)
+        self._echoes[index] = merge([first, scores.take([score_of(position, texts) for position in positions])])
+
+    def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
+        """See GenerationAnswer. A choice's first token shows even where it is no text yet (a part of a character): its
+        client learns that the prompt is computed."""
         begins = update.index not in self._begun
-        self._begun.add(update.index)
-        return begins or super()._shows(update)
+        choice = self.taken(update)
+        return (event(self.chunk(choice)),) if begins or self._shows(update) else ()
 
     def _choice(self, update: ChoiceUpdate) -> CompletionChoice:
         choice = CompletionChoice(update.index, content_of(update.deltas))
         if update.scores:
             choice.logprobs = self._scores[update.index].take(update.scores)
+        if update.index not in self._begun:
+            self._begun.add(update.index)
+            self._tell_prompt(choice)
         return choice
+
+    def _tell_prompt(self, choice: CompletionChoice) -> None:
+        """What is told of the prompt of a choice that begins."""
+        prompt = self._prompts[choice.index // self._request.n]
+        if self._body.echo:
+            choice.text = prompt.text + choice.text
+        if echo := self._echoes.pop(choice.index, None):
+            choice.logprobs = merge([echo, choice.logprobs] if choice.logprobs else [echo])
+        if self._with_ids:
+            choice.prompt_token_ids = list(prompt.token_ids) or None
+        if self._body.return_prompt_text:
+            choice.prompt_text = prompt.text
 
     def chunk(self, *choices: CompletionChoice) -> Completion:
         return Completion(
             self._id, "text_completion", self._created, self._request.answering_model, list(choices),
             self._usage_of_chunk(),
         )  # fmt: skip
-
-    def _looked_up(self) -> Iterator[int]:
-        return (prompt.token_ids[0] for prompt in self._prompts if self._body.echo and self._body.logprobs is not None)
 
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Completion:
         answer = self.chunk(*(self._whole_choice(index, choices, texts) for index in range(len(choices))))
@@ -249,35 +292,20 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     def _whole_choice(
         self, index: int, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]
     ) -> CompletionChoice:
-        choice, prompt = choices[index], self._prompts[index // self._request.n]
+        collected = choices[index]
         # The engine scores a prompt once, with its first choice.
         prompt_scores = choices[index - index % self._request.n].prompt_scores
-        return CompletionChoice(
+        if _echoes_scores(self._body):
+            self._echo(index, prompt_scores, texts)
+        choice = CompletionChoice(
             index,
-            (prompt.text if self._body.echo else "") + choice.content,
-            self._logprobs(index, choice, prompt, prompt_scores, texts),
-            choice.finish.reason.value,
-            choice.finish.stop_reason,
-            choice.token_ids if self._with_ids else None,
+            collected.content,
+            self._scores[index].take(collected.scores) if self._body.logprobs is not None else None,
+            collected.finish.reason.value,
+            collected.finish.stop_reason,
+            collected.token_ids if self._with_ids else None,
             prompt_logprobs(prompt_scores, texts) if self._body.prompt_logprobs is not None else None,
-            list(prompt.token_ids) or None if self._with_ids else None,
-            prompt.text if self._body.return_prompt_text else UNSET,
+            None,
         )
-
-    def _logprobs(
-        self,
-        index: int,
-        choice: CollectedChoice,
-        prompt: Prompt,
-        prompt_scores: Sequence[PromptScore],
-        texts: Mapping[int, bytes],
-    ) -> CompletionLogprobs | None:
-        if self._body.logprobs is None:
-            return None
-        scores = self._scores[index]
-        parts = []
-        if self._body.echo:
-            parts.append(scores.take_unscored(prompt.token_ids[0], texts[prompt.token_ids[0]]))
-            parts.append(scores.take([score_of(position, texts) for position in prompt_scores]))
-        parts.append(scores.take(choice.scores))
-        return merge(parts)
+        self._tell_prompt(choice)
+        return choice

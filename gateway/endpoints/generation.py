@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from gateway.answers.coalescing import Coalesced
 from gateway.answers.collecting import CollectedChoice, collect
-from gateway.answers.deltas import ChoiceUpdate, Finish
+from gateway.answers.deltas import ChoiceUpdate, Finish, PromptScore
 from gateway.answers.events import DONE, event
-from gateway.answers.stream import EventStream
+from gateway.answers.stream import EventStream, UpdateSource
 from gateway.context import GatewayContext
 from gateway.endpoints import large
 from gateway.errors import error_body
@@ -80,21 +80,21 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         """The answer in one piece.
 
         Args:
-            texts: the bytes of the tokens in the prompts' scores, and of those that are `_looked_up`.
+            texts: the bytes of the tokens in the prompts' scores.
         """
 
-    def _looked_up(self) -> Iterable[int]:
-        """Tokens outside of the prompts' scores whose bytes the whole answer needs."""
-        return ()
+    def _source(self) -> UpdateSource[ChoiceUpdate]:
+        """Where the updates of a stream come from."""
+        return self._state
 
     async def respond(self, request: Request) -> Response | EventStream:
         """The response, in the form that was asked for."""
         if self._body.stream:
             interval = self._body.stream_interval or 1
-            return EventStream(self._state, Coalesced(self, interval) if interval > 1 else self)
+            return EventStream(self._source(), Coalesced(self, interval) if interval > 1 else self)
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
-        texts = await self._texts(choices)
+        texts = await self._texts([choice.prompt_scores for choice in choices])
         return await large.answer(request, self._size(choices), lambda: self._made(choices, texts))
 
     def _made(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Any:
@@ -154,11 +154,11 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     def _usage_of_chunk(self) -> Usage | UnsetType:
         return self._usage_so_far() if self._usage_always else UNSET
 
-    async def _texts(self, choices: Sequence[CollectedChoice]) -> Mapping[int, bytes]:
-        ids = set(self._looked_up())
-        if any(choice.prompt_scores for choice in choices):
-            ids |= await self._context.large_requests.run(_scored_ids, choices)
-        return await self._context.tokenizer.token_bytes(ids) if ids else {}
+    async def _texts(self, scores: Sequence[Sequence[PromptScore]]) -> Mapping[int, bytes]:
+        """The bytes of the tokens in prompts' scores."""
+        if not any(scores):
+            return {}
+        return await self._context.tokenizer.token_bytes(await self._context.large_requests.run(_scored_ids, scores))
 
     def _size(self, choices: Sequence[CollectedChoice]) -> int:
         """About how many tokens the answer tells of, alternatives counted."""
@@ -170,5 +170,5 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         return size
 
 
-def _scored_ids(choices: Sequence[CollectedChoice]) -> set[int]:
-    return {token_id for choice in choices for score in choice.prompt_scores for token_id in score.token_ids}
+def _scored_ids(scores: Sequence[Sequence[PromptScore]]) -> set[int]:
+    return {token_id for positions in scores for position in positions for token_id in position.token_ids}

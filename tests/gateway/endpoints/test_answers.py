@@ -143,6 +143,33 @@ async def test_echo_scores_the_prompt(gateway: GatewayStack) -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
+async def test_offsets_are_those_of_the_text(gateway: GatewayStack) -> None:
+    """A character of several tokens begins where its first one does."""
+    prompt = "é🙂A"
+    choice = (await gateway.complete(prompt=prompt, max_tokens=1, logprobs=0, echo=True))["choices"][0]
+    assert choice["text"].startswith(prompt)
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_echo_scores_the_prompt_in_streams_too(gateway: GatewayStack, max_tokens: int) -> None:
+    body = {"prompt": ["ABC", "D"], "n": 2, "max_tokens": max_tokens, "logprobs": 1, "echo": True}
+    *chunks, _ = await gateway.events("/v1/completions", body)
+    whole = await gateway.complete(**body)
+    firsts: dict[int, Any] = {}
+    found: dict[int, Any] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        first = firsts.setdefault(choice["index"], choice)
+        told = found.setdefault(choice["index"], {"text": "", "logprobs": {name: [] for name in first["logprobs"]}})
+        told["text"] += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            told["logprobs"][name] += values
+    for choice in whole["choices"]:
+        assert found[choice["index"]] == {"text": choice["text"], "logprobs": choice["logprobs"]}
+    assert firsts[0]["text"].startswith("ABC")
+    assert firsts[3]["logprobs"]["tokens"][0] == "D"
+
+
 async def test_chat_logprobs(gateway: GatewayStack) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
     whole = (await gateway.post("/v1/chat/completions", body)).json()["choices"][0]["logprobs"]["content"]
@@ -225,6 +252,16 @@ async def test_the_prompts_text_is_told_where_it_is_asked_for(gateway: GatewaySt
     first, *others, _ = await gateway.events("/v1/chat/completions", body)
     assert MESSAGES[0]["content"] in whole["prompt_text"] == first["prompt_text"]
     assert not any("prompt_text" in chunk for chunk in others)
+
+
+async def test_a_streams_choices_begin_with_what_is_told_of_their_prompts(gateway: GatewayStack) -> None:
+    body = {"prompt": ["AB", "C"], "n": 2, "max_tokens": 3, "return_token_ids": True, "return_prompt_text": True}
+    *chunks, _ = await gateway.events("/v1/completions", body)
+    told: dict[int, list[Any]] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        told.setdefault(choice["index"], []).append((choice.get("prompt_token_ids"), choice.get("prompt_text")))
+    assert [told[index][0] for index in range(4)] == [([32, 33], "AB")] * 2 + [([34], "C")] * 2
+    assert not any(ids or text for index in range(4) for ids, text in told[index][1:])
 
 
 async def test_whoever_has_the_last_turn_goes_on_where_none_is_opened(gateway: GatewayStack) -> None:
