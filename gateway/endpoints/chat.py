@@ -28,7 +28,7 @@ from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
-from gateway.requests.template_variables import template_variables
+from gateway.requests.template_variables import THINKING_SWITCH, template_variables
 from gateway.requests.tools import ToolUse, tool_use
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from gateway.services.tokenizer import RenderedChat
@@ -110,7 +110,10 @@ async def prepare(request: Request, body: ChatFields, conversations: Sequence[Co
     rendered = [first, *[await render(messages) for messages in conversations[1:]]]
     thinking = None
     if context.reasoning:
-        thinking = await context.reasoning.thinking(first.text, is_continued=body.continue_final_message)
+        thinking = await context.reasoning.thinking(
+            first.text, is_continued=body.continue_final_message, is_constrained=constraint is not None,
+            switch=variables.get(THINKING_SWITCH),
+        )  # fmt: skip
     return make_generation_request(
         body, [each.prompt for each in rendered], model, constraint=constraint,
         max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,

@@ -8,6 +8,9 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.options.reasoning import REASONING_EFFORTS
 
+# Turns thinking on and off in templates that have a switch for it.
+THINKING_SWITCH = "enable_thinking"
+
 
 def template_variables(
     kwargs: Mapping[str, Any] | None,
@@ -34,5 +37,4 @@ def template_variables(
             f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
-    switch = {"enable_thinking": reasoning_effort != "none"}
-    return {"reasoning_effort": reasoning_effort, **switch, **given}
+    return {"reasoning_effort": reasoning_effort, THINKING_SWITCH: reasoning_effort != "none", **given}

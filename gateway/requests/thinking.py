@@ -27,7 +27,7 @@ class Thinking:
 
     Attributes:
         is_open: they begin with it, whether or not they say so.
-        marks: for services that read tokens; none where a prompt has closed the thinking.
+        marks: for services that read tokens; none where nothing is thought.
         stretches: the marks of stretches, where there may be several.
     """
 
@@ -42,11 +42,14 @@ class Thinking:
         return [ReasoningTracker(self.marks) for _ in range(choices)] if self.marks else ()
 
 
-def thinking_after(prompt: str, parser: type[ReasoningParser], tokens: MarkTokens, *, is_continued: bool) -> Thinking:
+def thinking_after(
+    prompt: str, parser: type[ReasoningParser], tokens: MarkTokens, *, is_continued: bool, may_open: bool = True
+) -> Thinking:
     """How answers to a rendered prompt think, which may end with a start mark, or with an end mark.
 
     Args:
         is_continued: the prompt ends within an answer that is to be gone on with, so that marks may stand further up.
+        may_open: where the prompt has not opened the thinking, the answer may, if its model is one that can do without.
     """
     if is_continued:
         start, end = prompt.rfind(parser.start_mark), prompt.rfind(parser.end_mark)
@@ -54,7 +57,7 @@ def thinking_after(prompt: str, parser: type[ReasoningParser], tokens: MarkToken
     else:
         tail = prompt[-_MOST_BLANKS - max(len(parser.start_mark), len(parser.end_mark)) :].rstrip()
         opened, closed = tail.endswith(parser.start_mark.rstrip()), tail.endswith(parser.end_mark.rstrip())
-    if closed:
+    if closed or (parser.is_optional and not (opened or may_open)):
         return Thinking(is_open=False)
     marks = ReasoningMarks(tokens.start, tokens.end, opened, opened or parser.is_optional, tokens.blanks)
     stretches = (tokens.start, tokens.stretch_end) if tokens.stretch_end else None

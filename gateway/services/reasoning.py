@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from gateway.reasoning_parsers.base import ReasoningParser
+from gateway.requests.template_variables import THINKING_SWITCH
 from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
 from gateway.services.tokenizer import Tokenizer
+from quire.errors import InvalidRequest
 
 _BLANKS = ("\n", "\n\n")
+_ANY_CHAT = b'[{"role": "user", "content": "?"}]'
 
 
 class ReasoningFormat:
@@ -18,16 +22,38 @@ class ReasoningFormat:
         self.parser = parser
         self._tokenizer = tokenizer
         self._tokens: MarkTokens | None = None
+        self._is_opened_by_template: bool | None = None
 
-    async def thinking(self, prompt: str, *, is_continued: bool) -> Thinking:
+    async def thinking(
+        self, prompt: str, *, is_continued: bool, is_constrained: bool = False, switch: Any = None
+    ) -> Thinking:
         """How answers to a rendered prompt think; see `thinking_after`.
+
+        Args:
+            is_constrained: the answer has to look like something, from its first token on where nothing is thought.
+            switch: what the request says of whether there is thinking; None for nothing.
 
         Raises:
             Unavailable: the tokenizer service cannot be asked.
         """
         if self._tokens is None:
             self._tokens = await self._ask()
-        return thinking_after(prompt, self.parser, self._tokens, is_continued=is_continued)
+        may_open = not is_constrained or (not await self._is_off() if switch is None else bool(switch))
+        return thinking_after(prompt, self.parser, self._tokens, is_continued=is_continued, may_open=may_open)
+
+    async def _is_off(self) -> bool:
+        """Whether nothing is thought unless it is asked for: the template itself opens the thinking then. Others leave
+        it to the model, and close it where it is not wanted."""
+        if self._is_opened_by_template is None:
+            try:
+                rendered = await self._tokenizer.render_chat(
+                    _ANY_CHAT, add_generation_prompt=True, continue_final_message=False, add_special_tokens=False,
+                    template=None, kwargs={THINKING_SWITCH: True}, with_text=True,
+                )  # fmt: skip
+                self._is_opened_by_template = rendered.text.rstrip().endswith(self.parser.start_mark.rstrip())
+            except InvalidRequest:  # it has no template, or one that is for other chats
+                self._is_opened_by_template = False
+        return self._is_opened_by_template
 
     async def _ask(self) -> MarkTokens:
         texts = (self.parser.start_mark, self.parser.end_mark, self.parser.stretch_end_mark, *_BLANKS)

@@ -267,11 +267,20 @@ def test_an_answer_that_is_a_call_or_follows_a_schema(client: openai.OpenAI, thi
         assert bool((answer.model_extra or {}).get("reasoning")) == thinks
 
 
-def test_an_answer_that_could_think_and_does_not_is_what_its_grammar_says(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    "fields", [{}, {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}]
+)
+@pytest.mark.parametrize("question", ["What is 17 + 25?", "What is Quire?", "Hello!"])
+def test_an_answer_that_is_not_asked_to_think_is_what_its_grammar_says(
+    client: openai.OpenAI, question: str, fields: Any
+) -> None:
     answer = client.chat.completions.create(
-        model="quire-demo", messages=SUM, temperature=0, extra_body={"structured_outputs": {"choice": ["odd", "even"]}}
-    )
-    assert answer.choices[0].message.content in ("odd", "even")
+        model="quire-demo", messages=[{"role": "user", "content": question}], temperature=0,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}, **fields},
+    )  # fmt: skip
+    message = answer.choices[0].message
+    assert message.content in ("yes", "no")
+    assert not (message.model_extra or {}).get("reasoning")
 
 
 def test_a_model_that_does_not_stop_thinking(client: openai.OpenAI) -> None:

@@ -75,6 +75,26 @@ async def test_reasoning_that_is_not_wanted_is_left_out(start_replicas: StartRep
         assert "reasoning" not in whole["choices"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "may_think"),
+    [
+        ({}, True),  # the template leaves it to the model
+        ({"reasoning_effort": "low"}, True),
+        ({"reasoning_effort": "none"}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        (OPEN | {"reasoning_effort": "none"}, True),
+    ],
+)
+async def test_a_constraint_holds_from_the_first_token_where_thinking_is_off(
+    start_replicas: StartReplicas, fields: dict[str, Any], may_think: bool
+) -> None:
+    async with start_replicas(1, **QWEN) as replicas:
+        body = CHAT | {"structured_outputs": {"choice": ["yes", "no"]}} | fields
+        assert (await replicas.gateway.post("/v1/chat/completions", body)).status_code == 200
+        assert replicas.routers[0].state.started[-1].sampling.HasField("reasoning") == may_think
+
+
 async def test_a_model_that_does_not_think_tells_of_no_reasoning(start_replicas: StartReplicas) -> None:
     async with start_replicas(1) as replicas:
         await says(replicas, "<think>one</think>two")

@@ -73,6 +73,20 @@ def test_marks_for_services() -> None:
     assert counter.num_tokens == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt", "thinks"),
+    [
+        ("qwen3", "assistant\n", False),
+        ("qwen3", "assistant\n<think>\n", True),  # its template opens it, whatever the request says
+        ("deepseek_r1", "<|Assistant|>", True),  # it cannot do without
+        ("openai_gptoss", "<|start|>assistant", True),
+    ],
+)
+def test_thinking_that_only_the_prompt_may_open(name: str, prompt: str, thinks: bool) -> None:
+    found = thinking_after(prompt, reasoning_parser(name), TOKENS, is_continued=False, may_open=False)
+    assert (found.is_open, found.marks is not None) == (thinks, thinks)
+
+
 def test_channels_are_counted_each_time() -> None:
     tokens = MarkTokens((1, 2), (1, 5), (3,), ())
     counters = thinking_after(
