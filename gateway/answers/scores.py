@@ -13,6 +13,7 @@ from gateway.protocol.chat import ChatLogprobs, ChatTokenLogprob, TopLogprob
 from gateway.protocol.common import PromptLogprob, PromptLogprobs
 from gateway.protocol.completions import CompletionLogprobs
 from gateway.protocol.generate import GeneratedLogprob, GenerateLogprobs, TokenLogprob
+from quire.reasoning import ReasoningMarks, ReasoningTracker
 
 # JSON has no infinity.
 _LEAST = -9999.0
@@ -36,6 +37,27 @@ def _chat_token(score: TokenScore, as_ids: bool) -> ChatTokenLogprob:
     ]
     own = entries[0]
     return ChatTokenLogprob(own.token, own.logprob, own.bytes, entries[1:])
+
+
+class AnswerScores:
+    """Leaves the thinking's scores out of a choice's, for requests that do not want the thinking."""
+
+    def __init__(self, marks: ReasoningMarks) -> None:
+        self._tracker = ReasoningTracker(marks)
+        self._undecided: list[TokenScore] = []  # of what may turn out to be a mark
+
+    def take(self, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> Sequence[TokenScore]:
+        """Those of the answer among the next ones, once it is certain that they are."""
+        found: list[TokenScore] = []
+        for token_id, score in zip(token_ids, scores, strict=True):
+            self._undecided.append(score)
+            thought = self._tracker.thinks
+            self._tracker.advance((token_id,))
+            if self._tracker.answers:
+                found += self._undecided
+            if self._tracker.answers or thought or self._tracker.thinks:
+                self._undecided.clear()
+        return found
 
 
 def token_logprobs(scores: Sequence[TokenScore], *, are_likeliest: bool) -> GenerateLogprobs:

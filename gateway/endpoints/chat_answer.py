@@ -16,10 +16,11 @@ from gateway.answers.deltas import (
     Finish,
     FinishReason,
     Reasoning,
+    TokenScore,
     ToolCall,
 )
 from gateway.answers.events import event
-from gateway.answers.scores import chat_logprobs, prompt_logprobs
+from gateway.answers.scores import AnswerScores, chat_logprobs, prompt_logprobs
 from gateway.context import GatewayContext
 from gateway.endpoints.generation import GenerationAnswer
 from gateway.protocol.chat import (
@@ -58,6 +59,12 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
         self._prompt_text = prompt_text
         self._echo = _echo_text(messages) if body.echo else ""
         self._callers: set[int] = set()  # choices that call tools
+        marks = self._request.thinking.marks if self._request.thinking else None
+        self._without_thinking = (
+            [AnswerScores(marks) for _ in range(self._request.choices)]
+            if marks and body.logprobs and body.include_reasoning is False
+            else ()
+        )
 
     def opening(self) -> Iterator[bytes]:
         """The role of each choice, and its echo."""
@@ -78,15 +85,18 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             end = ChatChunkChoice(choice.index, ChatDelta(), None, choice.finish_reason, choice.stop_reason)
             choice.finish_reason, choice.stop_reason = None, UNSET
             return event(self.chunk(choice)), event(self.chunk(end))
-        return (event(self.chunk(choice)),) if self._shows(update) else ()
+        return (event(self.chunk(choice)),) if update.deltas or choice.logprobs or self._with_ids else ()
 
     def _choice(self, update: ChoiceUpdate) -> ChatChunkChoice:
         choice = ChatChunkChoice(update.index, _delta(update.deltas))
         if choice.delta.tool_calls:
             self._callers.add(update.index)
-        if update.scores:
-            choice.logprobs = chat_logprobs(update.scores, self._as_ids)
+        if scores := self._told(update.index, update.token_ids, update.scores):
+            choice.logprobs = chat_logprobs(scores, self._as_ids)
         return choice
+
+    def _told(self, index: int, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> Sequence[TokenScore]:
+        return self._without_thinking[index].take(token_ids, scores) if self._without_thinking else scores
 
     def chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(
@@ -108,10 +118,12 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
     def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
         if choice.tool_calls:
             self._callers.add(index)
+        thinks = bool(self._thinking and self._thinking[index].num_tokens)
+        scores = self._told(index, choice.token_ids, choice.scores)
         return ChatChoice(
             index,
-            _message(self.role, self._echo, choice),
-            chat_logprobs(choice.scores, self._as_ids) if self._body.logprobs else None,
+            _message(self.role, self._echo, choice, thinks),
+            chat_logprobs(scores, self._as_ids) if self._body.logprobs else None,
             self._reason(index, choice.finish),
             choice.finish.stop_reason,
             choice.token_ids if self._with_ids else None,
@@ -122,16 +134,14 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
         return "tool_calls" if called and finish.reason is FinishReason.STOP else finish.reason.value
 
 
-def _message(role: str, echo: str, choice: CollectedChoice) -> ChatMessage:
-    """A choice's message; one that only thinks or calls tools has no content."""
-    message = ChatMessage(role, echo + choice.content)
-    if choice.reasoning:
-        message.reasoning = choice.reasoning
-        message.content = message.content or None
+def _message(role: str, echo: str, choice: CollectedChoice, thinks: bool) -> ChatMessage:
+    """A choice's message; one that only thinks, told or not, or calls tools has no content."""
+    message = ChatMessage(role, echo + choice.content, reasoning=choice.reasoning or None)
     if choice.tool_calls:
         message.tool_calls = [
             ChatToolCall(call.id, FunctionCall(call.arguments, call.name)) for call in choice.tool_calls
         ]
+    if message.reasoning or thinks or choice.tool_calls:
         message.content = message.content or None
     return message
 

@@ -98,7 +98,7 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: str | None = None
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 

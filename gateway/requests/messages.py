@@ -31,6 +31,8 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         converted["content"] = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
+    elif content is None and not message.get("tool_calls"):  # beside calls, templates know that there may be none
+        converted["content"] = ""
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
     if (reasoning := _reasoning(message, place)) is not None:
@@ -77,6 +79,6 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
-    if isinstance(arguments := function.get("arguments"), str):
-        function["arguments"] = msgspec.json.decode(arguments or "{}")
+    arguments = function.get("arguments") or "{}"  # a function without parameters has none
+    function["arguments"] = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
     return {**call, "function": function}

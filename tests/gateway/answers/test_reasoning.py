@@ -33,7 +33,7 @@ async def answers(replicas: Replicas, **fields: Any) -> tuple[list[tuple[str, st
     body = CHAT | fields
     whole = (await replicas.gateway.post("/v1/chat/completions", body)).json()
     messages = [choice["message"] for choice in whole["choices"]]
-    found = [(message.get("reasoning", ""), message["content"] or "") for message in messages]
+    found = [(message["reasoning"] or "", message["content"] or "") for message in messages]
     *chunks, usage, _ = await replicas.gateway.events("/v1/chat/completions", body | STREAM)
     for index, expected in enumerate(found):
         deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
@@ -72,7 +72,37 @@ async def test_reasoning_that_is_not_wanted_is_left_out(start_replicas: StartRep
         await says(replicas, "one</think>two")
         assert await answers(replicas, **OPEN, include_reasoning=False) == ([("", "two")], 3)
         whole = (await replicas.gateway.post("/v1/chat/completions", CHAT | OPEN | {"include_reasoning": False})).json()
-        assert "reasoning" not in whole["choices"][0]["message"]
+        assert whole["choices"][0]["message"]["reasoning"] is None
+        await says(replicas, "one and")
+        whole = (await replicas.gateway.post("/v1/chat/completions", CHAT | OPEN | {"include_reasoning": False})).json()
+        assert whole["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("said", "fields", "told"),
+    [
+        ("one</think>two", OPEN, "two"),
+        ("one and", OPEN, ""),
+        ("<think>one</think>\n\ntwo", {}, "\n\ntwo"),
+        ("<th>two", {}, "<th>two"),
+    ],
+)
+async def test_nor_do_log_probabilities_tell_of_it(
+    start_replicas: StartReplicas, said: str, fields: dict[str, Any], told: str
+) -> None:
+    async with start_replicas(1, **QWEN) as replicas:
+        await says(replicas, said)
+        body = CHAT | fields | {"include_reasoning": False, "logprobs": True}
+        whole = (await replicas.gateway.post("/v1/chat/completions", body)).json()["choices"][0]
+        assert "".join(entry["token"] for entry in whole["logprobs"]["content"]) == told
+        *chunks, _ = await replicas.gateway.events("/v1/chat/completions", body)
+        streamed = [
+            entry
+            for chunk in chunks
+            for choice in chunk["choices"]
+            for entry in (choice["logprobs"] or {}).get("content", ())
+        ]
+        assert streamed == whole["logprobs"]["content"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +129,8 @@ async def test_a_model_that_does_not_think_tells_of_no_reasoning(start_replicas:
     async with start_replicas(1) as replicas:
         await says(replicas, "<think>one</think>two")
         whole = (await replicas.gateway.post("/v1/chat/completions", CHAT)).json()
-        assert whole["choices"][0]["message"]["content"] == "<think>one</think>two"
+        message = whole["choices"][0]["message"]
+        assert (message["content"], message["reasoning"]) == ("<think>one</think>two", None)
         assert "completion_tokens_details" not in whole["usage"]
 
 
