@@ -17,6 +17,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BRACKETS = 200_000
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+# Half of a surrogate pair: the first one without a second behind it, or a second one without a first before it.
+_FIRST, _SECOND = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_FIRST, _SECOND, _FIRST, _SECOND))
+# Strings, which stay, or a whole number that is written as a fraction.
+_WHOLE_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|(?<![\d.eE+])(-?\d+)\.0+(?![\d.eE])')
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
@@ -66,7 +71,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     if (brackets := body.count(b"{") + body.count(b"[")) > MAX_BRACKETS:
         raise InvalidRequest(f"The body has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed.")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _decode(body, kind)
     except msgspec.ValidationError as error:
         text = str(error)
         path = _PATH.search(text)
@@ -75,6 +80,21 @@ def decode_json(body: bytes, kind: type[T]) -> T:
             f"{field + ': ' if field else ''}{_PATH.sub('', text)[:500]}", parameter=field[:200]
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if lone := _LONE_SURROGATE.search(body):
+            raise InvalidRequest(
+                f"The body has {lone[0].decode()} alone, half of a character: send both surrogates, or U+FFFD."
+            ) from None
         raise InvalidRequest(f"The body is not valid JSON: {str(error)[:300]}.") from None
     except RecursionError:
         raise InvalidRequest("The body is nested too deeply.") from None
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """Takes 1.0 where 1 is wanted, as clients write whose numbers are all fractions; others do not pay for it."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        whole = _WHOLE_NUMBER.sub(lambda found: found[1] or found[0], body)
+        if whole == body:
+            raise
+        return msgspec.json.decode(whole, type=kind)

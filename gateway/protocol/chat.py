@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+from gateway.protocol.fields import Flag
 
 
 class ChatFields(GenerationFields, kw_only=True):
@@ -16,9 +17,9 @@ class ChatFields(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None

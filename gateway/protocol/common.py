@@ -8,14 +8,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.constraints import ConstraintFields
+from gateway.protocol.fields import Flag, RequestFields, Whole
 from quire.sampling import RepetitionDetection, Xargs
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(RequestFields):
     """How a stream reports usage."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class LogitsProcessorFields(msgspec.Struct):
@@ -42,8 +43,8 @@ class SamplingFields(ConstraintFields, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -54,7 +55,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
     prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
+    skip_special_tokens: Flag = True
     spaces_between_special_tokens: bool | None = None
     stream_interval: int | None = None
 
@@ -71,9 +72,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # left
-    echo: bool = False
+    echo: Flag = False
     suffix: str | None = None
-    priority: int = 0
+    priority: Whole = 0
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None

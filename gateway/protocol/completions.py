@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.common import GenerationFields, PromptLogprobs, Usage
+from gateway.protocol.fields import Flag
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -14,7 +15,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
     logprobs: int | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
 
 class CompletionLogprobs(msgspec.Struct):

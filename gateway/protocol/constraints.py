@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.protocol.fields import Flag, RequestFields
+
 
 class JsonSchemaFormat(msgspec.Struct):
     """`json_schema` of a response format."""
@@ -27,7 +29,7 @@ class ResponseFormat(msgspec.Struct):
     format: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
-class StructuredOutputs(msgspec.Struct):
+class StructuredOutputs(RequestFields):
     """`structured_outputs`: one form, and how it is to be followed."""
 
     json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -37,13 +39,13 @@ class StructuredOutputs(msgspec.Struct):
     json_object: bool | None = None
     structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     backend: str | None = None
-    disable_fallback: bool = False
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_fallback: Flag = False
+    disable_any_whitespace: Flag = False
+    disable_additional_properties: Flag = False
     whitespace_pattern: str | None = None
 
 
-class ConstraintFields(msgspec.Struct, kw_only=True):
+class ConstraintFields(RequestFields, kw_only=True):
     """Of all generating endpoints; null means the same as absent."""
 
     response_format: ResponseFormat | None = None

@@ -10,17 +10,18 @@ from msgspec import UNSET, UnsetType
 from gateway.protocol.chat import ChatCompletionChunk, ChatCompletionRequest
 from gateway.protocol.common import PromptLogprobs, SamplingFields, StreamOptions, Usage
 from gateway.protocol.completions import Completion, CompletionRequest
+from gateway.protocol.fields import Flag, RequestFields, Whole
 
 
 class GenerateSampling(SamplingFields, kw_only=True):
     """`sampling_params` of a request."""
 
     logprobs: int | None = None
-    detokenize: bool = True
+    detokenize: Flag = True
     extra_args: dict[str, Any] | None = None  # vllm_xargs
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateRequest(RequestFields, kw_only=True):
     """Token ids to go on from."""
 
     token_ids: list[int]
@@ -33,7 +34,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    priority: Whole = 0
 
     # Refused, unless they ask for nothing.
     kv_transfer_params: Any = None
@@ -140,10 +141,10 @@ class StreamState(msgspec.Struct, kw_only=True):
     text_offset: int = 0  # of the next token's log-probabilities
 
 
-class _DerenderFields(msgspec.Struct, kw_only=True):
+class _DerenderFields(RequestFields, kw_only=True):
     """Of all routes that turn token ids into answers."""
 
-    stream: bool = False
+    stream: Flag = False
     model: str | None = None
     generate_chunk: GeneratedResponse | None = None  # with stream
     stream_state: StreamState | None = None  # with stream, but for the first chunk

@@ -8,17 +8,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.common import Usage
+from gateway.protocol.fields import Flag, RequestFields, Whole
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
 
 
-class PoolingFields(msgspec.Struct, kw_only=True):
+class PoolingFields(RequestFields, kw_only=True):
     """Fields of all requests of pooling models; null means the same as absent."""
 
     model: str | None = None
     user: str | None = None
     request_id: str | None = None
-    priority: int = 0
+    priority: Whole = 0
     truncate_prompt_tokens: int | None = None  # -1: what the model takes
     truncation_side: Literal["left", "right"] | None = None  # as the tokenizer has it
     use_activation: bool | None = None
@@ -38,8 +39,8 @@ class InputFields(PoolingFields, kw_only=True):
     input: str | list[str | int | list[int]] | None = None
     messages: list[dict[str, Any] | list[dict[str, Any]]] | None = None
     add_special_tokens: bool | None = None  # default: true for input, false for messages
-    add_generation_prompt: bool = False
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = False
+    continue_final_message: Flag = False
 
 
 class VectorFields(InputFields, kw_only=True):
@@ -161,7 +162,7 @@ class CohereInput(msgspec.Struct):
     content: list[CohereContent]
 
 
-class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+class CohereEmbedRequest(RequestFields, kw_only=True):
     """Cohere's request for vectors."""
 
     model: str | None = None
@@ -173,7 +174,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # float
     truncate: Literal["NONE", "START", "END"] = "END"
     max_tokens: int | None = None
-    priority: int = 0
+    priority: Whole = 0
 
 
 class CohereApiVersion(msgspec.Struct):

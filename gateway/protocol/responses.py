@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.constraints import StructuredOutputs
+from gateway.protocol.fields import Flag, RequestFields, Whole
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -47,7 +48,7 @@ class ResponsesReasoning(msgspec.Struct, kw_only=True):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(RequestFields, kw_only=True):
     """A turn of a conversation to answer; null means the same as absent."""
 
     input: str | list[dict[str, Any]]
@@ -84,12 +85,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    ignore_eos: bool = False
+    ignore_eos: Flag = False
     logit_bias: dict[str, float] | None = None
     thinking_token_budget: int | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int = 0
+    priority: Whole = 0
     cache_salt: str | None = None
     request_id: str | None = None
     session_id: str | None = None

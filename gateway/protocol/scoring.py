@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.protocol.common import Usage
+from gateway.protocol.fields import Flag, RequestFields, Whole
 from gateway.protocol.pooling import PoolingFields
 
 Texts = str | list[str]
@@ -62,7 +63,7 @@ class RerankRequest(ScoringFields, kw_only=True):
     query: str
     documents: list[str | RerankDocument]
     top_n: int | None = None  # 0 for all
-    return_documents: bool = True
+    return_documents: Flag = True
 
 
 class RerankUsage(msgspec.Struct):
@@ -89,17 +90,17 @@ class RerankResponse(msgspec.Struct):
     results: list[RerankResult]
 
 
-class GenerativeScoringRequest(msgspec.Struct, kw_only=True):
+class GenerativeScoringRequest(RequestFields, kw_only=True):
     """How likely a model that generates goes on with one token, and not others, behind a query and each item."""
 
     model: str | None = None
     query: str | list[int]
     items: list[str | list[int]]
     label_token_ids: list[int]
-    apply_softmax: bool = True
-    item_first: bool = False
-    add_special_tokens: bool = True
+    apply_softmax: Flag = True
+    item_first: Flag = False
+    add_special_tokens: Flag = True
     cache_salt: str | None = None
-    priority: int = 0
+    priority: Whole = 0
     request_id: str | None = None
     user: str | None = None

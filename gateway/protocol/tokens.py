@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from gateway.protocol.fields import Flag, RequestFields
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+
+class TokenizeRequest(RequestFields, kw_only=True):
     """A text, or a conversation to be rendered by the chat template."""
 
     model: str | None = None
@@ -15,8 +17,8 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None  # default: true for a prompt, false for messages
     return_token_strs: bool | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None

@@ -10,8 +10,13 @@ import pytest
 from gateway.endpoints.body import decode_json
 from gateway.protocol import unknown
 from gateway.protocol.chat import ChatCompletionRequest
+from gateway.protocol.common import StreamOptions
 from gateway.protocol.completions import CompletionRequest
-from gateway.protocol.generate import GenerateRequest
+from gateway.protocol.constraints import StructuredOutputs
+from gateway.protocol.generate import GenerateRequest, GenerateSampling
+from gateway.protocol.pooling import EmbeddingRequest
+from gateway.protocol.responses import ResponsesRequest
+from gateway.protocol.tokens import TokenizeRequest
 from gateway.protocol.unknown import UnknownFields
 from gateway.requests.refused import check_refused
 from quire.compatibility.fields import FIELDS
@@ -62,11 +67,39 @@ def test_what_asks_for_nothing_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["use_beam_search", "early_stopping", "best_of", "truncation_side", "suffix", "documents"]
+    ("kind", "body"),
+    [
+        (ChatCompletionRequest, CHAT), (CompletionRequest, {}), (StreamOptions, {}), (StructuredOutputs, {}),
+        (TokenizeRequest, {}), (ResponsesRequest, {"input": "A"}), (EmbeddingRequest, {"input": "A"}),
+        (GenerateSampling, {}),
+    ],
+)  # fmt: skip
+def test_null_is_the_same_as_absent(kind: type[msgspec.Struct], body: dict[str, Any]) -> None:
+    absent = decode_json(msgspec.json.encode(body), kind)
+    for field in msgspec.structs.fields(kind):
+        if not field.required:
+            found = decode_json(msgspec.json.encode({field.name: None} | body), kind)
+            got, expected = getattr(found, field.name), getattr(absent, field.name)
+            assert got == expected or bytes(got) == b"null", field.name
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": 2.0, "seed": -5.0, "temperature": 1.0}, {"max_tokens": 2, "seed": -5, "temperature": 1.0}),
+        ({"prompt": [1.0, 2.00], "stop_token_ids": [3.0]}, {"prompt": [1, 2], "stop_token_ids": [3]}),
+        ({"max_tokens": 2.0, "prompt": 'say "1.0", 2.0'}, {"max_tokens": 2, "prompt": 'say "1.0", 2.0'}),
+    ],
 )
-def test_null_is_the_same_as_absent(name: str) -> None:
-    absent = decode_json(msgspec.json.encode(CHAT), ChatCompletionRequest)
-    assert decode_json(msgspec.json.encode(CHAT | {name: None}), ChatCompletionRequest) == absent
+def test_whole_numbers_may_be_written_as_fractions(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = decode_json(msgspec.json.encode(fields), CompletionRequest)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("value", [1.5, "1", True, [1.0]])
+def test_what_is_no_whole_number_is_none(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens: Expected `int"):
+        decode_json(msgspec.json.encode({"max_tokens": value}), CompletionRequest)
 
 
 @pytest.mark.parametrize(("name", "value"), [("watermarking", 0), ("routed_experts_prompt_start", False)])
