@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from gateway.middleware.root_path import path_below_root
 from quire.error_tables import mapping_of
-from quire.errors import ContextTooLong, Overloaded, QuireError, Unavailable
+from quire.errors import Overloaded, QuireError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ class HttpError(Exception):
 
 
 class ErrorBody(msgspec.Struct):
-    """What is wrong: in words, by kind, in which parameter, and as a code."""
+    """What is wrong: in words, by kind, in which parameter, and the status of HTTP."""
 
     message: str
     type: str
     param: str | None
-    code: int | str
+    code: int
 
 
 class ErrorResponse(msgspec.Struct):
@@ -70,8 +70,9 @@ class MessagesError(msgspec.Struct):
 def error_body(error: QuireError) -> ErrorResponse:
     """The body that an error is answered with, whole or inside a stream."""
     mapping = mapping_of(error)
-    code: int | str = "context_length_exceeded" if isinstance(error, ContextTooLong) else mapping.http_status
-    return ErrorResponse(ErrorBody(error.message[:_MAX_MESSAGE], mapping.http_type, error.parameter or None, code))
+    return ErrorResponse(
+        ErrorBody(error.message[:_MAX_MESSAGE], mapping.http_type, error.parameter or None, mapping.http_status)
+    )
 
 
 def messages_error(status: int, message: str) -> MessagesError:

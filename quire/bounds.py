@@ -15,7 +15,7 @@ from quire.errors import ContextTooLong, InvalidRequest
 
 MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 128
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_LENGTH = 256  # in characters
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256  # in characters
@@ -31,6 +31,7 @@ MAX_MESSAGES = 4096  # of a conversation
 MAX_TOOLS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_CACHE_SALT_LENGTH = 128
+CACHE_SALT_PATTERN = rf"[^@/\\\x00]{{1,{MAX_CACHE_SALT_LENGTH}}}"  # of a request; a tenant's is made by the gateway
 MAX_CALLER_NAME_LENGTH = 128  # of a tenant, and of a session
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 # Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.

@@ -26,6 +26,14 @@ _RESERVED = ("messages", "tools", "add_generation_prompt")
 class TemplateRejection(Exception):
     """The template cannot render this conversation; the text is for the caller."""
 
+    def __init__(self, message: str, parameter: str = "") -> None:
+        """
+        Args:
+            parameter: the request's field that is at fault, if it is not what is to be rendered.
+        """
+        super().__init__(message)
+        self.parameter = parameter
+
 
 class _GenerationExtension(jinja2.ext.Extension):
     """`{% generation %}`: marks the assistant's text for training; here it renders what it encloses."""
@@ -106,7 +114,9 @@ class ChatTemplates:
         """
         for name in _RESERVED:
             if name in variables:
-                raise TemplateRejection(f"chat_template_kwargs must not set {name!r}; it has a field of its own.")
+                raise TemplateRejection(
+                    f"chat_template_kwargs must not set {name!r}; it has a field of its own.", "chat_template_kwargs"
+                )
         try:
             chosen, takes_parts = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.generate(
@@ -117,7 +127,10 @@ class ChatTemplates:
             )
             text = self._join(pieces)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateRejection(f"The chat template is not valid Jinja (line {error.lineno}): {error}") from error
+            raise TemplateRejection(
+                f"The chat template is not valid Jinja (line {error.lineno}): {error}",
+                "chat_template" if template else "",
+            ) from error
         except TemplateRejection:
             raise
         except MemoryError:

@@ -47,7 +47,8 @@ class MistralConversations:
         if template or variables:
             raise TemplateRejection(
                 "chat_template and chat_template_kwargs are for chat templates; this server writes conversations by "
-                "mistral-common (--tokenizer-mode mistral)."
+                "mistral-common (--tokenizer-mode mistral).",
+                "chat_template" if template else "chat_template_kwargs",
             )
         _check_texts(messages)
         try:

@@ -22,7 +22,7 @@ def _make(setup: Message) -> Answer:
             messages = _messages(request.payload, fields["max_messages"])
             rendered = templates.render(messages, request.fields.pop("tools"), **request.fields)
         except TemplateRejection as error:
-            return Message({"error": str(error)[:2000]})
+            return Message({"error": str(error)[:2000], "parameter": error.parameter})
         return Message({"token_ids": rendered.token_ids}, rendered.text.encode("utf-8", "surrogatepass"))
 
     return answer

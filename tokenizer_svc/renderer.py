@@ -103,6 +103,7 @@ class ChatRenderer:
         else:
             if (problem := answer.fields.get("error", "")) == "":
                 return answer
+            parameter = answer.fields["parameter"] or parameter
         raise InvalidRequest(problem, parameter=parameter)
 
 

@@ -213,7 +213,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._check_template(request.chat_template)
         if not request.chat_template and not self._renderer.has_template:
             raise FailedPrecondition(
-                "The model has no chat template: use /v1/completions, or start the server with --chat-template."
+                "The model has no chat template: send text in place of messages, to /v1/completions if it answers, or "
+                "start the server with --chat-template."
             )
         add_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
         rendered = await self._renderer.render(

@@ -8,11 +8,13 @@ from starlette.responses import PlainTextResponse, Response
 from gateway.context import context_of
 from gateway.endpoints.body import read_json
 from gateway.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from gateway.requests.field_names import told_as
 from gateway.requests.served_model import Adapter
 from quire.bounds import check_adapter_name
 from quire.errors import InvalidRequest
 
 _MOST_WAIT_SECONDS = 600.0
+_NAMES = {"name": "lora_name", "path": "lora_path"}  # the workers' → the client's
 
 
 async def load_adapter(request: Request) -> Response:
@@ -22,7 +24,8 @@ async def load_adapter(request: Request) -> Response:
     if not body.lora_path:
         raise InvalidRequest("lora_path is empty; name the adapter's folder.", parameter="lora_path")
     adapter = Adapter(body.lora_name, body.lora_path, "", body.base_model_name or "")
-    await context_of(request).fleet.load_adapter(adapter, body.load_inplace)
+    with told_as(_NAMES):
+        await context_of(request).fleet.load_adapter(adapter, body.load_inplace)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -35,6 +38,7 @@ async def unload_adapter(request: Request) -> Response:
             f"wait_seconds is {body.wait_seconds:g}; it must be from 0 to {_MOST_WAIT_SECONDS:g}.",
             parameter="wait_seconds",
         )
-    left = await context_of(request).fleet.unload_adapter(body.lora_name, body.wait_seconds)
+    with told_as(_NAMES):
+        left = await context_of(request).fleet.unload_adapter(body.lora_name, body.wait_seconds)
     still = f" {left} requests still run with it." if left else ""
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.{still}")

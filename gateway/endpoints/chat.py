@@ -25,6 +25,7 @@ from gateway.requests.call_constraint import answer_constraint
 from gateway.requests.caller import caller_of
 from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
+from gateway.requests.field_names import told_as
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
@@ -79,6 +80,11 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
 
 async def prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
     """Conversations as they are to be generated from: checked, and rendered."""
+    with told_as({"prompt": "messages"}):
+        return await _prepare(request, body, conversations)
+
+
+async def _prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model, GENERATE)

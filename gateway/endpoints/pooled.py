@@ -22,7 +22,8 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Tru
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import PoolingModel, ServedModel
 from gateway.requests.template_variables import template_variables
-from quire.bounds import MAX_CACHE_SALT_LENGTH, PRIORITY_BOUND, check_token_ids
+from gateway.requests.validate import check_cache_salt
+from quire.bounds import PRIORITY_BOUND, check_token_ids
 from quire.errors import Cancelled, ContextTooLong, InvalidRequest
 from quire.rpc.context import current_request_id, is_request_id
 from quire.runners import POOLING
@@ -55,8 +56,7 @@ class PoolingCall:
         PRIORITY_BOUND.check("priority", body.priority)
         if body.request_id is not None and not is_request_id(body.request_id):
             raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
-        if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
-            raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
+        check_cache_salt(body.cache_salt)
         return cls(request, body, model, body.request_id or current_request_id())
 
     @property

@@ -12,6 +12,8 @@ from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
 from gateway.requests.constraint import constraint_of
+from gateway.requests.field_names import told_as
+from gateway.requests.responses import FIELDS
 from gateway.requests.token_generation import rendered
 from quire.errors import InvalidRequest
 
@@ -28,7 +30,9 @@ async def render_messages(request: Request) -> Response:
 
 async def render_response(request: Request) -> Response:
     """A turn of OpenAI's Responses."""
-    return await _chat(request, (await responses.asked(request)).chat)
+    turn = await responses.asked(request)
+    with told_as(FIELDS):
+        return await _chat(request, turn.chat)
 
 
 async def render_completion(request: Request) -> Response:

@@ -20,9 +20,11 @@ from gateway.errors import json_response, json_text_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.responses import DeletedResponse, ResponsesRequest
 from gateway.requests.caller import tenant_of
+from gateway.requests.field_names import told_as
 from gateway.requests.input_items import page_of
 from gateway.requests.response_items import Item, items_json, items_of
-from gateway.requests.responses import chat_of, check
+from gateway.requests.responses import FIELDS, chat_of, check
+from gateway.requests.validate import check_logprobs
 from gateway.response_store.run import Follower, Replay, Run
 from quire.errors import InvalidRequest
 from quire.runners import GENERATE
@@ -48,7 +50,8 @@ async def create(request: Request) -> Response | EventStream:
     context, tenant, body = context_of(request), tenant_of(request), turn.body
     is_kept = context.responses.are_kept and body.store is not False
     items = await beside(request, items_json, turn.items) if is_kept else b""
-    generation = await chat.prepare(request, turn.chat, [turn.chat.messages])
+    with told_as(FIELDS):
+        generation = await chat.prepare(request, turn.chat, [turn.chat.messages])
     # Scores are told with the text of their tokens, which parsers take from among others.
     by_token = bool(generation.parsers) and generation.sampling.logprobs is not None
     state = await context.pipeline.start(replace(generation, token_by_token=by_token))
@@ -70,6 +73,7 @@ async def asked(request: Request) -> Turn:
     if body.background:
         context.responses.require(body.store)
     model = context.fleet.model(body.model, GENERATE)
+    check_logprobs("top_logprobs", body.top_logprobs, model)
     previous, given = body.previous_response_id, items_of(body.input)
     earlier = await context.responses.items(previous, tenant_of(request)) if previous else []
     conversation = await beside(request, chat_of, body, earlier, given, model.max_model_len)

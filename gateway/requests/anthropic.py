@@ -39,7 +39,7 @@ def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
         stream=body.stream,
         user=body.metadata.user_id if body.metadata else None,
         tools=_tools(body.tools),
-        tool_choice=_tool_choice(body) if body.tools else None,
+        tool_choice=_tool_choice(body) if body.tools or (choice and choice.type in ("any", "tool")) else None,
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         response_format=ResponseFormat(wanted.type, JsonSchemaFormat("answer", schema=wanted.schema))
         if wanted

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.bounds import (
+    CACHE_SALT_PATTERN,
     LOGIT_BIAS_BOUND,
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
-    MAX_CACHE_SALT_LENGTH,
     MAX_CALLER_NAME_LENGTH,
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROB_TOKEN_IDS,
@@ -91,7 +91,7 @@ def limits() -> dict[str, Schema]:
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
             "additionalProperties": {"type": "number", **_interval(LOGIT_BIAS_BOUND)},
         },
-        "cache_salt": {"minLength": 1, "maxLength": MAX_CACHE_SALT_LENGTH},
+        "cache_salt": {"pattern": f"^{CACHE_SALT_PATTERN}$"},
         **dict.fromkeys(("session_id", "prompt_cache_key", "user"), name),
         "request_id": {"pattern": f"^{REQUEST_ID_PATTERN}$"},
         "messages": {"items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},

@@ -28,6 +28,12 @@ _REFUSED = {
     "context_management": "Quire compacts no conversations; truncation: auto drops what does not fit",
     "moderation": "Quire moderates nothing",
 }
+# What a chat's fields are called here.
+FIELDS = {
+    "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort", "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}  # fmt: skip
 # Fields that are a chat's too.
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",

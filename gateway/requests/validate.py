@@ -9,6 +9,7 @@ from gateway.protocol.common import GenerationFields
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import ServedModel
 from quire.bounds import (
+    CACHE_SALT_PATTERN,
     LOGIT_BIAS_BOUND,
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
@@ -31,6 +32,7 @@ from quire.sampling import SAMPLING_BOUNDS
 
 _SHOWN = 50  # characters of a key
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
+_CACHE_SALT = re.compile(CACHE_SALT_PATTERN)
 
 
 def check_generation(body: GenerationFields, model: ServedModel) -> None:
@@ -62,8 +64,7 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
     if body.repetition_detection is not None:
         body.repetition_detection.check("repetition_detection")
     _check_lists(body, model.vocab_size)
-    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_CACHE_SALT_LENGTH:
-        raise InvalidRequest(f"cache_salt needs 1 to {MAX_CACHE_SALT_LENGTH} characters.", parameter="cache_salt")
+    check_cache_salt(body.cache_salt)
     for name in ("session_id", "prompt_cache_key", "user"):
         if len(getattr(body, name) or "") > MAX_CALLER_NAME_LENGTH:
             raise InvalidRequest(
@@ -74,6 +75,18 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
         raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
 
 
+def check_cache_salt(salt: str | None) -> None:
+    """
+    Raises:
+        InvalidRequest: it is empty or too long, or has characters that others build names of files from it with.
+    """
+    if salt is not None and not _CACHE_SALT.fullmatch(salt):
+        raise InvalidRequest(
+            f"cache_salt is {salt[:_SHOWN]!r}; it needs 1 to {MAX_CACHE_SALT_LENGTH} characters, none of @ / \\ NUL.",
+            parameter="cache_salt",
+        )
+
+
 def check_choices(prompts: int, n: int | None, limit: int) -> None:
     """Refuses too many choices before anything is made for them.
 
@@ -81,12 +94,15 @@ def check_choices(prompts: int, n: int | None, limit: int) -> None:
         InvalidRequest: there is no prompt, or there are too many of them, or of their choices.
     """
     n = n or 1
-    if not prompts or prompts * n > limit:
-        parameter = "n" if 0 < prompts <= limit and n > 1 else "prompt"
+    if not prompts:
+        raise InvalidRequest(
+            f"prompt is empty; a request needs 1 to {limit} entries (--max-choices-per-request).", parameter="prompt"
+        )
+    if prompts * n > limit:
         raise InvalidRequest(
             f"{prompts} prompts with n {n} ask for {prompts * n} choices; a request needs 1 to {limit} "
             "(--max-choices-per-request): send fewer prompts at a time, or lower n.",
-            parameter=parameter,
+            parameter="n" if prompts <= limit and n > 1 else "prompt",
         )
 
 

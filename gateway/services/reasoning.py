@@ -9,7 +9,7 @@ from gateway.reasoning_parsers.base import ReasoningParser
 from gateway.requests.template_variables import THINKING_SWITCH
 from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
 from gateway.services.tokenizer import Tokenizer
-from quire.errors import InvalidRequest
+from quire.errors import FailedPrecondition, InvalidRequest
 
 _BLANKS = ("\n", "\n\n")
 _ANY_CHAT = b'[{"role": "user", "content": "?"}]'
@@ -51,7 +51,7 @@ class ReasoningFormat:
                     template=None, kwargs={THINKING_SWITCH: True}, with_text=True,
                 )  # fmt: skip
                 self._is_opened_by_template = rendered.text.rstrip().endswith(self.parser.start_mark.rstrip())
-            except InvalidRequest:  # it has no template, or one that is for other chats
+            except (InvalidRequest, FailedPrecondition):  # it has no template, or one that is for other chats
                 self._is_opened_by_template = False
         return self._is_opened_by_template
 

@@ -52,7 +52,7 @@ def test_models(client: openai.OpenAI) -> None:
 def test_a_context_that_is_too_long_is_known_by_its_words(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens") as told:
         client.completions.create(model="tiny", prompt=[5] * 1024)
-    assert told.value.code == "context_length_exceeded"
+    assert str(told.value.code) == "400"
 
 
 def test_chat_equals_transformers(client: openai.OpenAI, stack: Stack) -> None:

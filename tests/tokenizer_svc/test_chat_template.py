@@ -103,9 +103,16 @@ async def test_tool_use_template() -> None:
     ],
 )
 async def test_bad_templates_are_the_requests_fault(chatml: ChatRenderer, template: str, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
+    with pytest.raises(InvalidRequest, match=message) as refused:
         await render(chatml, template=template)
+    assert refused.value.parameter == ("chat_template" if "Jinja" in message else "messages")
     assert await render(chatml, template="fine") == "fine"
+
+
+async def test_variables_that_have_a_field_of_their_own(chatml: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequest, match="must not set 'tools'") as refused:
+        await render(chatml, variables={"tools": []})
+    assert refused.value.parameter == "chat_template_kwargs"
 
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -237,7 +237,7 @@ async def test_no_chat_template_and_no_constraints(folders: dict[str, Path]) -> 
     assert (await running.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["so"]), timeout=SECONDS)).sequences
     request = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user","content":"hi"}]')
     call = running.stub.RenderChat(request, timeout=SECONDS)
-    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "/v1/completions", "--chat-template")
+    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "text in place of messages", "--chat-template")
     assert await running.close() == 0
 
 

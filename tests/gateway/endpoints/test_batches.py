@@ -28,7 +28,7 @@ async def test_each_conversation_of_a_batch_has_the_answer_that_it_has_alone(gat
     ("fields", "parameter"),
     [
         ({"stream": True}, "stream"), ({"n": 2}, "n"), ({"tools": [{}]}, "tools"),
-        ({"use_beam_search": True}, "use_beam_search"), ({"messages": []}, "prompt"),
+        ({"use_beam_search": True}, "use_beam_search"), ({"messages": []}, "messages"),
         ({"messages": [[]]}, "messages"), ({"messages": A}, "messages"),
     ],
 )  # fmt: skip

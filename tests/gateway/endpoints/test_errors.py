@@ -75,6 +75,9 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     ({"cache_salt": ""}, "cache_salt", "1 to 128"),
+    ({"cache_salt": "a" * 129}, "cache_salt", "1 to 128"),
+    *[({"cache_salt": f"a{mark}b"}, "cache_salt", "none of @ /") for mark in "@/\\\0"],
+    ({"stop": list("abcde")}, "stop", "at most 4"),
     ({"request_id": "no spaces"}, "request_id", "A-Z"),
     ({"priority": 2**40}, "priority", "priority"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or positive"),
@@ -146,9 +149,12 @@ async def check(gateway: GatewayStack, path: str, body: dict[str, Any], paramete
     assert not gateway.engine.live
 
 
-async def test_a_context_that_is_too_long_has_openais_code(gateway: GatewayStack) -> None:
+async def test_a_context_that_is_too_long_has_the_code_of_its_status(gateway: GatewayStack) -> None:
     response = await gateway.post("/v1/completions", COMPLETION | {"prompt": [1] * 4096})
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 400)
+    long = [{"role": "user", "content": "A" * 5000}]
+    error = (await gateway.post("/v1/chat/completions", CHAT | {"messages": long})).json()["error"]
+    assert (error["code"], error["param"]) == (400, "messages")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,9 @@ async def test_routes_that_are_not_there(gateway: GatewayStack, method: str, pat
         (b"", {}, 400, "not valid JSON"),
         (b"[1]", {}, 400, "object"),
         (b'{"prompt": "\xff"}', {}, 400, "not valid JSON"),
-        (b'{"prompt": "\\ud800"}', {}, 400, "not valid JSON"),
+        (b'{"prompt": "\\ud800"}', {}, 400, r"\ud800 alone"),
+        (b'{"prompt": "\\uD83D, \\uDE00"}', {}, 400, r"\uD83D alone"),
+        (b'{"prompt": "\\udc00"}', {}, 400, r"\udc00 alone"),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {}, 400, ""),
         (b'{"temperature": NaN, "prompt": "A"}', {}, 400, "not valid JSON"),
         (b'{"temperature": 1e999, "prompt": "A"}', {}, 400, "temperature"),

@@ -194,6 +194,8 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
         ({"temperature": 3}, "temperature"),
         ({"tool_choice": {"type": "tool", "name": "h"}, "tools": TOOLS}, "'h'"),
+        ({"tool_choice": {"type": "tool", "name": "h"}}, "'h'"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(gateway: GatewayStack, fields: dict[str, Any], named: str) -> None:

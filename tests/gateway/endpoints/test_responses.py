@@ -203,7 +203,8 @@ async def test_formats(gateway: GatewayStack) -> None:
 async def test_a_conversation_that_is_too_long(gateway: GatewayStack) -> None:
     long = "A" * 60_000
     refused = await gateway.post("/v1/responses", ASKED | {"input": long})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, 400, "input")
     assert (await answer(gateway, input=long, truncation="auto", max_output_tokens=2))["truncation"] == "auto"
 
 
@@ -240,6 +241,7 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"reasoning": {"effort": "huge"}}, "'huge'"),
         ({"include": ["everything"]}, "'everything'"),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 99}, "top_logprobs"),
+        ({"top_logprobs": 30}, "top_logprobs"),
         ({"metadata": {"a" * 65: ""}}, "metadata"),
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
@@ -252,6 +254,22 @@ async def test_what_is_wrong_is_named(gateway: GatewayStack, fields: dict[str, A
     response = await gateway.post("/v1/responses", ASKED | fields)
     assert response.status_code == 400, response.text
     assert named in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format.schema"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"input": "A" * 5000}, "input"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ],
+)
+async def test_fields_have_their_own_names(gateway: GatewayStack, fields: dict[str, Any], parameter: str) -> None:
+    error = (await gateway.post("/v1/responses", ASKED | fields)).json()["error"]
+    assert error["param"] == parameter
+    assert not any(name in error["message"] for name in ("reasoning_effort", "response_format", "max_tokens"))
 
 
 async def test_what_is_not_there(gateway: GatewayStack) -> None:
