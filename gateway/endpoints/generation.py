@@ -19,10 +19,12 @@ from gateway.answers.stream import EventStream, UpdateSource
 from gateway.context import GatewayContext
 from gateway.endpoints import large
 from gateway.errors import error_body
+from gateway.metrics.orca import load_report
 from gateway.protocol.chat import ChatChunkChoice, ChatCompletionChunk
 from gateway.protocol.common import CompletionTokensDetails, GenerationFields, PromptTokensDetails, Usage
 from gateway.protocol.completions import Completion, CompletionChoice
 from gateway.protocol.generate import GenerateChoice, GenerateChunk
+from gateway.requests.caller import load_format
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.state import RequestState
 from quire.errors import QuireError
@@ -95,7 +97,10 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts([choice.prompt_scores for choice in choices])
-        return await large.answer(request, self._size(choices), lambda: self._made(choices, texts))
+        response = await large.answer(request, self._size(choices), lambda: self._made(choices, texts))
+        queued = self._context.pipeline.router_streams.queued
+        response.headers.update(load_report(load_format(request), self._request.model, self._context.fleet, queued))
+        return response
 
     def _made(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Any:
         for counter, choice in zip(self._thinking, choices, strict=False):

@@ -16,7 +16,7 @@ from gateway.context import GatewayContext, context_of
 from gateway.endpoints.large import beside
 from gateway.protocol.common import Usage
 from gateway.protocol.pooling import InputFields, PoolingFields
-from gateway.requests.caller import tenant_of
+from gateway.requests.caller import check_rank, tenant_of
 from gateway.requests.messages import template_messages
 from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Truncation
 from gateway.requests.refused import check_refused
@@ -51,6 +51,7 @@ class PoolingCall:
         """
         model = context_of(request).fleet.model(body.model, POOLING)
         check_refused(body)
+        check_rank(request)
         if body.padding not in (None, "do_not_pad"):
             raise InvalidRequest("padding: sequences are never padded here; leave it out.", parameter="padding")
         PRIORITY_BOUND.check("priority", body.priority)

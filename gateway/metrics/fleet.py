@@ -37,8 +37,8 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(
             "Preempted sequences that wait while host memory (--swap-space) keeps what the device forgets of them.",
             lambda loads: sum(load.swapped_sequences for load in loads),
         ),
-        "kv_cache_usage_perc": (_USED, lambda loads: _used_share(loads)),
-        "gpu_cache_usage_perc": (_USED, lambda loads: _used_share(loads)),
+        "kv_cache_usage_perc": (_USED, lambda loads: used_share(loads)),
+        "gpu_cache_usage_perc": (_USED, lambda loads: used_share(loads)),
         "cpu_cache_usage_perc": (
             "Share of the blocks in host memory (--swap-space) that keep something, 1 meaning full; 0 without any.",
             lambda loads: ratio(
@@ -91,7 +91,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
         yield gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
     yield gauge(
         f"{prefix}num_requests_waiting", "Requests that wait, in the routers or in the engines.",
-        _waiting(fleet, queued),
+        waiting_requests(fleet, queued),
     )  # fmt: skip
     for name, (text, rate) in _RATES.items():
         yield gauge(prefix + name, text, {model: rate(count) for model, count in counters.items()})
@@ -109,8 +109,9 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     yield from rest_metrics(prefix, fleet)
 
 
-def _waiting(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
-    """By main name of the models; a name that no worker answers to stands for itself."""
+def waiting_requests(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
+    """Those that wait, in the routers or in the engines, by main name of the models; a name that no worker answers to
+    stands for itself."""
     waiting: dict[str, float] = {
         model: sum(load.waiting_requests for load in group) for model, group in fleet.loads.items()
     }
@@ -140,7 +141,8 @@ def _cache_config(prefix: str, fleet: Fleet) -> Metric:
     return family
 
 
-def _used_share(loads: Loads) -> float:
+def used_share(loads: Loads) -> float:
+    """Of the KV cache, that live sequences hold."""
     return ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
 
 

@@ -14,6 +14,8 @@ from quire.rpc.context import is_request_id
 
 _TENANT_HEADER = "x-tenant"
 _SESSION_HEADER = "x-session-id"
+_RANK_HEADER = "x-data-parallel-rank"
+_LOAD_HEADER = "endpoint-load-metrics-format"
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,40 @@ def caller_of(request: Request, body: GenerationFields) -> Caller:
     """Who sent a request whose fields are checked.
 
     Raises:
-        InvalidRequest: one of the headers is malformed.
+        InvalidRequest: one of the headers is malformed, or asks for what Quire does not do.
     """
+    check_rank(request)
+    load_format(request)
     return Caller(
         cache_salt=_cache_salt(request.scope["state"].get("cache_tenant", ""), body.cache_salt or ""),
         tenant=tenant_of(request),
         session_id=_header(request, _SESSION_HEADER) or body.session_id or body.prompt_cache_key or body.user or "",
     )
+
+
+def check_rank(request: Request) -> None:
+    """
+    Raises:
+        InvalidRequest: a header names the rank that is to work on the request.
+    """
+    if _RANK_HEADER in request.headers:
+        raise InvalidRequest(
+            f"The header {_RANK_HEADER} is refused: the router picks the worker. Leave it out.", parameter=_RANK_HEADER
+        )
+
+
+def load_format(request: Request) -> str:
+    """How a request wants to be told of the load with its answer: TEXT, JSON, or empty for not at all.
+
+    Raises:
+        InvalidRequest: in no way that there is.
+    """
+    form = request.headers.get(_LOAD_HEADER, "").upper()
+    if form not in ("", "TEXT", "JSON"):
+        raise InvalidRequest(
+            f"The header {_LOAD_HEADER} is {form[:50]!r}; it must be TEXT or JSON.", parameter=_LOAD_HEADER
+        )
+    return form
 
 
 def tenant_of(request: Request) -> str:

@@ -157,6 +157,17 @@ async def test_a_context_that_is_too_long_has_the_code_of_its_status(gateway: Ga
     assert (error["code"], error["param"]) == (400, "messages")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(("header", "value"), [("x-data-parallel-rank", "0"), ("endpoint-load-metrics-format", "BIN")])
+async def test_headers_that_ask_for_what_there_is_not(
+    gateway: GatewayStack, path: str, header: str, value: str
+) -> None:
+    response = await gateway.post(path, CHAT if "chat" in path else COMPLETION, **{header: value})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, header)
+    assert header in error["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -160,3 +161,22 @@ async def test_a_model_of_many_names_answers_by_its_first(tokenizer_folder: Path
         missing = await stack.client.get("/v1/models/Qwen/other")
         assert missing.status_code == 404
         assert (missing.json()["error"]["type"], missing.json()["error"]["param"]) == ("NotFoundError", "model")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_an_answer_may_tell_of_the_load(gateway: GatewayStack, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "A"}]} if "chat" in path else {"prompt": "A"}
+
+    async def told(**headers: str) -> str | None:
+        answer = await gateway.post(path, body | {"max_tokens": 1}, **headers)
+        assert answer.status_code == 200
+        return answer.headers.get("endpoint-load-metrics")
+
+    assert await told() is None
+    text = await told(**{"endpoint-load-metrics-format": "text"}) or ""
+    assert re.fullmatch(
+        r"TEXT named_metrics.kv_cache_usage_perc=[\d.]+, named_metrics.num_requests_waiting=\d+", text
+    )  # fmt: skip
+    kind, _, figures = (await told(**{"endpoint-load-metrics-format": "JSON"}) or "").partition(" ")
+    assert kind == "JSON"
+    assert json.loads(figures)["named_metrics"].keys() == {"kv_cache_usage_perc", "num_requests_waiting"}

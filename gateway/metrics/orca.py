@@ -1,0 +1,31 @@
+"""Load as ORCA reports it: with an answer whose request asks for it, for proxies that balance by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.metrics.fleet import used_share, waiting_requests
+from gateway.services.fleet import Fleet
+
+_HEADER = "endpoint-load-metrics"
+
+
+def load_report(form: str, model: str, fleet: Fleet, queued: Mapping[str, int]) -> dict[str, str]:
+    """Headers of an answer; none where none are asked for.
+
+    Args:
+        form: TEXT or JSON, or empty.
+        model: whose workers are told of.
+        queued: see `fleet_metrics`.
+    """
+    if not form:
+        return {}
+    figures = {
+        "kv_cache_usage_perc": used_share(fleet.loads.get(model, ())),
+        "num_requests_waiting": waiting_requests(fleet, queued).get(model, 0),
+    }
+    if form == "JSON":
+        return {_HEADER: f"JSON {msgspec.json.encode({'named_metrics': figures}).decode()}"}
+    return {_HEADER: "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in figures.items())}
