@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
+from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.part import Layout, Part
 from engine_svc.ops.base import ExpertAdapters, Ops, Product
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
-from engine_svc.quantization.base import QuantizationMethod
+from engine_svc.quantization.base import Place, PlaceKind, QuantizationMethod
 
 
 class AddToEmbeddings(Protocol):
@@ -92,6 +93,7 @@ class LayerContext:
     ops: Ops
     quantization: QuantizationMethod
     path: str = ""  # of the layer in the model
+    module_names: Mapping[str, str] = field(default_factory=dict)  # see ModelConfig
     adapters: Adapters | None = None  # None: none are served
     sharing: ExpertSharing = ExpertSharing()
 
@@ -102,6 +104,10 @@ class LayerContext:
         if self.adapters is None:
             return product
         return self.adapters.matrix(self.path, outputs, inputs, product, layout)
+
+    def place(self, kind: PlaceKind, part: str) -> Place:
+        """Of a matrix of the layer at this path."""
+        return Place(kind, names_in_checkpoints(self.path, part, self.module_names))
 
     def at(self, name: str) -> LayerContext:
         """That of a module inside."""

@@ -121,6 +121,10 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
     if num_kv_heads >= group.world_size:
         first = group.rank * group.divide(num_kv_heads, "key-value heads")
         count = num_kv_heads // group.world_size
+    elif group.world_size % num_kv_heads:
+        raise ValueError(
+            f"key-value heads ({num_kv_heads}) cannot be divided among {group.world_size} ranks, nor repeated evenly"
+        )
     else:
         first, count = group.rank * num_kv_heads // group.world_size, 1
     key_value = Part(first * head_dim, count * head_dim, num_kv_heads * head_dim)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
+
 # Module in checkpoints → (ours, part of its parameters).
 PARTS = {
     "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
@@ -31,12 +34,13 @@ OTHERWISE = (
 )  # fmt: skip
 
 
-def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
+def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) -> tuple[str, ...]:
     """All names that a checkpoint may have for a matrix, if it is one of this form.
 
     Args:
         path: of our module, such as layers.0.self_attn.qkv_proj; of experts, theirs all.
         part: of the module; experts stand for the first of them.
+        module_names: see ModelConfig.
     """
     parent, _, module = path.rpartition(".")
     if module == "experts":
@@ -46,4 +50,20 @@ def names_in_checkpoints(path: str, part: str) -> tuple[str, ...]:
         found = [*alone, path] if part else [path, *alone]  # what is most often called so is first
     for ours, other in OTHERWISE:
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
-    return tuple(name if name == "lm_head" else f"model.{name}" for name in found)
+    alone = [name if name == "lm_head" else f"model.{name}" for name in found]
+    named = [other for name in alone for other in _renamed(name, module_names)]
+    return (*named, *(other for name in named for other in _among_others(name)))
+
+
+def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
+    """With each part of its name as it is, or as checkpoints of the family have it."""
+    parts = [[part, *(other for other, ours in module_names.items() if ours == part)] for part in module.split(".")]
+    parts[0] += [f"model.{other}" for other in parts[0][1:] if parts[0][0] == "model"]  # or inside of it
+    yield from map(".".join, itertools.product(*parts))
+
+
+def _among_others(module: str) -> Iterator[str]:
+    """As models have it that see pictures too, since Transformers 4.52 and before."""
+    if module.startswith("model."):
+        yield module.replace("model.", "model.language_model.", 1)
+    yield f"language_model.{module}"

@@ -122,7 +122,7 @@ class ParallelRMSNorm(torch.nn.Module):
         self._ops = context.ops
         self._group = context.groups.tensor
         self._range = slice(part.first, part.first + part.count)
-        self._total = part.total
+        self._total = part.count * self._group.world_size  # features that several ranks have are summed several times
         self._epsilon = epsilon
         self.weight = LoadedParameter((part.count,), context.dtype, context.device)
         self.weight.loader = self._load_weight

@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
-from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice, take
 from engine_svc.layers.part import Layout as Layout
 from engine_svc.layers.part import Part as Part
 from engine_svc.ops.weights import Weight, side_by_side
-from engine_svc.quantization.base import OUTPUTS, Axis, LayerMethod, ParameterSpec, Place, PlaceKind
+from engine_svc.quantization.base import OUTPUTS, Axis, LayerMethod, ParameterSpec, PlaceKind
 
 Index = tuple[slice, ...]
 
@@ -184,7 +183,7 @@ def bias_of(dtype: torch.dtype) -> ParameterSpec:
 
 def features_together(context: LayerContext, kind: PlaceKind, part: str, along: Literal["outputs", "inputs"]) -> int:
     """How many features of a matrix share entries of its parameters, and must stay on one rank."""
-    method = context.quantization.layer(Place(kind, names_in_checkpoints(context.path, part)))
+    method = context.quantization.layer(context.place(kind, part))
     axes = [axis for spec in method.parameters() for axis in spec.axes]
     return math.lcm(*(axis.features for axis in axes if axis.along == along and not axis.whole))
 
@@ -219,7 +218,7 @@ def hold(
     Raises:
         ValueError: a matrix cannot be split so.
     """
-    places = {name: Place(kind, names_in_checkpoints(context.path, name)) for name in split.outputs}
+    places = {name: context.place(kind, name) for name in split.outputs}
     methods = {name: context.quantization.layer(place) for name, place in places.items()}
     wanted = {spec.name for method in methods.values() for spec in method.parameters()}
     layer.ignored |= frozenset[str]().union(*(method.ignored for method in methods.values())) - wanted

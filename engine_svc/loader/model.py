@@ -269,7 +269,9 @@ def place_layers(
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)
-    return LayerContext(groups, dtype, device, ops, method, sharing=sharing), attention
+    return LayerContext(
+        groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing
+    ), attention
 
 
 def sharing_of(options: ExpertOptions, config: ModelConfig, groups: ParallelGroups) -> ExpertSharing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 from engine_svc.layers.module_names import names_in_checkpoints
@@ -23,28 +22,22 @@ def module_shapes(
     return {
         module: shape
         for path, form in forms.items()
-        for ours, wanted, shape in _modules(path, form)
-        for module in _renamed(ours, module_names)
+        for module, wanted, shape in _modules(path, form, module_names)
         if find(module) == (path, wanted)
     }
 
 
-def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
-    """With each part of its name as it is, or as checkpoints of the family have it."""
-    parts = [[part, *(other for other, ours in module_names.items() if ours == part)] for part in module.split(".")]
-    parts[0] += [f"model.{other}" for other in parts[0][1:] if parts[0][0] == "model"]  # or inside of it
-    yield from map(".".join, itertools.product(*parts))
-
-
-def _modules(path: str, form: MatrixForm) -> Iterator[tuple[str, str, tuple[int, int]]]:
+def _modules(
+    path: str, form: MatrixForm, module_names: Mapping[str, str]
+) -> Iterator[tuple[str, str, tuple[int, int]]]:
     """Names that the matrices of a layer could have, which matrix it would be, and its shape."""
     parent = path.rpartition(".")[0] if form.count > 1 else path
     for name, part in form.outputs.items():
-        for module in names_in_checkpoints(parent, name):
+        for module in names_in_checkpoints(parent, name, module_names):
             for index in range(form.count):
                 wanted = f"{index}.{name}" if form.count > 1 else name
                 yield module.replace(".experts.0.", f".experts.{index}."), wanted, form.shape(part.total)
     if len(form.outputs) > 1 and form.count == 1:
         total = sum(part.total for part in form.outputs.values())
-        for module in names_in_checkpoints(path, ""):
+        for module in names_in_checkpoints(path, "", module_names):
             yield module, "", form.shape(total)

@@ -15,8 +15,9 @@ from quire.errors import StartupError
 
 # Names of config.json, of which some mean the same.
 _ACTIVATIONS: dict[str, Activation] = {
-    "silu": "silu", "swiglu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu",
-    "relu": "relu", "relu2": "relu2",
+    "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_python": "gelu", "relu": "relu",
+    "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }  # fmt: skip
 
 

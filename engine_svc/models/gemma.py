@@ -11,6 +11,7 @@ from engine_svc.models.config import (
     base_config,
     local_rotation,
     one_rotation,
+    rope_parameters,
     sliding_windows,
 )
 
@@ -32,6 +33,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         one_rotation(config),
         sliding_windows=sliding_windows(config, (config.get("sliding_window_pattern") or 6) if is_gemma3 else 2),
         local_rope_parameters=_local_rotation(config) if is_gemma3 else None,
+        rope_parameters=_rotation(config),
         attention_scale=config["query_pre_attn_scalar"] ** -0.5,
         attention_softcap=config.get("attn_logit_softcapping"),
         logits_softcap=config.get("final_logit_softcapping"),
@@ -52,6 +54,14 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
         "norm_offset": 1.0,
         "tie_word_embeddings": config.get("tie_word_embeddings", True),
     }
+
+
+def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of layers without window. The positions are those that Gemma 3 has when they are stretched."""
+    found = rope_parameters(one_rotation(config))
+    if found["rope_type"] == "linear":
+        found.setdefault("original_max_position_embeddings", config["max_position_embeddings"] / found["factor"])
+    return found
 
 
 def _local_rotation(config: Mapping[str, Any]) -> dict[str, Any]:

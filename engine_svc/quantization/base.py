@@ -6,8 +6,9 @@ hands them back for a weight. What a method does not say stays the layer's own: 
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -80,7 +81,15 @@ class Place:
 
     def is_any_of(self, patterns: Sequence[str]) -> bool:
         """Whether a list of modules, as configurations have them, names it or one that it is in."""
-        return any(f".{pattern.strip('.')}." in f".{name}." for pattern in patterns for name in self.names)
+        listed = {pattern.strip(".") for pattern in patterns}
+        return any(run in listed for name in self.names for run in _runs(name))
+
+
+def _runs(name: str) -> Iterator[str]:
+    """Parts of a name that stand behind each other."""
+    parts = name.split(".")
+    for start, end in itertools.combinations(range(len(parts) + 1), 2):
+        yield ".".join(parts[start:end])
 
 
 class LayerMethod(ABC):

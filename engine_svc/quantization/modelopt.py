@@ -47,7 +47,7 @@ class ModelOpt(QuantizationMethod):
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""
-        if place.kind == "embedding" or self.ignored.have(place):
+        if place.kind in ("embedding", "router") or self.ignored.have(place):
             return self.plain
         if self.quantized is not None:
             return self.quantized

@@ -40,7 +40,7 @@ class Quark(QuantizationMethod):
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""
-        if place.kind == "embedding" or self.ignored.have(place):
+        if place.kind in ("embedding", "router") or self.ignored.have(place):
             return self.plain
         named = (method for modules, method in self.named if modules.have(place) or modules.have_class_of(place))
         return next(named, self.quantized)

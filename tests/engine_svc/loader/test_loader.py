@@ -11,7 +11,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import create_executor
 from engine_svc.kv_cache.sizing import size_kv_cache
+from engine_svc.layers.linear import qkv_parts
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.loader.cache_scales import is_cache_scale
 from engine_svc.loader.formats.registry import create_format
@@ -27,6 +29,7 @@ from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.memory_ahead import memory_ahead
 from engine_svc.loader.read_ahead import read_ahead
 from engine_svc.loader.weights import randomize
+from engine_svc.parallel.group import ParallelGroup
 from engine_svc.plan import KvCacheSpec
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
@@ -199,6 +202,15 @@ def test_longer_than_the_model(folder: Path) -> None:
         load(folder, max_model_len=1000)
 
 
+@pytest.mark.parametrize(("scaling", "longest"), [({"rope_type": "linear", "factor": 8.0}, 512), ({}, 512)])
+def test_positions_of_gemma_3_are_those_of_its_stretched_rotation(
+    tmp_path: Path, scaling: dict[str, Any], longest: int
+) -> None:
+    folder = make_model(tmp_path, "gemma3")
+    changes = {"rope_parameters": None, "rope_scaling": scaling or None, "max_position_embeddings": longest}
+    assert load(folder, hf_overrides=changes).max_model_len == longest
+
+
 @pytest.mark.parametrize("scaling", [{"rope_type": "dynamic", "factor": 4.0}, {"type": "linear", "factor": 4.0}])
 def test_scaled_positions_reach_further(folder: Path, scaling: dict[str, Any]) -> None:
     assert load(folder, rope_scaling=scaling, max_model_len=1000).max_model_len == 1000
@@ -245,6 +257,21 @@ def test_models_without_a_sliding_window_stay_as_they_are(folder: Path) -> None:
 def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
     with pytest.raises(StartupError, match=f"--tensor-parallel-size {size}"):
         load(folder, tensor_parallel_size=size, cpu_threads=1)
+
+
+@pytest.mark.parametrize(("ranks", "firsts"), [(4, [0, 0, 1, 1]), (2, [0, 1]), (3, None)])
+def test_key_value_heads_are_repeated_for_whole_shares_of_query_heads(ranks: int, firsts: list[int] | None) -> None:
+    def first(rank: int) -> int:
+        group = cast(
+            "ParallelGroup", SimpleNamespace(rank=rank, world_size=ranks, divide=lambda total, _: total // ranks)
+        )
+        return qkv_parts(group, 12, 2, 8)["k"].first // 8
+
+    if firsts is None:
+        with pytest.raises(ValueError, match=r"key-value heads \(2\).*3 ranks"):
+            first(0)
+    else:
+        assert [first(rank) for rank in range(ranks)] == firsts
 
 
 def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:

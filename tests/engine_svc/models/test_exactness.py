@@ -322,6 +322,12 @@ def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
 
 
 @pytest.mark.slow
+def test_more_ranks_than_key_value_heads(model_folder: ModelFolder) -> None:
+    """Of a family that norms all heads of a token together: those that two ranks have count once."""
+    check(model_folder("olmo2"), tensor_parallel_size=4, cpu_threads=1)
+
+
+@pytest.mark.slow
 def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     """So many sequences that ranks do not gather their logits; and one at the end that wants all of its own."""
     build("tiny-llama", tmp_path)
@@ -380,6 +386,11 @@ def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> Non
         assert 0.001 < sum(errors) / len(errors) < 0.5
     with pytest.raises(StartupError, match="--kv-cache-dtype fp8"), running_engine(folder, calculate_kv_scales=True):
         pass
+
+
+def test_an_activation_by_another_of_its_names(model_folder: ModelFolder) -> None:
+    """As GPT-NeoX 20B has it; to float32 it is the one that most checkpoints call otherwise."""
+    check(model_folder("gpt-neox", hidden_act="gelu_fast"))
 
 
 def test_a_cache_in_bfloat16_is_for_models_that_ask_for_8_bits(model_folder: ModelFolder, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ PLACES: dict[str, tuple[PlaceKind, tuple[str, ...]]] = {
 @pytest.mark.parametrize(
     ("targets", "ignore", "quantized"),
     [
-        (["Linear"], [], {"linear", "router", "experts", "head"}),
+        (["Linear"], [], {"linear", "experts", "head"}),
+        (["re:.*mlp.gate$"], [], {"router"}),
         (["Linear"], ["lm_head", "re:.*gate$"], {"linear", "experts"}),
         (["Linear"], ["model.layers.1.mlp"], {"head"}),
         (["Linear"], ["Linear"], set()),

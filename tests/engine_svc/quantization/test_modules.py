@@ -1,0 +1,36 @@
+"""Which matrices the lists of checkpoints mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_svc.layers.module_names import names_in_checkpoints
+from engine_svc.quantization.base import Place
+from engine_svc.quantization.modules import modules
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_meant"),
+    [
+        ("model.layers.1.mixer.in_proj", True),
+        ("model.language_model.layers.1.mixer.in_proj", True),
+        ("language_model.model.layers.1.mixer", True),
+        ("backbone.layers.1.mixer.in_proj", True),
+        ("model.backbone.layers.1", True),
+        ("backbone.layers.*.mixer.*", True),
+        ("re:language_model.*in_proj$", True),
+        ("layers.1.mixer", True),
+        ("model.layers.11.mixer.in_proj", False),
+        ("model.layers.1.mixer.in", False),
+        ("vision_tower.layers.1.mixer.in_proj", False),
+    ],
+)
+def test_modules_by_all_names_that_checkpoints_have_for_them(listed: str, is_meant: bool) -> None:
+    names = names_in_checkpoints("layers.1.mixer.in_proj", "", {"backbone": "model"})
+    assert names[0] == "model.layers.1.mixer.in_proj"
+    assert modules([listed]).have(Place("linear", names)) is is_meant
+
+
+@pytest.mark.parametrize("listed", ["lm_head", "language_model.lm_head", "re:.*lm_head"])
+def test_a_head_may_be_inside_of_a_language_model(listed: str) -> None:
+    assert modules([listed]).have(Place("head", names_in_checkpoints("lm_head", "", {})))
