@@ -78,6 +78,7 @@ class OfTransformers:
     def texts(self, prompts: list[str]) -> list[tuple[str, bool]]:
         """See Answers.texts."""
         inputs = self._tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        self._tokenizer.backend_tokenizer.no_padding()  # it would stay, also for conversations
         with torch.inference_mode():
             outputs = self._model.generate(
                 inputs.input_ids, attention_mask=inputs.attention_mask, max_new_tokens=_MAX_TOKENS, do_sample=False

@@ -9,6 +9,7 @@ from engine_svc.executor.base import Executor
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.memory_ahead import memory_ahead
+from engine_svc.parallel.layout import layout_of
 from engine_svc.plan import KvCacheSpec, StepPlan, StepResult, TokenMasks
 from engine_svc.upkeep import Upkeep
 from quire.collection import without_collection
@@ -36,6 +37,7 @@ class UniprocExecutor(Executor):
                 "--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size and "
                 "--pipeline-parallel-size."
             )
+        layout_of(options.parallel)  # refuses what does not go with one rank
         source = create_format(weights_folder(model, options.load), options.load)
         # Late: it takes a second or two to import, and the worker answers by then.
         with without_collection(), memory_ahead(source, options.kernels.device):

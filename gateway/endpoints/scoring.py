@@ -28,11 +28,13 @@ from gateway.protocol.scoring import (
     ScoringFields,
     Texts,
 )
+from gateway.requests.field_names import told_as
 from gateway.requests.pooling_request import TokenizedInput, Truncation
 from gateway.requests.template_variables import template_variables
 from quire.errors import InvalidRequest
 
 _NAMES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+_TRUNCATION = "truncate_prompt_tokens"
 _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 
 
@@ -165,8 +167,10 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
     before_first, before_second = ("", "")
     if by_token or pairs.have_roles:
         before_first, before_second = _prompt(call, _QUERY), _prompt(call, _DOCUMENT)
-    first = await _texts(call, [before_first + text for text in pairs.firsts], body.max_tokens_per_query)
-    second = await _texts(call, [before_second + text for text in pairs.seconds], body.max_tokens_per_doc)
+    with told_as({_TRUNCATION: "max_tokens_per_query"}):
+        first = await _texts(call, [before_first + text for text in pairs.firsts], body.max_tokens_per_query)
+    with told_as({_TRUNCATION: "max_tokens_per_doc"}):
+        second = await _texts(call, [before_second + text for text in pairs.seconds], body.max_tokens_per_doc)
     outputs = await call.run([*first, *second], task, use_activation=None)
     queries, documents = outputs[: len(first)], outputs[len(first) :]
 

@@ -114,6 +114,14 @@ def test_scores_and_rankings_are_angles(minilm: Stack, reference: SentenceTransf
     assert ranked["results"][0]["relevance_score"] == pytest.approx(max(expected), abs=1e-5)
 
 
+@pytest.mark.parametrize("field", ["max_tokens_per_query", "max_tokens_per_doc"])
+def test_a_text_is_not_cut_to_its_special_tokens(minilm: Stack, field: str) -> None:
+    body = {"model": "pooled", "query": QUERY, "documents": TEXTS, field: 2}
+    error = httpx.post(f"{minilm.url}/rerank", json=body, timeout=60).json()["error"]
+    assert (error["code"], error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} is 2")
+
+
 def test_a_cross_encoder_scores_as_sentence_transformers_has_it(cross_encoder: Stack) -> None:
     from sentence_transformers import CrossEncoder
 

@@ -259,6 +259,11 @@ def test_heads_that_cannot_be_split(folder: Path, size: int) -> None:
         load(folder, tensor_parallel_size=size, cpu_threads=1)
 
 
+def test_one_rank_has_nobody_to_share_contexts_with(folder: Path) -> None:
+    with pytest.raises(StartupError, match="--decode-context-parallel-size 2 does not divide --tensor-parallel-size 1"):
+        load(folder, decode_context_parallel_size=2)
+
+
 @pytest.mark.parametrize(("ranks", "firsts"), [(4, [0, 0, 1, 1]), (2, [0, 1]), (3, None)])
 def test_key_value_heads_are_repeated_for_whole_shares_of_query_heads(ranks: int, firsts: list[int] | None) -> None:
     def first(rank: int) -> int:

@@ -122,6 +122,12 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not AVAILABLE, reason="there are no kernels")
+def test_with_a_cache_of_8_bits_too(model_folder: ModelFolder) -> None:
+    check(model_folder("llama"), kv_cache_dtype="fp8", dtype="bfloat16", cpu_kernels=AVAILABLE[-1])
+
+
 @pytest.mark.parametrize(("level", "family", "form"), cases())
 def test_a_request_depends_on_itself_alone(
     model_folder: ModelFolder, level: str, family: str, form: dict[str, Any]
