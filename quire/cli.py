@@ -176,7 +176,8 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "doctor": partial(
             _command,
             "doctor",
-            "Looks at the machine, MODEL and the options, and says what would go wrong in a start by `quire serve`.",
+            "Looks at the machine, MODEL and the options, and says what of them would go wrong in a start by `quire "
+            "serve`. What only the services can judge, such as names of parsers, they say when they start.",
             _STACK,
             _main_of("quire.doctor.run"),
             _OF_THE_STACK,
