@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import sys
@@ -141,7 +142,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _num_unread(self) -> int:
         """Bytes that the client has not taken; those that the kernel keeps, which may be megabytes, are among them."""
         kept = bytearray(4)
-        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
+        with contextlib.suppress(OSError, ValueError):  # it may have been closed just now
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
         return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
     def _trust_reader(self) -> None:
