@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
@@ -21,6 +21,9 @@ from tokenizer_svc.content_format import iterates_over_content, with_parts, with
 from tokenizer_svc.rendered import Rendered
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
+# Stands behind the content of a message that is to be gone on with, to be found again: what the content says may also
+# stand in what the template writes behind it. The space tells whether the template keeps those at a content's end.
+_END_MARK = "\ue000the message ends here\ue001 "
 
 
 class TemplateRejection(Exception):
@@ -120,7 +123,7 @@ class ChatTemplates:
         try:
             chosen, takes_parts = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.generate(
-                messages=self._with_content(messages, takes_parts),
+                messages=self._with_content(_marked(messages) if continue_final_message else messages, takes_parts),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
@@ -171,14 +174,28 @@ class ChatTemplates:
         return "".join(texts)
 
 
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark behind the final one's content."""
+    *others, final = messages
+    content = final.get("content")
+    if isinstance(content, list) and content:
+        marked: Any = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
+    elif isinstance(content, str):
+        marked = content + _END_MARK
+    else:
+        raise _nothing_to_continue()
+    return [*others, {**final, "content": marked}]
+
+
 def _without_end(text: str, final_message: Mapping[str, Any]) -> str:
     """The text up to the end of the final message's content, so that the model goes on with it."""
-    content = final_message.get("content")
-    if isinstance(content, list):
-        content = next((part["text"] for part in reversed(content) if part.get("type") == "text"), None)
-    find: Callable[[str], int] = text.rfind
-    if not isinstance(content, str) or not content.strip() or find(content.strip()) < 0:
-        raise TemplateRejection("continue_final_message needs a final message whose content the template shows.")
-    if find(content) >= 0:
-        return text[: find(content) + len(content)]
-    return text[: find(content.strip()) + len(content.strip())]
+    content = final_message["content"]
+    said = content if isinstance(content, str) else content[-1]["text"]
+    shown, mark, _ = text.rpartition(_END_MARK.rstrip())
+    if not mark or said.strip() not in shown:
+        raise _nothing_to_continue()
+    return shown if text.startswith(_END_MARK, len(shown)) else shown.rstrip()
+
+
+def _nothing_to_continue() -> TemplateRejection:
+    return TemplateRejection("continue_final_message needs a final message whose content the template shows.")

@@ -169,6 +169,24 @@ async def test_what_comes_at_once_waits_for_no_start(chatml: ChatRenderer) -> No
     assert len(render_processes()) <= 2
 
 
+@pytest.mark.parametrize("content", ["<", "e", "im_end", "two ", "a\n", "", [{"type": "text", "text": "|"}]])
+@pytest.mark.parametrize("trims", [False, True])
+async def test_continuing_what_the_template_itself_writes_too(
+    chatml: ChatRenderer, folders: dict[str, Path], content: Any, trims: bool
+) -> None:
+    """The message ends where its content does, whatever of it stands in the words that the template ends it with."""
+    template = CHATML.replace("message.content", "message.content | trim") if trims else CHATML
+    messages = [*MESSAGES[:2], {"role": "assistant", "content": content}]
+    reference = transformers.AutoTokenizer.from_pretrained(folders["byte_level"])
+    text = content if isinstance(content, str) else content[0]["text"]
+    expected = reference.apply_chat_template(
+        [*MESSAGES[:2], {"role": "assistant", "content": text}], chat_template=template, tokenize=False,
+        continue_final_message=True,
+    )  # fmt: skip
+    told = {"add_generation_prompt": False, "continue_final_message": True}
+    assert await render(chatml, messages=messages, template=template, **told) == expected
+
+
 async def test_continuing_a_message_that_the_template_hides(chatml: ChatRenderer) -> None:
     with pytest.raises(InvalidRequest, match="continue_final_message"):
         await render(chatml, continue_final_message=True, template="nothing")
