@@ -27,7 +27,7 @@ from gateway.requests.constraint import NamedConstraint, constraint_of
 from gateway.requests.convert import context_bound, make_generation_request
 from gateway.requests.field_names import told_as
 from gateway.requests.generation_request import GenerationRequest
-from gateway.requests.messages import template_messages
+from gateway.requests.messages import template_messages, texts_of
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import THINKING_SWITCH, template_variables
 from gateway.requests.tools import ToolUse, tool_use
@@ -117,7 +117,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     thinking = None
     if context.reasoning:
         thinking = await context.reasoning.thinking(
-            first.text, is_continued=body.continue_final_message, is_constrained=constraint is not None,
+            first.text, continued=continued_texts(body, conversations[0]), is_constrained=constraint is not None,
             switch=variables.get(THINKING_SWITCH),
         )  # fmt: skip
     return make_generation_request(
@@ -130,6 +130,11 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
         answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
         thinking=thinking,
     )  # fmt: skip
+
+
+def continued_texts(body: ChatFields, messages: Conversation) -> Sequence[str]:
+    """Those of the final message, where that is to be gone on with."""
+    return texts_of(messages[-1]) if body.continue_final_message else ()
 
 
 async def asked_of(request: Request, body: ChatFields) -> tuple[ToolUse, NamedConstraint | None]:

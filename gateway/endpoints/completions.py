@@ -85,7 +85,7 @@ async def prepare(
     thinking = None
     if thinks and context.reasoning:
         prompt = await context.tokenizer.decode(tokens[0].token_ids)
-        thinking = await context.reasoning.thinking(prompt, is_continued=False, is_constrained=constraint is not None)
+        thinking = await context.reasoning.thinking(prompt, is_constrained=constraint is not None)
     return make_generation_request(
         body, tokens, model, constraint=constraint, max_tokens=body.max_tokens, default_max_tokens=default_max_tokens,
         logprobs=num_alternatives(body.logprobs, model), prompt_logprobs=_prompt_logprobs(body, model),

@@ -135,7 +135,7 @@ class _Job:
                 )
             check_token_ids("prompt_token_ids", prompt, model.vocab_size)
             text = await context.tokenizer.decode(prompt)
-            thinking = await context.reasoning.thinking(text, is_continued=asked.continue_final_message)
+            thinking = await context.reasoning.thinking(text, continued=chat.continued_texts(asked, asked.messages))
         answer = AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open))
         parsers = chat.parsers_of(context, asked, tools)
         return cls(request, body, Retelling(asked, model, parsers, answer, thinking))

@@ -23,6 +23,14 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
     return msgspec.json.encode([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
 
 
+def texts_of(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message's content; raises as `template_messages`."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return [_part(part, f"content[{index}]")["text"] for index, part in enumerate(content)]
+    return [content] if isinstance(content, str) else []
+
+
 def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:

@@ -43,20 +43,28 @@ class Thinking:
 
 
 def thinking_after(
-    prompt: str, parser: type[ReasoningParser], tokens: MarkTokens, *, is_continued: bool, may_open: bool = True
+    prompt: str,
+    parser: type[ReasoningParser],
+    tokens: MarkTokens,
+    *,
+    continued: Sequence[str] = (),
+    may_open: bool = True,
 ) -> Thinking:
     """How answers to a rendered prompt think, which may end with a start mark, or with an end mark.
 
     Args:
-        is_continued: the prompt ends within an answer that is to be gone on with, so that marks may stand further up.
+        continued: the texts of the answer that the prompt ends within, if it is to be gone on with. Marks count in them
+            and right before them: what others have said in the conversation may speak of marks too.
         may_open: where the prompt has not opened the thinking, the answer may, if its model is one that can do without.
     """
-    if is_continued:
-        start, end = prompt.rfind(parser.start_mark), prompt.rfind(parser.end_mark)
-        opened, closed = start > end, end > start
-    else:
-        tail = prompt[-_MOST_BLANKS - max(len(parser.start_mark), len(parser.end_mark)) :].rstrip()
-        opened, closed = tail.endswith(parser.start_mark.rstrip()), tail.endswith(parser.end_mark.rstrip())
+    for text in reversed(continued):
+        prompt = prompt.rstrip().removesuffix(text.strip())
+    tail = prompt[-_MOST_BLANKS - max(len(parser.start_mark), len(parser.end_mark)) :].rstrip()
+    opened, closed = tail.endswith(parser.start_mark.rstrip()), tail.endswith(parser.end_mark.rstrip())
+    said = "".join(continued)
+    if said.lstrip().startswith(parser.start_mark) or parser.end_mark in said:
+        closed = parser.end_mark in said
+        opened = not closed
     if closed or (parser.is_optional and not (opened or may_open)):
         return Thinking(is_open=False)
     marks = ReasoningMarks(tokens.start, tokens.end, opened, opened or parser.is_optional, tokens.blanks)

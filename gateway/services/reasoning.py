@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.reasoning_parsers.base import ReasoningParser
@@ -25,7 +26,7 @@ class ReasoningFormat:
         self._is_opened_by_template: bool | None = None
 
     async def thinking(
-        self, prompt: str, *, is_continued: bool, is_constrained: bool = False, switch: Any = None
+        self, prompt: str, *, continued: Sequence[str] = (), is_constrained: bool = False, switch: Any = None
     ) -> Thinking:
         """How answers to a rendered prompt think; see `thinking_after`.
 
@@ -39,7 +40,7 @@ class ReasoningFormat:
         if self._tokens is None:
             self._tokens = await self._ask()
         may_open = not is_constrained or (not await self._is_off() if switch is None else bool(switch))
-        return thinking_after(prompt, self.parser, self._tokens, is_continued=is_continued, may_open=may_open)
+        return thinking_after(prompt, self.parser, self._tokens, continued=continued, may_open=may_open)
 
     async def _is_off(self) -> bool:
         """Whether nothing is thought unless it is asked for: the template itself opens the thinking then. Others leave

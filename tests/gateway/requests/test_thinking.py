@@ -23,8 +23,8 @@ CONSTRAINT = Constraint.of("guidance", b"")
 TOKENS = MarkTokens((1, 2), (3,), (), (4, 5))
 
 
-def thinking(name: str, prompt: str, is_continued: bool = False) -> Thinking:
-    return thinking_after(prompt, reasoning_parser(name), TOKENS, is_continued=is_continued)
+def thinking(name: str, prompt: str, *continued: str) -> Thinking:
+    return thinking_after(prompt, reasoning_parser(name), TOKENS, continued=continued)
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,23 @@ def test_whether_answers_begin_with_thinking(name: str, prompt: str, is_open: bo
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_open"),
+    ("before", "continued", "is_open"),
     [
-        ("<|im_start|>assistant\n<think>\nI wonder", True),
-        ("<|im_start|>assistant\n<think>\nI wonder</think>So it", False),
-        ("<|im_start|>assistant\nSo it", False),
+        ("<|im_start|>assistant\n", ["<think>\nI wonder"], True),
+        ("<|im_start|>assistant\n<think>\n", ["I wonder"], True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ["<think>\nI wonder"], True),
+        ("<|im_start|>assistant\n", ["<think>\n", "I wonder"], True),
+        ("<|im_start|>assistant\n<think>\n", ["I wonder</think>So it"], False),
+        ("<|im_start|>assistant\n", ["<think>\nI wonder</think>", "So it"], False),
+        ("<|im_start|>assistant\n<think>\nhm\n</think>\n\n", ["So it"], False),
+        ("<|im_start|>assistant\n", ["So it"], False),
+        ("What does <think> mean?<|im_end|>\n<|im_start|>assistant\n", ["It means"], False),
+        ("What does <think> mean?<|im_end|>\n<|im_start|>assistant\n", ["The mark <think> means"], False),
+        ("What does </think> mean?<|im_end|>\n<|im_start|>assistant\n<think>", ["I wonder"], True),
     ],
 )
-def test_an_answer_that_is_gone_on_with(prompt: str, is_open: bool) -> None:
-    assert thinking("qwen3", prompt, is_continued=True).is_open == is_open
+def test_an_answer_that_is_gone_on_with(before: str, continued: list[str], is_open: bool) -> None:
+    assert thinking("qwen3", before + "".join(continued), *continued).is_open == is_open
 
 
 def test_marks_for_services() -> None:
@@ -83,15 +91,13 @@ def test_marks_for_services() -> None:
     ],
 )
 def test_thinking_that_only_the_prompt_may_open(name: str, prompt: str, thinks: bool) -> None:
-    found = thinking_after(prompt, reasoning_parser(name), TOKENS, is_continued=False, may_open=False)
+    found = thinking_after(prompt, reasoning_parser(name), TOKENS, may_open=False)
     assert (found.is_open, found.marks is not None) == (thinks, thinks)
 
 
 def test_channels_are_counted_each_time() -> None:
     tokens = MarkTokens((1, 2), (1, 5), (3,), ())
-    counters = thinking_after(
-        "<|start|>assistant", reasoning_parser("openai_gptoss"), tokens, is_continued=False
-    ).counters(1)
+    counters = thinking_after("<|start|>assistant", reasoning_parser("openai_gptoss"), tokens).counters(1)
     # Analysis of two tokens, a call, analysis of one, the answer.
     counters[0].advance([1, 2, 9, 9, 3, 8, 1, 7, 9, 9, 3, 8, 1, 2, 9, 3, 8, 1, 5, 9])
     assert counters[0].num_tokens == 3
