@@ -14,13 +14,16 @@ from gateway.endpoints.messages_answer import MessagesAnswer
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.messages import CountTokensRequest, CountTokensResponse, MessagesRequest
-from gateway.requests.anthropic import chat_of, tokenize_request_of
+from gateway.requests.anthropic import FIELDS, chat_of, tokenize_request_of
+from gateway.requests.field_names import told_as
 
 
 async def messages(request: Request) -> Response | EventStream:
     """Continues a conversation."""
     body, conversation = await asked(request)
-    context, generation = context_of(request), await chat.prepare(request, conversation, [conversation.messages])
+    with told_as(FIELDS):
+        generation = await chat.prepare(request, conversation, [conversation.messages])
+    context = context_of(request)
     return await MessagesAnswer(context, body, await context.pipeline.start(generation)).respond(request)
 
 

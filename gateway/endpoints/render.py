@@ -11,9 +11,10 @@ from gateway.endpoints.body import read_json
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.completions import CompletionRequest
+from gateway.requests.anthropic import FIELDS as MESSAGES_FIELDS
 from gateway.requests.constraint import constraint_of
 from gateway.requests.field_names import told_as
-from gateway.requests.responses import FIELDS
+from gateway.requests.responses import FIELDS as RESPONSES_FIELDS
 from gateway.requests.token_generation import rendered
 from quire.errors import InvalidRequest
 
@@ -25,13 +26,15 @@ async def render_chat(request: Request) -> Response:
 
 async def render_messages(request: Request) -> Response:
     """A conversation of Anthropic's API."""
-    return await _chat(request, (await messages.asked(request))[1])
+    _, conversation = await messages.asked(request)
+    with told_as(MESSAGES_FIELDS):
+        return await _chat(request, conversation)
 
 
 async def render_response(request: Request) -> Response:
     """A turn of OpenAI's Responses."""
     turn = await responses.asked(request)
-    with told_as(FIELDS):
+    with told_as(RESPONSES_FIELDS):
         return await _chat(request, turn.chat)
 
 

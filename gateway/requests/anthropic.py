@@ -14,6 +14,12 @@ from quire.errors import InvalidRequest
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")
+_NAMED_FORM = '{"type": "tool", "name": "…"}'
+# What a chat's fields are called here.
+FIELDS = {
+    "stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort", "response_format.json_schema.schema": "output_config.format.schema",
+}  # fmt: skip
 
 
 def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
@@ -106,6 +112,8 @@ def _tool_choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
     if choice is None:
         return None
     if choice.type == "tool":
+        if not choice.name:
+            raise InvalidRequest(f"tool_choice of type tool needs a name, as {_NAMED_FORM}.", parameter="tool_choice")
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 

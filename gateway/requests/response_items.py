@@ -104,7 +104,7 @@ class _Conversation:
 
     def _call(self, item: Item, place: str) -> None:
         name, identity = _string(item, "name", place), _string(item, "call_id", place)
-        function = {"name": name, "arguments": _string(item, "arguments", place)}
+        function = {"name": name, "arguments": _arguments(item, place)}
         self._called[identity] = name
         call = {"id": identity, "type": "function", "function": function}
         self._turn().setdefault("tool_calls", []).append(call)
@@ -120,6 +120,18 @@ class _Conversation:
         self.messages.append(
             {"role": "tool", "tool_call_id": identity, "name": self._called[identity], "content": text}
         )
+
+
+def _arguments(item: Item, place: str) -> str:
+    arguments = _string(item, "arguments", place)
+    try:
+        msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{place} has arguments that are not JSON ({error}): a call that max_output_tokens has cut short cannot be "
+            "gone on with; leave it out, or go on with an earlier response.", parameter="input",
+        ) from None  # fmt: skip
+    return arguments
 
 
 def _string(item: Item, name: str, place: str) -> str:

@@ -28,6 +28,9 @@ _REFUSED = {
     "context_management": "Quire compacts no conversations; truncation: auto drops what does not fit",
     "moderation": "Quire moderates nothing",
 }
+_MODES = ("none", "auto", "required")
+_NAMED_FORM = '{"type": "function", "name": "…"}'
+_ALLOWED_FORM = f'{{"type": "allowed_tools", "mode": "auto", "tools": [{_NAMED_FORM}]}}'
 # What a chat's fields are called here.
 FIELDS = {
     "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
@@ -143,20 +146,31 @@ def _tools(tools: Sequence[ResponsesTool]) -> list[dict[str, Any]] | None:
 
 def _tool_choice(asked: str | Mapping[str, Any] | None, has_tools: bool) -> str | dict[str, Any] | None:
     if isinstance(asked, str):
+        if asked not in _MODES:
+            raise InvalidRequest(
+                f"tool_choice is {asked[:50]!r}; it must be {', '.join(_MODES)}, {_NAMED_FORM} or {_ALLOWED_FORM}.",
+                parameter="tool_choice",
+            )
         return None if asked == "auto" and not has_tools else asked
     if asked is None:
         return None
     if asked.get("type") == "function":
         return _named(asked)
     if asked.get("type") == "allowed_tools":
-        tools = asked.get("tools")
-        named = [_named(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
-        return {"type": "allowed_tools", "allowed_tools": {"mode": asked.get("mode"), "tools": named}}
+        mode, tools = asked.get("mode"), asked.get("tools")
+        if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+            raise InvalidRequest(
+                f"tool_choice of type allowed_tools needs mode, auto or required, and tools, as {_ALLOWED_FORM}.",
+                parameter="tool_choice",
+            )
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_named(tool) for tool in tools]}}
     raise InvalidRequest(
         f"tool_choice is of type {str(asked.get('type'))[:50]!r}; it must be none, auto, required, or of type function "
         "or allowed_tools.", parameter="tool_choice",
     )  # fmt: skip
 
 
-def _named(choice: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": choice.get("name")}}
+def _named(choice: Any) -> dict[str, Any]:
+    if not isinstance(choice, Mapping) or not isinstance(name := choice.get("name"), str):
+        raise InvalidRequest(f"tool_choice needs a function's name, as {_NAMED_FORM}.", parameter="tool_choice")
+    return {"type": "function", "function": {"name": name}}

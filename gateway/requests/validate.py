@@ -130,7 +130,7 @@ def _check_lists(body: GenerationFields, vocab_size: int) -> None:
             f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed.", parameter="stop"
         )
     if any(not 1 <= len(stop) <= MAX_STOP_STRING_LENGTH for stop in stops):
-        raise InvalidRequest(f"Each string of stop needs 1 to {MAX_STOP_STRING_LENGTH} characters.", parameter="stop")
+        raise InvalidRequest(f"stop needs strings of 1 to {MAX_STOP_STRING_LENGTH} characters each.", parameter="stop")
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
         raise InvalidRequest(f"stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids")
     check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)

@@ -196,6 +196,12 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"tool_choice": {"type": "tool", "name": "h"}, "tools": TOOLS}, "'h'"),
         ({"tool_choice": {"type": "tool", "name": "h"}}, "'h'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
+        ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, '{"type": "tool", "name": "…"}'),
+        ({"stop_sequences": [""]}, "stop_sequences needs"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens is -5"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort is 'huge'"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
+         "output_config.format.schema: "),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(gateway: GatewayStack, fields: dict[str, Any], named: str) -> None:
