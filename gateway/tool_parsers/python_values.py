@@ -98,12 +98,16 @@ def _float(word: str) -> str:
 
 
 def _read_string(text: Scanner, sink: Sink) -> Steps[None]:
+    """A string between quotes, or between three of them, where single ones are text."""
     quote = text.take(1)
+    end = quote + (yield from text.accept(quote * 2))
     sink('"')
-    while (yield from text.pour(_BODY[quote], lambda piece: sink(json_text(piece)))) != quote:
+    while True:
+        following = yield from text.pour(_BODY[quote], lambda piece: sink(json_text(piece)))
+        if following == quote and (yield from text.accept(end)):
+            break
         text.take(1)
-        sink((yield from _read_escape(text)))
-    text.take(1)
+        sink(json_text(quote) if following == quote else (yield from _read_escape(text)))
     sink('"')
 
 

@@ -64,7 +64,7 @@ def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list
         return frozenset(each for each in declared if isinstance(each, str)), []
     if isinstance(reference := schema.get("$ref"), str):
         return frozenset(), [referred(reference, root)]
-    for word in ("anyOf", "oneOf"):
+    for word in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := schema.get(word), list):
             return frozenset(), options[:_MOST_SCHEMAS]
     if isinstance(values, list) and all(isinstance(value, str) for value in values):

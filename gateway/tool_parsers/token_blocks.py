@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -104,7 +105,10 @@ class KimiK2(TokenBlockParser):
         self.begin_call((name or call_id).removeprefix("functions."), call_id if is_id else "")
 
     def new_id(self, name: str) -> str:
-        return f"functions.{name}:{self.found.num_calls}"
+        numbers = itertools.count(self.found.num_calls)
+        call_id = next(each for number in numbers if (each := f"functions.{name}:{number}") not in self._ids)
+        self._ids.add(call_id)
+        return call_id
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax:

@@ -87,6 +87,8 @@ def test_what_is_not_quite_a_call(family: str, text: str, content: str, calls: l
 
 LITERALS = {
     "'it\\'s'": "it's", '"a\\tb\\u00fc\\x41\\U0001F642"': "a\tbüA🙂", "'\\ud83d\\ude42'": "🙂", "'\\q'": "\\q",
+    '""': "", "''": "",
+    '"""a\n"b" \'\'\' \\"""c"""': 'a\n"b" \'\'\' """c', "'''it's'''": "it's", '""""""': "",
     "True": True, "false": False, "None": None, "null": None, "-1": -1, "+2": 2, "1_000": 1000, "0x1F": 31, "1.": 1.0,
     ".5": 0.5, "1e3": 1000.0, "(1, 'a')": [1, "a"], "[]": [], "()": [], "{}": {},
     "[[1], {'a': (2,)}, ]": [[1], {"a": [2]}],
@@ -125,6 +127,7 @@ TYPES = {
     "lost": {"$ref": "#/nowhere"},
     "tree": {"anyOf": [{"$ref": "#/properties/tree"}] * 60},
     "odd": {"type": 1},
+    "all_of": {"allOf": [{"$ref": "#/properties/one_of"}], "default": "1"},
 }
 TYPED = AnswerContext((Tool("f", {"properties": TYPES, "$defs": {"list": {"type": "array"}}}),))
 
@@ -138,7 +141,8 @@ TYPED = AnswerContext((Tool("f", {"properties": TYPES, "$defs": {"list": {"type"
         ("number", "None", None), ("boolean", "True", True), ("boolean", "false", False), ("boolean", "yes", "yes"),
         ("array", '["a", 1]', ["a", 1]), ("array", "['a', True]", ["a", True]), ("array", "[a]", "[a]"),
         ("object", '{"a": {"b": null}}', {"a": {"b": None}}), ("object", "{'a': (1,)}", {"a": [1]}),
-        ("one_of", "1", "1"), ("mixed", "1", 1), ("mixed", "1.5", "1.5"), ("mixed", "[1]", "[1]"), ("circle", "1", 1),
+        ("one_of", "1", "1"), ("all_of", "1", "1"), ("mixed", "1", 1), ("mixed", "1.5", "1.5"), ("mixed", "[1]", "[1]"),
+        ("circle", "1", 1),
         ("lost", "a", "a"), ("tree", "true", True), ("odd", "{}", {}), ("unheard_of", "null", None),
     ],
 )  # fmt: skip
@@ -179,6 +183,10 @@ def test_the_ids_that_models_give_are_kept_unless_they_repeat() -> None:
     call = '<|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     deltas = [delta for delta in deltas_of("kimi_k2", [call, call]) if isinstance(delta, ToolCall)]
     assert [delta.id for delta in deltas] == ["functions.f:7", "functions.f:1"]
+    heads = ("f", "functions.f:0", "functions.f:0")
+    calls = [f"<|tool_call_begin|>{head}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for head in heads]
+    deltas = [delta for delta in deltas_of("kimi_k2", calls) if isinstance(delta, ToolCall) and delta.name]
+    assert len({delta.id for delta in deltas}) == 3
     (delta, *_) = deltas_of("mistral", ["[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}"])
     assert isinstance(delta, ToolCall)
     assert delta.id == "abcdefghi"
