@@ -43,5 +43,6 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     context.require_tokenizer("A conversation", "messages")
     context.fleet.model(body.model)
-    sequence = await tokens.sequence_of(request, body, context)
+    with told_as(FIELDS):
+        sequence = await tokens.sequence_of(request, body, context)
     return json_response(CountTokensResponse(sequence.num_tokens))

@@ -81,7 +81,9 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
-        kwargs=template_variables(body.chat_template_kwargs, None, context.options.reasoning.reasoning_effort),
+        kwargs=template_variables(
+            body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort
+        ),
         tools_json=await beside(request, template_tools, body.tools),
     )
     return rendered.prompt

@@ -21,6 +21,7 @@ class TokenizeRequest(RequestFields, kw_only=True):
     continue_final_message: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
 
 

@@ -66,6 +66,7 @@ def tokenize_request_of(body: CountTokensRequest) -> TokenizeRequest:
     is_begun = _is_begun(conversation)
     return TokenizeRequest(
         model=body.model, messages=conversation, tools=_tools(body.tools),
+        reasoning_effort=body.output_config.effort if body.output_config else None,
         chat_template_kwargs=_template_variables(body), add_generation_prompt=not is_begun,
         continue_final_message=is_begun,
     )  # fmt: skip

@@ -137,6 +137,25 @@ async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
         assert (await answer(gateway, **fields, max_tokens=1))["usage"]["input_tokens"] == expected
 
 
+async def test_what_is_counted_depends_on_the_effort_too(
+    gateway: GatewayStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates write of it, or of the thinking that it turns on."""
+    told: list[Any] = []
+    render = gateway.context.tokenizer.render_chat
+
+    async def listening(*given: Any, **options: Any) -> Any:
+        told.append(options["kwargs"])
+        return await render(*given, **options)
+
+    monkeypatch.setattr(gateway.context.tokenizer, "render_chat", listening)
+    fields = ASKED | {"output_config": {"effort": "high"}}
+    assert (await gateway.post("/v1/messages/count_tokens", fields)).status_code == 200
+    assert (await gateway.post("/v1/messages", fields)).status_code == 200
+    counted, answered = told
+    assert counted == answered == {"reasoning_effort": "high", "enable_thinking": True}
+
+
 async def test_an_answer_that_has_begun_goes_on(gateway: GatewayStack) -> None:
     begun = [*ASKED["messages"], {"role": "assistant", "content": "B"}]
     given = {"messages": begun, "add_generation_prompt": False, "continue_final_message": True}
