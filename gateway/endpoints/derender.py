@@ -24,6 +24,7 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.chat_answer import ChatAnswer
 from gateway.endpoints.completions import CompletionAnswer, Prompt
 from gateway.endpoints.generation import Choice, GenerationAnswer
+from gateway.endpoints.large import beside
 from gateway.errors import json_response
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.common import GenerationFields
@@ -38,6 +39,7 @@ from gateway.protocol.generate import (
 )
 from gateway.requests.caller import tenant_of
 from gateway.requests.generation_request import TokenizedPrompt
+from gateway.requests.messages import template_messages
 from gateway.requests.retelling import GeneratedPart, Retelling
 from gateway.requests.state import RequestState
 from quire.bounds import check_token_ids
@@ -125,6 +127,7 @@ class _Job:
         context.require_tokenizer("The text of token ids")
         model = context.fleet.model(body.model, GENERATE)
         chat.check(asked, model)
+        await beside(request, template_messages, asked.messages)  # nothing is rendered, and the answer tells of them
         tools, _ = await chat.asked_of(request, asked)
         thinking = None
         if context.reasoning:

@@ -288,6 +288,10 @@ async def test_thinking_is_found_in_parts_too(start_replicas: StartReplicas) -> 
         ({"generate_response": {"choices": [{"index": 0, "token_ids": [1], "finish_reason": "bored"}]}}, "'bored'"),
         ({"generate_response": {"choices": [{"index": 0}], "output_mode": "text"}}, "output_mode"),
         ({"generate_response": {"choices": [{"index": 0}], "request_id": "ü"}}, "request_id"),
+        ({"generate_response": {"choices": [{"index": 0, "token_ids": [1]}]},
+          "chat_request": {"messages": [], "echo": True}}, "messages needs 1"),
+        ({"generate_response": {"choices": [{"index": 0, "token_ids": [1]}]},
+          "chat_request": {"messages": [{"content": "A"}], "add_generation_prompt": False}}, "messages[0].role"),
         ({"stream": True, "generate_chunk": {"choices": [{"index": 0}, {"index": 1}]}}, "one choice"),
         ({"stream": True, "generate_chunk": {"choices": [{"index": 0}]}, "stream_state": {"token_ids": [-4]}}, "vocab"),
         ({"generate_response": {"choices": [{"index": 0, "token_ids": [1], "logprobs": {"content": [
