@@ -35,6 +35,7 @@ from gateway.protocol.chat import (
     ChatToolCallPiece,
     FunctionCall,
 )
+from gateway.requests.messages import texts_of
 from gateway.requests.state import RequestState
 
 
@@ -57,7 +58,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
         super().__init__(context, body, state, "chatcmpl")
         self.role = _role(body, messages, context.options.response_role)
         self._prompt_text = prompt_text
-        self._echo = _echo_text(messages) if body.echo else ""
+        self._echo = _echo_text(messages, self.role) if body.echo else ""
         self._callers: set[int] = set()  # choices that call tools
         marks = self._request.thinking.marks if self._request.thinking else None
         self._without_thinking = (
@@ -185,7 +186,6 @@ def _role(body: ChatFields, messages: Sequence[Mapping[str, Any]], response_role
     return response_role if body.add_generation_prompt else str(messages[-1]["role"])
 
 
-def _echo_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The last message's text."""
-    content = messages[-1].get("content")
-    return content if isinstance(content, str) else ""
+def _echo_text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    """The last message's text, where it is of the one who answers."""
+    return "\n".join(texts_of(messages[-1])) if messages[-1]["role"] == role else ""

@@ -271,6 +271,27 @@ async def test_whoever_has_the_last_turn_goes_on_where_none_is_opened(gateway: G
     assert answer["choices"][0]["message"]["role"] == "bard"
 
 
+@pytest.mark.parametrize(
+    ("last", "echoed"),
+    [
+        ({"role": "assistant", "content": "Once"}, "Once"),
+        ({"role": "assistant", "content": [{"type": "text", "text": "Once"}, {"type": "text", "text": "upon"}]},
+         "Once\nupon"),
+        ({"role": "user", "content": "Once"}, ""),
+    ],
+)  # fmt: skip
+async def test_a_chat_echoes_what_its_answer_goes_on_with(
+    gateway: GatewayStack, last: dict[str, Any], echoed: str
+) -> None:
+    body = {"messages": [*MESSAGES, last], "max_tokens": 2}
+    said = (await gateway.post("/v1/chat/completions", body)).json()["choices"][0]["message"]["content"]
+    whole = (await gateway.post("/v1/chat/completions", body | {"echo": True})).json()
+    assert whole["choices"][0]["message"]["content"] == echoed + said
+    *chunks, _ = await gateway.events("/v1/chat/completions", body | {"echo": True})
+    streamed = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(streamed) == echoed + said
+
+
 async def test_documents_are_for_the_template(gateway: GatewayStack) -> None:
     body = {"messages": MESSAGES, "max_tokens": 2, "return_prompt_text": True}
     documents = [{"title": "A", "text": "the moon is far"}]
