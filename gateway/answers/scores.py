@@ -89,31 +89,59 @@ class CompletionScores:
         self.offset = offset  # of the next one
         self._text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
 
-    def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
-        """The next positions."""
+    def take(self, scores: Sequence[TokenScore], pieces: Sequence[bytes] | None = None) -> CompletionLogprobs:
+        """The next positions.
+
+        Args:
+            pieces: what the text has of each token, where that is not all of it.
+        """
         result = CompletionLogprobs([], [], [], [])
-        for score in scores:
+        for place, score in enumerate(scores):
             raws = score.texts or (b"",) * len(score.token_ids)
             texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, raws, strict=True)]
             logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
             top = dict(zip(texts[::-1], logprobs[::-1], strict=True))
-            self._append(result, texts[0], raws[0], logprobs[0], top)
+            self._append(result, texts[0], pieces[place] if pieces else raws[0], logprobs[0], top)
         return result
 
-    def take_unscored(self, token_id: int, raw: bytes) -> CompletionLogprobs:
-        """A prompt's first token, which nothing comes before."""
-        result = CompletionLogprobs([], [], [], [])
-        self._append(result, token_text(token_id, raw, self._as_ids), raw, None, None)
+    def take_prompt(self, text: str, token_id: int, raw: bytes, scores: Sequence[TokenScore]) -> CompletionLogprobs:
+        """A prompt's positions, all of them.
+
+        Args:
+            text: the prompt's, as it is told.
+            token_id, raw: its first token, which nothing comes before.
+            scores: of the others.
+        """
+        pieces = pieces_of(text, [raw, *(score.texts[0] for score in scores)])
+        first = CompletionLogprobs([], [], [], [])
+        self._append(first, token_text(token_id, raw, self._as_ids), pieces[0], None, None)
+        result = merge([first, self.take(scores, pieces[1:])])
+        self.offset = len(text)
         return result
 
     def _append(
-        self, result: CompletionLogprobs, text: str, raw: bytes, logprob: float | None, top: dict[str, float] | None
+        self, result: CompletionLogprobs, text: str, piece: bytes, logprob: float | None, top: dict[str, float] | None
     ) -> None:
         result.text_offset.append(self.offset)
         result.tokens.append(text)
         result.token_logprobs.append(logprob)
         result.top_logprobs.append(top)
-        self.offset += len(self._text.decode(raw))
+        self.offset += len(self._text.decode(piece))
+
+
+def pieces_of(text: str, tokens: Sequence[bytes]) -> Sequence[bytes]:
+    """What a text has of each of its tokens: nothing of special tokens around it, nor of the space that some
+    vocabularies put in front. All of them where they spell another text, as normalized ones do."""
+    for space in (b"", b" "):
+        whole, at = space + text.encode(), 0
+        found: list[bytes] = []
+        for token in tokens:
+            piece = token if whole.startswith(token, at) else b""
+            found.append(piece if at else piece.removeprefix(space))
+            at += len(piece)
+        if at == len(whole):
+            return found
+    return tokens
 
 
 def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

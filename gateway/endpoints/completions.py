@@ -40,10 +40,11 @@ _DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt in both forms; the text is known only where it is told."""
+    """One prompt in both forms; the texts are known only where they are told."""
 
     token_ids: tuple[int, ...]
-    text: str = ""
+    text: str = ""  # what the model gets, special tokens included
+    echo: str = ""  # what was sent
     first: bytes = b""  # of its tokens, where that is told beside those with log-probabilities
 
 
@@ -96,16 +97,26 @@ async def prepare(
 
 async def _shown(context: GatewayContext, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Prompt]:
     """The prompts as the answer tells them."""
-    texts = [""] * len(prompts)
-    if body.echo or body.return_prompt_text:
+    texts = echoes = [""] * len(prompts)
+    sent = _sent_texts(body)
+    if body.return_prompt_text or (body.echo and not sent):
         texts = [await context.tokenizer.decode(token_ids) for token_ids in prompts]
+    if body.echo:
+        echoes = sent or texts
     firsts: Mapping[int, bytes] = {}
     if _echoes_scores(body):
         firsts = await context.tokenizer.token_bytes({token_ids[0] for token_ids in prompts})
     return [
-        Prompt(token_ids, text, firsts[token_ids[0]] if firsts else b"")
-        for token_ids, text in zip(prompts, texts, strict=True)
+        Prompt(token_ids, text, echo, firsts[token_ids[0]] if firsts else b"")
+        for token_ids, text, echo in zip(prompts, texts, echoes, strict=True)
     ]
+
+
+def _sent_texts(body: CompletionRequest) -> list[str]:
+    """The prompts as they came, if as texts; none where the model gets others."""
+    sent = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
+    is_changed = body.truncate_prompt_tokens is not None or body.suffix
+    return [] if is_changed else [text for text in sent if isinstance(text, str)]
 
 
 def _echoes_scores(body: CompletionRequest) -> bool:
@@ -247,8 +258,8 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     def _echo(self, index: int, positions: Sequence[PromptScore], texts: Mapping[int, bytes]) -> None:
         """Has a choice begin with its prompt's scores."""
         prompt, scores = self._prompts[index // self._request.n], self._scores[index]
-        first = scores.take_unscored(prompt.token_ids[0], prompt.first)
-        self._echoes[index] = merge([first, scores.take([score_of(position, texts) for position in positions])])
+        found = [score_of(position, texts) for position in positions]
+        self._echoes[index] = scores.take_prompt(prompt.echo, prompt.token_ids[0], prompt.first, found)
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
         """See GenerationAnswer. A choice's first token shows even where it is no text yet (a part of a character): its
@@ -270,7 +281,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         """What is told of the prompt of a choice that begins."""
         prompt = self._prompts[choice.index // self._request.n]
         if self._body.echo:
-            choice.text = prompt.text + choice.text
+            choice.text = prompt.echo + choice.text
         if echo := self._echoes.pop(choice.index, None):
             choice.logprobs = merge([echo, choice.logprobs] if choice.logprobs else [echo])
         if self._with_ids:

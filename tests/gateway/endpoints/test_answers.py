@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
-from tests.support.gateway_stack import GatewayStack
+from benchmarks.models import byte_tokenizer
+from gateway.answers.scores import pieces_of
+from tests.support.gateway_stack import GatewayStack, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -149,6 +153,42 @@ async def test_offsets_are_those_of_the_text(gateway: GatewayStack) -> None:
     choice = (await gateway.complete(prompt=prompt, max_tokens=1, logprobs=0, echo=True))["choices"][0]
     assert choice["text"].startswith(prompt)
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, 3]
+
+
+async def test_an_echo_is_what_was_sent_and_not_what_the_tokenizer_adds(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(8192)
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
+    )
+    tokenizer.save_pretrained(tmp_path)
+    async with running_gateway(tmp_path) as stack:
+        asked = {"prompt": "éA", "max_tokens": 2, "logprobs": 0, "echo": True, "return_prompt_text": True}
+        choice = (await stack.complete(**asked))["choices"][0]
+        assert choice["prompt_text"] == "<|im_start|>éA"
+        assert choice["text"].startswith("éA")
+        assert choice["logprobs"]["tokens"][0] == "<|im_start|>"
+        assert choice["logprobs"]["text_offset"][:5] == [0, 0, 0, 1, 2]
+        *chunks, _ = await stack.events("/v1/completions", {"model": "fake", **asked})
+        assert "".join(each["choices"][0]["text"] for each in chunks) == choice["text"]
+        # The model gets less of it than was sent.
+        choice = (await stack.complete(**asked, truncate_prompt_tokens=2))["choices"][0]
+        assert choice["text"].startswith("\N{REPLACEMENT CHARACTER}A")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "pieces"),
+    [
+        ("ab", [b"a", b"b"], [b"a", b"b"]),
+        ("ab", [b"<s>", b" a", b"b", b"</s>"], [b"", b"a", b"b", b""]),
+        (" a", [b" ", b" a"], [b"", b" a"]),
+        (" a", [b" a"], [b" a"]),
+        ("é", [b"\xc3", b"\xa9"], [b"\xc3", b"\xa9"]),
+        ("AB", [b"<s>", b"a", b"b"], [b"<s>", b"a", b"b"]),
+    ],
+)
+async def test_what_a_text_has_of_its_tokens(text: str, tokens: list[bytes], pieces: list[bytes]) -> None:
+    assert pieces_of(text, tokens) == pieces
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
