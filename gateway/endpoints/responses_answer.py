@@ -63,7 +63,7 @@ from gateway.protocol.responses import (
 )
 from gateway.requests.state import RequestState
 from quire.errors import Cancelled, InvalidRequest, Overloaded, QuireError
-from quire.reasoning import ReasoningTracker
+from quire.reasoning import ReasoningTracker, StretchCounter
 
 
 class ResponsesAnswer:
@@ -173,13 +173,15 @@ class ResponsesAnswer:
                 self._pieces.append(text)
                 yield ReasoningDelta(**self._place, delta=text)
             case Content(text):
+                later: list[TokenScore] = []
                 if not isinstance(self._item, OutputMessage):
                     yield from self._close()
-                    self._waiting = self._of_text(text)
+                    self._waiting, later = self._of_text(text)
                     yield from self._open(OutputMessage(self._id("msg"), [], "in_progress"))
                     yield PartAdded(**self._place, part=OutputText(""))
                 self._pieces.append(text)
                 yield TextDelta(**self._place, delta=text, logprobs=self._take_scores())
+                self._waiting += later
             case ToolCall(index, arguments, identity, name):
                 if index != self._call:
                     yield from self._close()
@@ -206,15 +208,20 @@ class ResponsesAnswer:
         self._scores += taken
         return taken
 
-    def _of_text(self, text: str) -> list[TokenScore]:
-        """Of the waiting scores, those of the tokens that a message begins with: what came before them is of calls."""
+    def _of_text(self, text: str) -> tuple[list[TokenScore], list[TokenScore]]:
+        """Of the waiting scores (those of the text that a message begins with, those of tokens whose text comes later).
+
+        What stands before a message is of calls, or of headers in channels, and is nobody's.
+        """
+        waiting = self._waiting
         if not self.state.request.token_by_token:
-            return self._waiting
-        missing, first = len(text.encode()), len(self._waiting)
-        while missing > 0 and first:
-            first -= 1
-            missing -= len(self._waiting[first].texts[0])
-        return self._waiting[first:]
+            return waiting, []
+        missing, count = len(text.encode()), 0
+        follows = self._call >= 0 or isinstance(self._thinking, StretchCounter)
+        while missing > 0 and count < len(waiting):
+            missing -= len(waiting[-count - 1 if follows else count].texts[0])
+            count += 1
+        return (waiting[len(waiting) - count :], []) if follows else (waiting[:count], waiting[count:])
 
     def _open(self, item: OutputItem) -> Iterator[ResponsesEvent]:
         self._item = item

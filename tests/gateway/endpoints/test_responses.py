@@ -171,6 +171,16 @@ async def test_calls_of_tools(start_replicas: StartReplicas) -> None:
         assert await answer(gateway, tool_choice="auto", tools=[])
 
 
+async def test_a_text_that_begins_like_a_call_has_the_scores_of_all_its_tokens(start_replicas: StartReplicas) -> None:
+    async with start_replicas(1, tools=HERMES) as replicas:
+        gateway, (router,) = replicas.gateway, replicas.routers
+        router.state.outputs = [await spell(gateway, " <<b§")]
+        fields = {"tools": TOOLS, "stop": ["§"], "include": ["message.output_text.logprobs"]}
+        [said] = (await answer(gateway, **fields))["output"]
+        assert said["content"][0]["text"] == " <<b"
+        assert [score["token"] for score in said["content"][0]["logprobs"]][:4] == [" ", "<", "<", "b"]
+
+
 async def test_thinking_is_an_item_of_its_own(start_replicas: StartReplicas) -> None:
     async with start_replicas(1, reasoning=ReasoningOptions(reasoning_parser="deepseek_r1")) as replicas:
         gateway, (router,) = replicas.gateway, replicas.routers
