@@ -81,7 +81,7 @@ class Pipeline:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
         state = self._enter(request)
         self._statistics.started(state)
-        self._log.started(request)
+        self._log.started(state)
         self._traces.started(state)
         if request.beams is not None:
             self._beam_searches.start(state)

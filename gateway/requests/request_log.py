@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from gateway.answers.deltas import ChoiceUpdate, content_of
-from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.state import RequestState
 from quire.options.gateway import GatewayOptions
 from quire.sampling import SamplingParameters
@@ -26,10 +25,13 @@ class RequestLog:
     def __init__(self, options: GatewayOptions) -> None:
         self._requests, self._outputs = options.enable_log_requests, options.enable_log_outputs
         self._most = options.max_log_len
-        self._texts: dict[tuple[RequestState, int], io.StringIO] = {}  # of choices under way
+        self._texts: dict[RequestState, list[io.StringIO]] = {}  # of the choices of requests under way
 
-    def started(self, request: GenerationRequest) -> None:
-        """A request is about to run."""
+    def started(self, state: RequestState) -> None:
+        """A request is about to run. What a search for beams asks of the engines is a part of one, and not told of."""
+        request = state.request
+        if self._outputs:
+            self._texts[state] = [io.StringIO() for _ in range(request.choices)]
         if self._requests:
             prompts = [self._cut(prompt.token_ids) for prompt in request.prompts]
             logger.info(
@@ -39,9 +41,9 @@ class RequestLog:
 
     def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:
         """Something of a choice has come."""
-        if not self._outputs:
+        if (texts := self._texts.get(state)) is None:
             return
-        text = self._texts.setdefault((state, update.index), io.StringIO())
+        text = texts[update.index]
         text.write(content_of(update.deltas))
         if finish := update.finish:
             said = self._cut(text.getvalue())
@@ -55,9 +57,7 @@ class RequestLog:
 
     def ended(self, state: RequestState) -> None:
         """A request has ended, in whatever way."""
-        if self._outputs:
-            for index in range(state.request.choices):
-                self._texts.pop((state, index), None)
+        self._texts.pop(state, None)
 
     def _cut(self, said: Sequence[Any]) -> Sequence[Any]:
         return said if self._most is None else said[: self._most]

@@ -38,6 +38,14 @@ async def test_they_are_cut(tokenizer_folder: Path, caplog: pytest.LogCaptureFix
     assert "[(32,)]" in text and "ended by length: 'A'" in text
 
 
+async def test_a_search_for_beams_is_one_request(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="gateway"):
+        async with running_gateway(tokenizer_folder, enable_log_requests=True, enable_log_outputs=True) as stack:
+            await stack.complete(request_id="r1", use_beam_search=True, n=2, max_tokens=1)
+    texts = [record.getMessage() for record in caplog.records if record.name == "gateway.requests.request_log"]
+    assert [text.split(" ended by")[0] for text in texts[1:]] == ["request r1, choice 0", "request r1, choice 1"]
+
+
 async def test_nothing_is_logged_unasked(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = await logged(tokenizer_folder, caplog, log_error_stack=True)
     assert "r1" not in text and "AHO" not in text
