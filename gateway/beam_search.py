@@ -82,7 +82,7 @@ class BeamSearches:
             stream.owner.trace = state.trace
             self._router_streams.start(stream)
             search.advance(await _read(stream, deadline))
-            usage = usage or stream.usage
+            usage = _with_step(usage, stream.usage)
         self._deliver(StreamState(state, number, None, deadline, usage=usage, over=True), search)
 
     def _abandon(self, step: RequestState) -> None:
@@ -134,6 +134,18 @@ def _step(
     stream.choices += [ChoiceState(stream, index, delivered=array("I", beam.token_ids))
                        for index, beam in enumerate(running)]  # fmt: skip
     return stream
+
+
+def _with_step(cost: GenerationUsage | None, step: GenerationUsage | None) -> GenerationUsage | None:
+    """What a search has cost with one more step: each after the first one finds the next token, as decoding does."""
+    if cost is None or step is None:
+        return cost or step
+    return replace(
+        cost,
+        router_queue_seconds=cost.router_queue_seconds + step.router_queue_seconds,
+        queue_seconds=cost.queue_seconds + step.queue_seconds,
+        decode_seconds=cost.decode_seconds + step.prefill_seconds + step.decode_seconds,
+    )
 
 
 async def _read(stream: StreamState, deadline: float) -> list[Likeliest | None]:

@@ -149,8 +149,9 @@ class RequestStatistics:
         model.observe("request_prompt_tokens", state.prompt_tokens)
         model.observe("request_generation_tokens", sum(choice.num_tokens for choice in choices))
         model.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in choices))
+        late = {index for index, last in clock.last.items() if last > clock.first[index]}  # did not come whole
         for choice in choices:
-            if choice.num_tokens > 1:
+            if choice.num_tokens > 1 and choice.index in late:
                 seconds = clock.last[choice.index] - clock.first[choice.index]
                 model.observe("time_per_output_token_seconds", seconds / (choice.num_tokens - 1))
         for stream in state.streams:

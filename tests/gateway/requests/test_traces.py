@@ -73,6 +73,17 @@ async def test_one_trace_through_all_services(start: Start) -> None:
     assert engine.start <= spans["queue"].start <= spans["prefill"].start <= spans["decode"].start
 
 
+async def test_a_search_for_beams_took_all_of_its_steps(start: Start) -> None:
+    tracer = MemoryTracer()
+    async with start(tracer) as gateway:
+        await gateway.complete(use_beam_search=True, n=2, max_tokens=5)
+        metrics = (await gateway.client.get("/metrics")).text
+    told = {span.name: span.attributes for span in tracer.spans()}["llm_request"]
+    assert 4 * 0.005 <= told["gen_ai.latency.time_in_model_decode"] < told["gen_ai.latency.e2e"]
+    # Its choices come whole: no time of theirs is that of a token.
+    assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 0.0' in metrics
+
+
 async def test_without_details_no_phases_and_without_a_client_its_own_trace(start: Start) -> None:
     tracer = MemoryTracer()
     async with start(tracer) as gateway:
