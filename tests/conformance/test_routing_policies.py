@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -107,12 +108,27 @@ def test_an_empty_request_and_a_tuple_will_do(policy: Policy) -> None:
     assert choose(policy, request, tuple(idle(2))) in idle(2)
 
 
+def shares(policy: Policy, *fleets: list[Candidate], requests: int = 2000) -> list[int]:
+    """How many requests each worker gets that is idle again with the next one; the fleets are asked in turn."""
+    counts = Counter[str]()
+    for number, request in enumerate(requests_of_sessions(requests), 1):
+        fleet = fleets[number % len(fleets)]
+        chosen = choose(policy, request, fleet)
+        counts[chosen.address] += 1
+        fleet[fleet.index(chosen)] = dataclasses.replace(chosen, last_placed=number)
+    return [counts[worker.address] for fleet in fleets for worker in fleet]
+
+
 def test_idle_equals_share_the_requests(policy: Policy) -> None:
-    counts = dict.fromkeys((worker.address for worker in idle(4)), 0)
-    for request in requests_of_sessions(2000):
-        counts[choose(policy, request, idle(4)).address] += 1
-    assert min(counts.values()) > 350
-    assert max(counts.values()) < 650
+    counts = shares(policy, idle(4))
+    assert min(counts) > 350
+    assert max(counts) < 650
+
+
+def test_equals_share_the_requests_of_each_of_two_models(policy: Policy) -> None:
+    counts = shares(policy, idle(2), [Candidate(f"v{i}:1") for i in range(2)])
+    assert min(counts) > 350
+    assert max(counts) < 650
 
 
 def test_state_does_not_grow(policy: Policy) -> None:

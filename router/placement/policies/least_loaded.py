@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from random import Random
-
-from quire.options.router import PlacementCostOptions
 from router.placement.policies.base import Candidates, Policy, RouteRequest
-from router.workers.load_table import CROWDING, PREFILL_TOKENS, SEQUENCES, Figures
+from router.workers.load_table import CROWDING, LAST_PLACED, PREFILL_TOKENS, SEQUENCES, Figures
 
 # Prompt tokens that weigh as much as one more sequence: about what a step's budget loses to either.
 _PREFILL_TOKENS_PER_SEQUENCE = 512
@@ -21,13 +17,9 @@ def work(candidates: Candidates) -> Figures:
 
 
 class LeastLoaded(Policy):
-    """Least work wins; equals take turns."""
-
-    def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
-        super().__init__(weights, random)
-        self._turn = itertools.count()
+    """Least work wins; of equals, the one whose last request is longest ago."""
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         waiting = work(candidates)
         (least,) = (waiting == waiting.min()).nonzero()
-        return int(least[next(self._turn) % len(least)])
+        return int(least[candidates.figures[LAST_PLACED][least].argmin()])

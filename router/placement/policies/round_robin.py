@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from random import Random
-
-from quire.options.router import PlacementCostOptions
 from router.placement.policies.base import Candidates, Policy, RouteRequest
+from router.workers.load_table import LAST_PLACED
 
 
 class RoundRobin(Policy):
-    """Each worker gets every n-th request, whatever the load."""
+    """Each worker gets every n-th request of its model, whatever the load: the one whose last is longest ago is next.
 
-    def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
-        super().__init__(weights, random)
-        self._turn = itertools.count()
+    A count of turns would go wrong where requests for several models come in turns, and where a worker is left out.
+    """
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
-        return next(self._turn) % len(candidates)
+        return int(candidates.figures[LAST_PLACED].argmin())
