@@ -425,10 +425,10 @@ class Dispatcher:
 
     def _forget(self, stream: Stream, outcome: str) -> None:
         """The one place where a request leaves all tables."""
+        self.waiting.leave(stream)
         if stream.span is not None:
             end_span(stream.span, stream, outcome)
         self._table.remove(stream)
-        self.waiting.leave(stream)
         self._end_retry(stream)
         stream.session.streams.pop(stream.stream_id, None)
         for timer in (stream.timer, stream.pause):
