@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 _ERRORS_IN_A_ROW = 5
@@ -45,11 +45,14 @@ class Ejectable(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def names(self) -> Sequence[str]: ...
+
 
 class OutlierEjection:
     """Ejects workers: after five errors in a row, or when they have been far slower than usual for ten seconds.
 
-    Never the last ready one, and never more than half of all.
+    Of those that serve the same model, never the last ready one, and never more than half.
     """
 
     def __init__(
@@ -75,9 +78,16 @@ class OutlierEjection:
     def sweep(self) -> None:
         """Looks for slow ones. Call it a few times a second."""
         now = self._clock()
-        known = [worker for worker in self._workers() if worker.ejection.tpot]
-        if len(known) < 2:
-            return
+        models: dict[str, list[Ejectable]] = {}
+        for worker in self._workers():
+            if worker.ejection.tpot:
+                models.setdefault(_model_of(worker), []).append(worker)
+        for known in models.values():
+            if len(known) > 1:
+                self._compare(known, now)
+
+    def _compare(self, known: Collection[Ejectable], now: float) -> None:
+        """Workers of one model with each other."""
         median = statistics.median(worker.ejection.tpot for worker in known)
         for worker in known:
             record = worker.ejection
@@ -90,7 +100,8 @@ class OutlierEjection:
                 record.slow_since, record.tpot = None, 0.0
 
     def _eject(self, worker: Ejectable, why: str) -> None:
-        now, workers = self._clock(), self._workers()
+        now, model = self._clock(), _model_of(worker)
+        workers = [other for other in self._workers() if _model_of(other) == model]
         if worker.ejection.ejected_until > now:
             return
         ejected = sum(other.ejection.ejected_until > now for other in workers)
@@ -106,3 +117,7 @@ class OutlierEjection:
         record.ejected_until = now + seconds
         record.reason = f"gets nothing new for {seconds:g} s: {why}"
         self._on_ejected()
+
+
+def _model_of(worker: Ejectable) -> str:
+    return worker.names[0] if worker.names else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.workers.outlier_ejection import EjectionRecord, OutlierEjection
@@ -18,6 +19,7 @@ class Clock:
 @dataclass
 class FakeWorker:
     clock: Clock
+    names: Sequence[str] = ("m",)
     ejection: EjectionRecord = field(default_factory=EjectionRecord)
 
     @property
@@ -58,6 +60,30 @@ def test_never_more_than_half_and_never_the_last() -> None:
     for _ in range(9):
         alone.failed(only)
     assert only.ready
+
+
+def test_workers_of_other_models_do_not_stand_in_for_it() -> None:
+    _, workers, outliers = fleet(4)
+    workers[0].names, workers[1].names = ("alone",), ("m", "adapter")
+    for worker in workers:
+        for _ in range(9):
+            outliers.failed(worker)
+    assert [worker.ready for worker in workers] == [True, False, True, True]
+
+
+def test_workers_are_compared_with_those_of_their_model() -> None:
+    """Of a small model's three workers one is slowed, where most of the fleet serves a large one."""
+    clock, workers, outliers = fleet(8)
+    for worker in workers[:3]:
+        worker.names = ("small",)
+    for _ in range(200):
+        for worker in workers:
+            worker.ejection.decoded(10, 0.2 if worker.names == ("small",) else 4.0)
+    for _ in range(20):
+        clock.now += 1
+        workers[0].ejection.decoded(10, 2.0)
+        outliers.sweep()
+    assert [worker.ejection.ejections for worker in workers] == [1] + [0] * 7
 
 
 def test_a_worker_that_becomes_far_slower_rests_and_one_that_always_was_does_not() -> None:
