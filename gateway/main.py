@@ -278,7 +278,7 @@ def _config(
         lifespan=lifespan,
         log_config=None,
         access_log=not options.disable_uvicorn_access_log,
-        limit_concurrency=options.max_connections,
+        limit_concurrency=options.max_connections + 1,  # uvicorn serves fewer than this
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         ssl_keyfile=options.ssl_keyfile,
         ssl_certfile=options.ssl_certfile,

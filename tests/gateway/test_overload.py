@@ -96,6 +96,11 @@ async def test_the_router_is_full(stack: GatewayStack) -> None:
     assert (await stack.post(*COMPLETION)).status_code == 200
 
 
+async def test_as_many_connections_as_are_taken(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder, max_connections=1) as stack:
+        await stack.complete()
+
+
 async def test_more_connections_than_are_taken(stack: GatewayStack) -> None:
     connections = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(MAX_CONNECTIONS)]
     try:
