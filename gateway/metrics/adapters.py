@@ -16,7 +16,7 @@ def adapter_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
 
     Nothing where no worker serves any.
     """
-    serving = [worker for worker in fleet.ready if worker.model_info.max_loras]
+    serving = [worker for worker in fleet.heard if worker.model_info.max_loras]
     if not serving:
         return
     family = GaugeMetricFamily(

@@ -134,7 +134,7 @@ def _histogram(name: str, text: str, field: str, counters: Mapping[str, EngineCo
 
 def _cache_config(prefix: str, fleet: Fleet) -> Metric:
     family = InfoMetricFamily(f"{prefix}cache_config", "Shape of the KV cache of a worker.", labels=[MODEL_LABEL])
-    infos = {worker.model_info.served_model_names[0]: worker.model_info for worker in reversed(fleet.ready)}
+    infos = {worker.model_info.served_model_names[0]: worker.model_info for worker in reversed(fleet.heard)}
     for model, info in infos.items():
         shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_kv_blocks)}
         family.add_metric([model], shape)

@@ -124,17 +124,21 @@ class Fleet:
         return [KvEventSource(worker.address) for worker in self.workers if worker.state in _HEARD]
 
     @property
+    def heard(self) -> list[router_pb2.Worker]:
+        """Workers that have told what they serve and are heard now, whether they take requests or not."""
+        return [worker for worker in self.workers if worker.state in _HEARD and worker.model_info.served_model_names]
+
+    @property
     def counters(self) -> Mapping[str, common_pb2.EngineCounters]:
         """By main name of the models: what their workers counted, those that have left included. They never fall."""
         return {model: counters.total for model, counters in self._counters.items()}
 
     @property
     def loads(self) -> Mapping[str, Sequence[common_pb2.EngineLoad]]:
-        """By main name of the models: the loads of the workers that are heard now, ready or not."""
+        """By main name of the models: those of the workers that are heard now."""
         loads: dict[str, list[common_pb2.EngineLoad]] = {}
-        for worker in self.workers:
-            if worker.state in _HEARD and worker.model_info.served_model_names:
-                loads.setdefault(worker.model_info.served_model_names[0], []).append(worker.load)
+        for worker in self.heard:
+            loads.setdefault(worker.model_info.served_model_names[0], []).append(worker.load)
         return loads
 
     @property

@@ -71,6 +71,12 @@ async def test_metrics_tell_which_are_in_use(stack: GatewayStack) -> None:
         await eventually(lambda: True, "")
     assert labels in found
     assert float(found.rsplit(" ", 1)[1]) > 1.7e9
+    await stack.engine.rpc.set_serving(False)  # it drains: what it runs with is in use as before
+    await eventually(lambda: not stack.context.fleet.ready, "it takes requests on")
+    assert labels in await line()
+    assert "vllm:cache_config_info{" in (await stack.client.get("/metrics")).text
+    await stack.engine.rpc.set_serving(True)
+    await eventually(lambda: stack.context.fleet.ready, "it takes no requests again")
     stack.engine.extra_load.Clear()
 
 
