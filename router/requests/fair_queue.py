@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -62,8 +62,10 @@ class FairQueue(Generic[T]):
         return self._waiting
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """How many requests of each tenant wait."""
-        return {name: tenant.waiting for name, tenant in list(self._tenants.items())}
+        """How many requests of each tenant wait, those that were let in before included."""
+        waiting = Counter({name: tenant.waiting for name, tenant in list(self._tenants.items())})
+        waiting.update(entry.tenant for entry in list(self._front))
+        return dict(waiting)
 
     def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], list[T]]:
         """Lets an item wait.
@@ -117,9 +119,9 @@ class FairQueue(Generic[T]):
                 heapq.heappush(greediest, (negated + victims[-1].tokens, arrived, tenant))
         return victims
 
-    def push_front(self, item: T) -> Entry[T]:
+    def push_front(self, item: T, tenant: str) -> Entry[T]:
         """Lets an item wait before all others, whatever waits already: it was let in before."""
-        entry = Entry(item, "", 0, 0)
+        entry = Entry(item, tenant, 0, 0)
         self._front.append(entry)
         self._waiting += 1
         return entry

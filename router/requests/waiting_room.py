@@ -95,7 +95,7 @@ class WaitingRoom(Generic[Waiting]):
             self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
         queue = self._queues[request.model]
         if stream.begun:
-            stream.entry = queue.push_front(stream)
+            stream.entry = queue.push_front(stream, request.tenant)
         else:
             stream.entry, victims = queue.push(stream, request.tenant, request.priority, request.prompt_tokens)
         self.waiting += 1

@@ -58,7 +58,8 @@ def test_who_comes_late_does_not_catch_up_on_what_others_had() -> None:
 def test_urgent_before_others_and_the_lost_before_all() -> None:
     queue: FairQueue[str] = FairQueue(100, 10**6)
     entries = fill(queue, ("a1", 0, 1), ("a2", -5, 1), ("b1", -1, 1), ("b2", 7, 1))
-    entries["lost"] = queue.push_front("lost")
+    entries["lost"] = queue.push_front("lost", "b")
+    assert queue.waiting_by_tenant() == {"a": 2, "b": 3}
     assert let_in(queue, entries, 5) == ["lost", "a2", "b1", "a1", "b2"]
 
 
@@ -133,14 +134,14 @@ def test_nothing_is_lost_or_let_in_twice(steps: list[tuple[str, int, int]]) -> N
                     del entries[victim]
                 assert queue.tokens <= 500
         elif action == "front":
-            entries[number], tokens[number] = queue.push_front(number), 0
+            entries[number], tokens[number] = queue.push_front(number, "lost"), 0
         elif entries:
             item = queue.peek() if action == "let in" else list(entries)[amount % len(entries)]
             entry = entries.pop(item)
             queue.let_in(entry) if action == "let in" else queue.remove(entry)
         assert len(queue) == len(entries)
         assert queue.tokens == sum(tokens[item] for item in entries)
-        assert sum(queue.waiting_by_tenant().values()) <= len(entries) <= 20 + len(steps)
+        assert sum(queue.waiting_by_tenant().values()) == len(entries) <= 20 + len(steps)
         assert len(queue._turns) <= 2 * len(queue._tenants) + 17
         if entries:
             assert queue.peek() == slow_peek(queue)
