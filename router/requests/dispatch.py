@@ -366,7 +366,8 @@ class Dispatcher:
             self._metrics.cached_tokens.inc(usage.cached_prompt_tokens)
             decoded = usage.completion_tokens / stream.request.sequences
             self._output_tokens += _SHARE_OF_NEW * (decoded - self._output_tokens)
-            if decoded > 1 and stream.attempts == 1 and usage.decode_seconds > 0:
+            undisturbed = stream.attempts == 1 and stream.arrived > worker.ejection.rested
+            if decoded > 1 and undisturbed and usage.decode_seconds > 0:
                 worker.ejection.decoded(decoded - 1, usage.decode_seconds)
         self._forget(stream, "failed" if failed else "finished")
 

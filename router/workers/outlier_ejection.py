@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -18,7 +19,7 @@ _FAST, _SLOW = 0.2, 0.01  # shares of a new value in the two means
 class EjectionRecord:
     """One worker's record."""
 
-    __slots__ = ("ejected_until", "ejections", "errors", "reason", "slow_since", "tpot", "usual_tpot")
+    __slots__ = ("ejected_until", "ejections", "errors", "reason", "rested", "slow_since", "tpot", "usual_tpot")
 
     def __init__(self) -> None:
         self.errors = 0  # in a row
@@ -28,6 +29,8 @@ class EjectionRecord:
         self.tpot = 0.0  # mean time per output token now, in seconds, and over a long time; 0 until known
         self.usual_tpot = 0.0
         self.slow_since: float | None = None
+        # When it came back from what an operator made of it; infinite until then. What it had stood still meanwhile.
+        self.rested = -math.inf
 
     def decoded(self, tokens: float, seconds: float) -> None:
         """A request's decoding took so long."""

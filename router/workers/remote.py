@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -247,7 +248,7 @@ class RemoteWorker(Worker):
 
     def _begin_session(self) -> None:
         self._has_told_load = False
-        self._held = None
+        self._hold(None)
         self._has_model = False  # a restarted worker may serve something else
         self._ask_model.set()
         self._on_change()
@@ -267,8 +268,12 @@ class RemoteWorker(Worker):
     def _learn_status(self, status: common_pb2.EngineStatus) -> None:
         told = held_by(status)
         if told != self._held:
-            self._held = told
+            self._hold(told)
             self._on_change()
+
+    def _hold(self, held: Condition | None) -> None:
+        self._held = held
+        self.ejection.rested = self._now() if held is None else math.inf
 
     def _lose_session(self, error: QuireError) -> None:
         self._on_change()

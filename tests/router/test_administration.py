@@ -127,6 +127,23 @@ async def test_a_worker_that_rests_gets_nothing_and_keeps_what_it_has(fleet: Fle
         assert await fleet.states() == [READY, READY]
 
 
+async def test_a_rest_does_not_make_a_worker_slow(fleet: Fleet) -> None:
+    first, second = fleet.addresses
+    await fleet.ask(second, drain=admin_pb2.Drain())  # all goes to the first one
+    (record,) = (worker.ejection for worker in fleet.running.router.registry.workers if worker.address == first)
+    await fleet.generate()
+    known = record.tpot
+    assert known > 0
+    async with fleet.running.client.session() as session:
+        output = await (await session.start(1, generation(PROMPT, max_tokens=50))).wait_tokens()
+        await fleet.ask(first, pause=admin_pb2.Pause(leaving=KEEP))
+        await fleet.ask(first, resume=admin_pb2.Resume())
+        await output.wait_ended()
+    assert record.tpot == known
+    await fleet.generate()
+    assert record.tpot != known
+
+
 async def test_where_all_rest_new_requests_are_refused_at_once(fleet: Fleet) -> None:
     await fleet.ask(pause=admin_pb2.Pause(leaving=KEEP))
     assert await fleet.states() == [PAUSED_STATE, PAUSED_STATE]
