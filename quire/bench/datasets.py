@@ -123,8 +123,11 @@ def _sharegpt(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> 
 
 def _custom(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> Sequence[Sample]:
     path = _path(options)
+    if not options.custom_output_len:
+        raise StartupError("--custom-output-len 0: expected at least 1, or -1 for the output_tokens of each line.")
     fixed = options.output_len or (options.custom_output_len if options.custom_output_len > 0 else None)
-    found = [_line_sample(path, number, line, fixed) for number, line in enumerate(_read(path).splitlines(), 1) if line]
+    lines = enumerate(_read(path).split("\n"), 1)  # JSON may hold what Unicode has for line ends besides
+    found = [_line_sample(path, number, line, fixed) for number, line in lines if line.strip()]
     if not found:
         raise StartupError(f"{path} is empty.")
     return found if options.disable_shuffle else _shuffled(found, source)

@@ -99,11 +99,11 @@ def refuse_tokenizer() -> FolderTokenizer:
 
 def test_lines_of_a_file_need_no_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "one", "output_tokens": 3}\n\n{"prompt": "two", "output_tokens": 4}\n')
+    path.write_text('{"prompt": "one", "output_tokens": 3}\n\n{"prompt": "two\u2028", "output_tokens": 4}\r\n')
     options = DatasetOptions(dataset_name="custom", dataset_path=str(path), num_prompts=2, disable_shuffle=True)
     assert [sample.output_tokens for sample in samples(options, 0, refuse_tokenizer)] == [256, 256]
     own = replace(options, custom_output_len=-1)
-    assert [(s.prompt, s.output_tokens) for s in samples(own, 0, refuse_tokenizer)] == [("one", 3), ("two", 4)]
+    assert [(s.prompt, s.output_tokens) for s in samples(own, 0, refuse_tokenizer)] == [("one", 3), ("two\u2028", 4)]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,7 @@ def test_lines_of_a_file_need_no_tokenizer(tmp_path: Path) -> None:
         ({"dataset_name": "custom"}, "{]", "line 1: it is not JSON"),
         ({"dataset_name": "custom"}, '{"prompt": 3}', 'needs a text "prompt"'),
         ({"dataset_name": "custom", "custom_output_len": -1}, '{"prompt": "a"}', "output_tokens"),
+        ({"dataset_name": "custom", "custom_output_len": 0}, '{"prompt": "a"}', "--custom-output-len 0"),
         ({"dataset_name": "custom"}, "\n", "is empty"),
         ({"dataset_name": "sharegpt"}, "[{", "is not JSON"),
         ({"dataset_name": "sharegpt"}, "[]", "has no conversations"),
