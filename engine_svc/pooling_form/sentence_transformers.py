@@ -18,6 +18,8 @@ _MODES = {
 }  # fmt: skip
 _NAMED = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "last": "LAST"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")
+# Kinds of modules, in the only order in which they are built.
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _MAX_PROMPTS, _MAX_PROMPT_LENGTH = 256, 4096
 _NO_LENGTH = 10**9
 
@@ -35,7 +37,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class SentenceTransformers:
-    """A folder's modules, in their order."""
+    """What a folder's modules come to."""
 
     pooling: str | None = None  # CLS, MEAN or LAST; None: nothing is pooled
     dense: tuple[Dense, ...] = ()
@@ -57,19 +59,25 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise StartupError(f"{folder / MODULES_FILE} is not a list of modules.")
     pooling, dense, normalizes = None, list[Dense](), False
-    for module in modules:
-        kind, place = str(module.get("type", "")).rpartition(".")[2], _inside(folder, module.get("path") or "")
+    prompts = _object(folder / "config_sentence_transformers.json")
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    for kind, module in zip(kinds, modules, strict=True):
+        place = _inside(folder, module.get("path") or "")
         if kind == "Transformer" and place != folder:
             raise StartupError(f"{folder / MODULES_FILE}: the model is in {place.name}; serve that folder.")
         if kind == "Pooling":
-            pooling = _pooling(place)
+            pooling = _pooling(place, prompts=bool(prompts.get("prompts")))
         elif kind == "Dense":
-            dense.append(_dense(place))
+            is_own = str(module["type"]).startswith("sentence_transformers.")
+            dense.append(_dense(place, pools="Pooling" in kinds, default="Tanh" if is_own else "Identity"))
         elif kind == "Normalize":
             normalizes = True
         elif kind != "Transformer":
             raise StartupError(f"{folder / MODULES_FILE}: the module {kind or module!r} is not supported.")
-    prompts = _object(folder / "config_sentence_transformers.json")
+    if kinds != sorted(kinds, key=_ORDER.index):
+        raise StartupError(
+            f"{folder / MODULES_FILE}: the order {', '.join(kinds)} is not supported; it is {', '.join(_ORDER)}."
+        )
     return SentenceTransformers(
         pooling, tuple(dense), normalizes, _max_length(folder),
         _prompts(folder, prompts.get("prompts") or {}), prompts.get("default_prompt_name") or "",
@@ -87,8 +95,13 @@ def _inside(folder: Path, path: str) -> Path:
     return place
 
 
-def _pooling(place: Path) -> str:
+def _pooling(place: Path, prompts: bool) -> str:
     config = _object(place / "config.json")
+    if prompts and not config.get("include_prompt", True):
+        raise StartupError(
+            f"{place / 'config.json'}: include_prompt is false, which is not supported of a model with prompts: their "
+            "tokens would be pooled too. Set it to true, or empty the prompts of config_sentence_transformers.json."
+        )
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [mode for key, mode in _MODES.items() if config.get(key)]
     modes = [_NAMED.get(mode, mode) for mode in modes]
@@ -100,9 +113,21 @@ def _pooling(place: Path) -> str:
     return modes[0]
 
 
-def _dense(place: Path) -> Dense:
+def _dense(place: Path, pools: bool, default: str) -> Dense:
+    """
+    Args:
+        pools: it is of what is pooled, and not of tokens.
+        default: its activation where its configuration has none; PyLate's is not that of sentence-transformers.
+    """
     config = _object(place / "config.json")
-    name = str(config.get("activation_function") or "Identity").rpartition(".")[2]
+    name = str(config.get("activation_function") or default).rpartition(".")[2]
+    if config.get("use_residual"):
+        raise StartupError(f"{place / 'config.json'}: use_residual is not supported.")
+    for key in ("module_input_name", "module_output_name") if pools else ():
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise StartupError(
+                f"{place / 'config.json'}: {key} is {config[key]!r}; only sentence_embedding is supported."
+            )
     if name not in _ACTIVATIONS:
         raise StartupError(f"{place}: the activation {name} is not supported; it is one of {', '.join(_ACTIVATIONS)}.")
     try:

@@ -122,12 +122,22 @@ def test_a_layer_on_tokens_is_late_interaction(tmp_path: Path) -> None:
     assert form_of(tmp_path, "ModernBertModel").tasks == ("token_embed",)
 
 
+def test_a_layer_that_names_no_activation_has_that_of_its_library(tmp_path: Path) -> None:
+    sizes = {"in_features": 4, "out_features": 2}
+    folder = write_modules(tmp_path, "Transformer", "Pooling", "Dense", **_MEAN, **{"2_Dense__config": sizes})
+    assert form_of(folder, "BertModel").dense[0].activation == "Tanh"
+    modules = [{"type": "pylate.models.Dense", "path": "2_Dense"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert form_of(folder, "BertModel").dense[0].activation == "Identity"
+
+
 def test_matryoshka(tmp_path: Path) -> None:
     assert not form_of(tmp_path, "BertModel").is_matryoshka
     assert form_of(tmp_path, "BertModel", is_matryoshka=True).is_matryoshka
     assert form_of(tmp_path, "BertModel", matryoshka_dimensions=[32, 64]).matryoshka_dimensions == (32, 64)
 
 
+_MEAN: dict[str, Any] = {"1_Pooling__config": {"pooling_mode": "mean"}}
 BROKEN: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "maximum": (["Transformer", "Pooling"], {"1_Pooling__config": {"pooling_mode_max_tokens": True}}, "by max"),
     "both": (
@@ -141,7 +151,28 @@ BROKEN: dict[str, tuple[list[str], dict[str, Any], str]] = {
         {"1_Dense__config": {"in_features": 1, "out_features": 1, "activation_function": "torch.nn.Softplus"}},
         "Softplus is not supported",
     ),
+    "residual": (
+        ["Transformer", "Pooling", "Dense"], _MEAN | {"2_Dense__config": {"use_residual": True}}, "use_residual",
+    ),
+    "tokens": (
+        ["Transformer", "Pooling", "Dense"], _MEAN | {"2_Dense__config": {"module_input_name": "token_embeddings"}},
+        "module_input_name is 'token_embeddings'",
+    ),
+    "before pooling": (
+        ["Transformer", "Dense", "Pooling"],
+        {"1_Dense__config": {"in_features": 1, "out_features": 1}, "2_Pooling__config": {"pooling_mode": "mean"}},
+        "order Transformer, Dense, Pooling",
+    ),
+    "behind the norm": (
+        ["Transformer", "Pooling", "Normalize", "Dense"],
+        _MEAN | {"3_Dense__config": {"in_features": 1, "out_features": 1}}, "order .*Normalize, Dense is not supported",
+    ),
     "prompts": (["Transformer"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "are not texts"),
+    "prompts that are not pooled": (
+        ["Transformer", "Pooling"],
+        {"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False},
+         "config_sentence_transformers": {"prompts": {"query": "q: "}}}, "include_prompt is false",
+    ),
 }  # fmt: skip
 
 
