@@ -30,7 +30,7 @@ class TokenizerFiles:
     """The parsed files."""
 
     tokenizer: tokenizers.Tokenizer
-    definition: dict[str, Any]  # tokenizer.json
+    definition: dict[str, Any]  # tokenizer.json, as it is used
     config: dict[str, Any]  # tokenizer_config.json without the chat template
     special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and, of some models, others
@@ -66,7 +66,12 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             "or name another folder with --tokenizer."
         )
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        definition = json.loads(path.read_bytes())
+        if _read_json(folder / "sentence_bert_config.json").get("do_lower_case"):
+            definition["normalizer"] = _lowering(definition.get("normalizer"))
+            tokenizer = tokenizers.Tokenizer.from_str(json.dumps(definition))
+        else:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise StartupError(f"{path} cannot be loaded: {error}") from error
     # A length limit or padding that training left in the file would change prompts silently.
@@ -77,11 +82,17 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     _add_missing_tokens(tokenizer, config, special_tokens)
     return TokenizerFiles(
         tokenizer,
-        json.loads(path.read_bytes()),
+        definition,
         {key: value for key, value in config.items() if key != "chat_template"},
         special_tokens,
         _chat_templates(folder, config),
     )
+
+
+def _lowering(normalizer: dict[str, Any] | None) -> dict[str, Any]:
+    """A normalizer that makes letters small before anything else, as sentence-transformers has it do."""
+    own = [] if normalizer is None else [normalizer]
+    return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -82,3 +82,12 @@ def test_a_broken_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(StartupError, match="cannot be loaded"):
         read_tokenizer_files(tmp_path)
+
+
+def test_letters_that_sentence_transformers_makes_small(folder: Path) -> None:
+    text = "A Straße in ÄGYPTEN"
+    (expected,) = TextCodec(read_tokenizer_files(folder)).encode([text.lower()], add_special_tokens=True)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64, "do_lower_case": True}))
+    assert TextCodec(read_tokenizer_files(folder)).encode([text], add_special_tokens=True) == [expected]
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert TextCodec(read_tokenizer_files(folder)).encode([text], add_special_tokens=True) != [expected]
