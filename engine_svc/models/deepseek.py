@@ -15,7 +15,8 @@ from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Rotation is of neighbouring values.
+    """The first layers are dense. Rotation is of neighbouring values. Biases, where there are any, are on the projections
+    of hidden states and on that of the output.
 
     Raises:
         StartupError: it is not.
@@ -26,8 +27,10 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
         config["v_head_dim"],
     )  # fmt: skip
+    bias = bool(config.get("attention_bias"))
     return base_config(
-        config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent,
+        config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent, qkv_bias=bias,
+        output_bias=bias,
         moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",),
     )  # fmt: skip
 

@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v3": ("DeepseekV3", _LATENT),
+    "deepseek-v3-bias": ("DeepseekV3", _LATENT | {"attention_bias": True}),
     "bloom": ("Bloom", {}),
     "bloom-6-heads": ("Bloom", {"hidden_size": 96, "num_attention_heads": 6}),
     "codegen": ("CodeGen", {"rotary_dim": 8, "n_inner": 96}),
