@@ -1,4 +1,5 @@
-"""`--rope-scaling` and `--rope-theta`: how positions are rotated, in place of what the model's configuration says."""
+"""What options change of a model's configuration: `--rope-scaling` and `--rope-theta` how positions are rotated, and
+`--hf-overrides` anything."""
 
 from __future__ import annotations
 
@@ -6,6 +7,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import StartupError
+from quire.options.model_form import ModelFormOptions
+
+# Of a configuration as a whole, and of the text model in it, which have these both.
+_OF_EACH = ("architectures", "model_type")
+_ROTARY = ("rope_scaling", "rope_theta")  # as Transformers 4 names them
+
+
+def changed(config: dict[str, Any], form: ModelFormOptions) -> dict[str, Any]:
+    """The configuration as the options want it: of a model that sees images too, in what it says of the text model.
+
+    Raises:
+        StartupError: the model's layers have rotary settings of their own.
+    """
+    overrides, text = form.hf_overrides, config.get("text_config")
+    if not isinstance(text, dict):
+        return _overridden(with_rope(config, form.rope_scaling, form.rope_theta), overrides)
+    known = {*text, *_ROTARY}
+    within = {name: value for name, value in overrides.items() if name in known and name not in _OF_EACH}
+    given = overrides.get("text_config")
+    if isinstance(given, Mapping):
+        within.update(given)
+    text = _overridden(with_rope(text, form.rope_scaling, form.rope_theta), within)
+    return {**config, **overrides, "text_config": text}
+
+
+def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """With other fields; the rotary ones of Transformers 4 change what is in that of Transformers 5."""
+    if config.get("rope_parameters") and "rope_parameters" not in overrides:
+        scaling = overrides.get("rope_scaling", {})
+        chosen = {"rope_type": "default"} if scaling is None else scaling
+        config = with_rope(config, chosen, overrides.get("rope_theta"))
+        overrides = {name: value for name, value in overrides.items() if name not in _ROTARY}
+    return {**config, **overrides}
 
 
 def with_rope(config: dict[str, Any], scaling: Mapping[str, Any], theta: float | None) -> dict[str, Any]:
@@ -31,5 +65,5 @@ def with_rope(config: dict[str, Any], scaling: Mapping[str, Any], theta: float |
     chosen["rope_theta"] = theta or scaling.get("rope_theta") or own.get("rope_theta") or config.get("rope_theta", 1e4)
     if "partial_rotary_factor" in own:  # which is the model's form, and no scaling
         chosen.setdefault("partial_rotary_factor", own["partial_rotary_factor"])
-    left = {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_theta")}
+    left = {name: value for name, value in config.items() if name not in _ROTARY}
     return left | {"rope_parameters": chosen}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_svc.config_formats.base import ConfigFormat, read_object
-from engine_svc.config_formats.changes import with_rope
+from engine_svc.config_formats.changes import changed
 from engine_svc.config_formats.mistral import from_mistral
 from engine_svc.gguf.config import gguf_config, gguf_weights
 from quire.errors import StartupError
@@ -48,7 +48,7 @@ def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
         return {}
     if is_gguf(folder) and place != folder:
         found |= gguf_weights(read_gguf(folder))
-    return _checked(folder, with_rope(found, form.rope_scaling, form.rope_theta) | form.hf_overrides)
+    return _checked(folder, changed(found, form))
 
 
 def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Rotation is of neighbouring values. Biases, where there are any, are on the projections
-    of hidden states and on that of the output.
+    """The first layers are dense. Rotation is of neighbouring values. Biases are on what projects hidden states, and on
+    the output's projection.
 
     Raises:
         StartupError: it is not.

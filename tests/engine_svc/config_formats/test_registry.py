@@ -161,3 +161,44 @@ def test_rotary_settings_of_layers(tmp_path: Path) -> None:
     assert read(tmp_path)["rope_parameters"] == settings
     with pytest.raises(StartupError, match="--hf-overrides"):
         read(tmp_path, rope_theta=3.0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"rope_theta": 7.0}, {"rope_type": "default", "rope_theta": 7.0}),
+        ({"rope_scaling": ROPE}, ROPE | {"rope_theta": 5.0}),
+        ({"rope_parameters": ROPE}, ROPE),
+    ],
+)
+def test_rotary_settings_by_either_of_their_names(
+    tmp_path: Path, overrides: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text('{"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}')
+    assert read(tmp_path, hf_overrides=overrides) == {"rope_parameters": expected}
+
+
+def test_scaling_that_is_taken_out(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"rope_parameters": ROPE | {"rope_theta": 5.0}}))
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}
+    assert read(tmp_path, hf_overrides={"rope_scaling": None}) == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"rope_theta": 7.0}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+        ({"hf_overrides": {"rope_theta": 7.0}}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}),
+        ({"hf_overrides": {"sliding_window": 8}}, {"sliding_window": 8}),
+        ({"hf_overrides": {"text_config": {"sliding_window": 8}}}, {"sliding_window": 8}),
+        ({"hf_overrides": {"model_type": "other"}}, {}),
+    ],
+)
+def test_what_is_changed_of_a_text_model_among_others(
+    tmp_path: Path, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    text = {
+        "model_type": "mistral", "sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text}))
+    assert read(tmp_path, **options)["text_config"] == text | expected
