@@ -6,7 +6,14 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import (
+    DeltaNetConfig,
+    LightningConfig,
+    Mamba2Config,
+    MambaConfig,
+    ModelConfig,
+    activation,
+)
 from engine_svc.models.encoder_config import HeadConfig
 from quire.errors import StartupError
 
@@ -176,6 +183,7 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise StartupError(f"config.json has a value that {name} cannot have: {error}.") from error
     _check_sizes(result)
+    _check_recurrent(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
     return result
 
 
@@ -185,6 +193,21 @@ def head_reader(family: str) -> Callable[[Mapping[str, Any], str, int], HeadConf
         ENCODERS.get(family, "engine_svc.models.decoder_heads")
     ).head_of
     return found
+
+
+def _check_recurrent(config: ModelConfig, name: str) -> None:
+    """
+    Args:
+        name: of the activation that recurrent layers have in their convolutions and gates.
+
+    Raises:
+        StartupError: they are built with another one.
+    """
+    kinds = (MambaConfig, Mamba2Config, DeltaNetConfig, LightningConfig)
+    if any(isinstance(layer, kinds) for layer in config.recurrent.values()) and activation(name) != "silu":
+        raise StartupError(
+            f"config.json has the activation {name!r}; that of recurrent layers is supported as silu alone."
+        )
 
 
 def _check_sizes(config: ModelConfig) -> None:

@@ -203,6 +203,15 @@ def test_kimi_linear_with_positions_is_refused(model_folder: ModelFolder) -> Non
         config_for(written | {"mla_use_nope": False})
 
 
+@pytest.mark.parametrize(
+    ("family", "field"), [("jamba", "hidden_act"), ("granite-hybrid", "hidden_act"), ("nemotron-h", "mamba_hidden_act")]
+)
+def test_other_activations_of_recurrent_layers_are_refused(model_folder: ModelFolder, family: str, field: str) -> None:
+    written = json.loads((model_folder(family) / "config.json").read_text())
+    with pytest.raises(StartupError, match="the activation 'gelu'; that of recurrent layers"):
+        config_for(written | {field: "gelu"})
+
+
 def test_host_memory_is_refused(model_folder: ModelFolder) -> None:
     with (
         pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"),
