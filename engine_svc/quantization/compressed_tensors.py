@@ -19,6 +19,8 @@ from quire.errors import StartupError
 _PACKED, _FLOATS = "pack-quantized", ("float-quantized", "naive-quantized")
 _INTEGERS = ("int-quantized", "naive-quantized")
 _FORMATS = (_PACKED, "int-quantized", *_FLOATS, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense")
+# Each by two names: groups are of inputs in the order in which they were quantized, or in their own.
+_ORDERED, _UNORDERED = ("group", "dynamic"), ("weight", "static")
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
@@ -102,7 +104,8 @@ def _integers(group: Settings, weights: Settings, kind: str, form: ModelForm) ->
         bits = one_of(weights, "num_bits", (2, 4, 8), 8)
         if scales.outputs != 1:
             one_of(weights, "symmetric", (True,), True)
-        ordered = weights.get("actorder") in ("group", True) and scales.inputs is not None
+        order = one_of(weights, "actorder", (None, False, True, *_ORDERED, *_UNORDERED), None)
+        ordered = (order is True or order in _ORDERED) and scales.inputs is not None
         return PackedIntegersLayer(bits, scales, symmetric, ordered, form.dtype)
     one_of(group, "format", _INTEGERS, None)
     bits = one_of(weights, "num_bits", (4, 8), 8)

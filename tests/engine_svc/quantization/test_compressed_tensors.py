@@ -97,8 +97,10 @@ def test_models(model_folder: ModelFolder, tmp_path: Path, name: str) -> None:
     check(quantized_model(model_folder(family), tmp_path, by_the_library(kind, inputs, **weights), said))
 
 
-def test_act_order(model_folder: ModelFolder, tmp_path: Path) -> None:
-    said = settings("pack-quantized", group(W4 | {"actorder": "group"}))
+@pytest.mark.parametrize("order", ["group", "dynamic"])
+def test_act_order(model_folder: ModelFolder, tmp_path: Path, order: str) -> None:
+    """By either of its names."""
+    said = settings("pack-quantized", group(W4 | {"actorder": order}))
     check(quantized_model(model_folder("llama"), tmp_path, lambda weight: words(weight, 4, GROUP, shuffled=True), said))
 
 
