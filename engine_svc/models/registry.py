@@ -6,14 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine_svc.models.config import (
-    DeltaNetConfig,
-    LightningConfig,
-    Mamba2Config,
-    MambaConfig,
-    ModelConfig,
-    activation,
-)
+from engine_svc.models.checks import check_config
+from engine_svc.models.config import ModelConfig
 from engine_svc.models.encoder_config import HeadConfig
 from quire.errors import StartupError
 
@@ -139,13 +133,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-# Far beyond any model: what a slip or a hostile file asks for would take all memory.
-_MOST = {
-    "num_layers": 2_000, "vocab_size": 2**27, "hidden_size": 2**20, "num_heads": 2**16, "num_kv_heads": 2**16,
-    "head_dim": 2**16, "max_position_embeddings": 2**31,
-}  # fmt: skip
-
-
 def is_ours(config: Mapping[str, Any]) -> bool:
     """Whether the model is of a family with an implementation here."""
     return any(name in ARCHITECTURES for name in text_part(config).get("architectures") or ())
@@ -182,8 +169,7 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
         raise StartupError(f"config.json lacks {error}, which {name} needs.") from error
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise StartupError(f"config.json has a value that {name} cannot have: {error}.") from error
-    _check_sizes(result)
-    _check_recurrent(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
+    check_config(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
     return result
 
 
@@ -193,29 +179,3 @@ def head_reader(family: str) -> Callable[[Mapping[str, Any], str, int], HeadConf
         ENCODERS.get(family, "engine_svc.models.decoder_heads")
     ).head_of
     return found
-
-
-def _check_recurrent(config: ModelConfig, name: str) -> None:
-    """
-    Args:
-        name: of the activation that recurrent layers have in their convolutions and gates.
-
-    Raises:
-        StartupError: they are built with another one.
-    """
-    kinds = (MambaConfig, Mamba2Config, DeltaNetConfig, LightningConfig)
-    if any(isinstance(layer, kinds) for layer in config.recurrent.values()) and activation(name) != "silu":
-        raise StartupError(
-            f"config.json has the activation {name!r}; that of recurrent layers is supported as silu alone."
-        )
-
-
-def _check_sizes(config: ModelConfig) -> None:
-    """
-    Raises:
-        StartupError: one is no whole number, or none that a model has.
-    """
-    for name, most in _MOST.items():
-        size = getattr(config, name)
-        if not isinstance(size, int) or not 1 <= size <= most:
-            raise StartupError(f"config.json: {name} is {size!r}; expected a whole number from 1 to {most:,}.")

@@ -136,6 +136,9 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
 
 
+_GROUPED: dict[str, Any] = {
+    "architectures": ["Dots1ForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (remove("config.json"), r"no model folder.*config\.json"),
@@ -151,6 +154,21 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "too many layers": (configured(num_hidden_layers=10**7), "num_layers is 10000000"),
     "null": (configured(num_hidden_layers=None), "LlamaForCausalLM cannot have"),
     "no heads": (configured(num_attention_heads=0), "num_heads is 0"),
+    "heads that share keys": (configured(num_key_value_heads=3), "num_kv_heads is 3; expected a part of num_heads, 4"),
+    "window": (
+        configured(architectures=["MistralForCausalLM"], sliding_window=-1),
+        "sliding_window is -1; expected a whole number from 1",
+    ),
+    "list of layers": (
+        configured(architectures=["MistralForCausalLM"], layer_types=["full_attention"], num_hidden_layers=3),
+        "fewer than num_hidden_layers, 3,",
+    ),
+    "experts": (
+        configured(architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=9),
+        "num_experts_per_tok is 9; expected a whole number from 1 to 4",
+    ),
+    "groups of experts": (configured(**_GROUPED, n_group=3, topk_group=1), "n_group is 3; .* divides 8 experts"),
+    "chosen groups": (configured(**_GROUPED, n_group=4, topk_group=5), "topk_group is 5; .* from 1 to 4"),
     "vocabulary": (configured(vocab_size=-5), "vocab_size is -5"),
     "positions": (configured(max_position_embeddings="many"), "max_position_embeddings is 'many'"),
     "type": (configured(dtype="strange"), "type is 'strange'; choose one of .*bfloat16"),

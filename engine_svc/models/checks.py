@@ -1,0 +1,68 @@
+"""What every model's shape keeps to: kernels trust it, and what a slip in config.json says would end the process."""
+
+from __future__ import annotations
+
+from engine_svc.models.config import (
+    DeltaNetConfig,
+    LightningConfig,
+    Mamba2Config,
+    MambaConfig,
+    ModelConfig,
+    MoeConfig,
+    activation,
+)
+from quire.errors import StartupError
+
+# Far beyond any model: what a slip or a hostile file asks for would take all memory.
+_MOST = {
+    "num_layers": 2_000, "vocab_size": 2**27, "hidden_size": 2**20, "num_heads": 2**16, "num_kv_heads": 2**16,
+    "head_dim": 2**16, "max_position_embeddings": 2**31,
+}  # fmt: skip
+
+
+def check_config(config: ModelConfig, recurrent_activation: str) -> None:
+    """
+    Args:
+        recurrent_activation: the name of what recurrent layers have in their convolutions and gates.
+
+    Raises:
+        StartupError: a model cannot be so.
+    """
+    for name, most in _MOST.items():
+        _check_whole(name, getattr(config, name), most)
+    if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
+        raise StartupError(
+            f"config.json: num_kv_heads is {config.num_kv_heads}; expected a part of num_heads, {config.num_heads}."
+        )
+    if len(config.sliding_windows) < config.num_layers or len(config.moe) < config.num_layers:
+        raise StartupError(
+            f"config.json: a list of the layers has fewer than num_hidden_layers, {config.num_layers}, entries."
+        )
+    for window in filter(lambda each: each is not None, config.sliding_windows):
+        _check_whole("sliding_window", window, 2**31)
+    for moe in filter(None, set(config.moe)):
+        _check_mixture(moe)
+    _check_recurrent(config, recurrent_activation)
+
+
+def _check_whole(name: str, size: object, most: int) -> None:
+    if not isinstance(size, int) or not 1 <= size <= most:
+        raise StartupError(f"config.json: {name} is {size!r}; expected a whole number from 1 to {most:,}.")
+
+
+def _check_mixture(moe: MoeConfig) -> None:
+    _check_whole("the number of experts", moe.num_experts, 2**16)
+    if moe.num_groups < 1 or moe.num_experts % moe.num_groups:
+        raise StartupError(
+            f"config.json: n_group is {moe.num_groups}; expected a number that divides {moe.num_experts} experts."
+        )
+    _check_whole("topk_group", moe.chosen_groups, moe.num_groups)
+    _check_whole("num_experts_per_tok", moe.experts_per_token, moe.num_experts // moe.num_groups * moe.chosen_groups)
+
+
+def _check_recurrent(config: ModelConfig, name: str) -> None:
+    kinds = (MambaConfig, Mamba2Config, DeltaNetConfig, LightningConfig)
+    if any(isinstance(layer, kinds) for layer in config.recurrent.values()) and activation(name) != "silu":
+        raise StartupError(
+            f"config.json has the activation {name!r}; that of recurrent layers is supported as silu alone."
+        )
