@@ -30,6 +30,8 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     """
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
+    if not isinstance(config.norm_eps, int | float):
+        raise StartupError(f"config.json: the epsilon of norms is {config.norm_eps!r}; expected a number.")
     if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
         raise StartupError(
             f"config.json: num_kv_heads is {config.num_kv_heads}; expected a part of num_heads, {config.num_heads}."

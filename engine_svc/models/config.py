@@ -19,7 +19,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }  # fmt: skip
-
+# What the first Phi 3 called it.
+_ROPE_TYPES = {"su": "longrope"}
 
 NormPlacement = Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual"]
 
@@ -345,6 +346,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, Mapping) for value in found.values()):
         raise StartupError("rope_parameters that differ between layers are not supported.")
     found.setdefault("rope_type", found.pop("type", "default"))
+    found["rope_type"] = _ROPE_TYPES.get(found["rope_type"], found["rope_type"])
     for name, value in found.items():
         if name != "rope_type" and isinstance(value, str):
             raise StartupError(f"rope_parameters has the {name} {value!r}, which is not a number.")

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.models import build
 from engine_svc.executor.base import create_executor
+from engine_svc.models.config import rope_parameters
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
@@ -191,6 +192,12 @@ def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: 
     expected = reference_tokens(folder, prompts, max_tokens)
     with running_engine(folder, max_model_len=max_model_len) as engine:
         assert tokens(run(engine, prompts, replace(GREEDY, max_tokens=max_tokens))) == expected
+
+
+def test_the_first_name_of_longrope() -> None:
+    factors = {name: LONGROPE[name] for name in ("short_factor", "long_factor")}
+    found = rope_parameters({"rope_theta": 10000.0, "rope_scaling": factors | {"type": "su"}})
+    assert found == factors | {"rope_type": "longrope", "rope_theta": 10000.0}
 
 
 def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None:
