@@ -84,9 +84,15 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
 
 
 def _token_ids(value: Any) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(int(token) for token in (value if isinstance(value, list) else [value]))
+    """Of a token or a list of them; one below zero stands for none.
+
+    Raises:
+        StartupError: it is something else.
+    """
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in found):
+        raise StartupError(f"eos_token_id is {value!r}; expected the id of a token, or a list of such.")
+    return frozenset(token for token in found if token >= 0)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -50,6 +50,18 @@ def test_vllm_means_neutral_but_stops_all_the_same(folder: Path) -> None:
     assert defaults.eos_token_ids == {5, 6, 7, 9}
 
 
+@pytest.mark.parametrize("wrong", ["</s>", 2.5, [2, None], True])
+def test_an_end_that_is_no_token(folder: Path, wrong: Any) -> None:
+    write(folder, "generation_config.json", {"eos_token_id": wrong})
+    with pytest.raises(StartupError, match=r"eos_token_id is .*; expected the id of a token"):
+        read(folder, EngineOptions())
+
+
+def test_no_token_ends_it(folder: Path) -> None:
+    write(folder, "generation_config.json", {"eos_token_id": -1})
+    assert read(folder, EngineOptions()).eos_token_ids == {7, 9}
+
+
 def test_a_folder_of_its_own(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
