@@ -18,6 +18,7 @@ def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig
         return HeadConfig((HeadLayer(num_labels, bias=False),), ((r"^score\.", f"{HEAD}0."),), "LAST")
     if kind == "TokenClassification":
         bias = bool(config.get("token_classification_bias", True))
-        return HeadConfig((HeadLayer(num_labels, bias=bias),), ((r"^score\.", f"{HEAD}0."),), "ALL")
+        # The families of before Llama call it so.
+        return HeadConfig((HeadLayer(num_labels, bias=bias),), ((r"^(score|classifier)\.", f"{HEAD}0."),), "ALL")
     names = ((r"^score\.0\.", f"{HEAD}0."), (r"^score\.2\.", f"{HEAD}1."))
     return HeadConfig((HeadLayer(config["hidden_size"], "relu"), HeadLayer(num_labels)), names, "ALL")

@@ -31,6 +31,8 @@ from engine_svc.pooling_plan import PoolingSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
+# Behind the names of families of decoders.
+_DECODERS = ("ForCausalLM", "LMHeadModel")
 _NO_HEAD = ((r"^score\.", NOBODYS),)
 
 
@@ -92,10 +94,11 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
     """
     architecture = form.architecture
     is_encoder = architecture.family in ENCODERS
-    module = ENCODERS.get(architecture.family) or ARCHITECTURES.get(f"{architecture.family}ForCausalLM")
+    decoder = next((architecture.family + end for end in _DECODERS if architecture.family + end in ARCHITECTURES), "")
+    module = ENCODERS.get(architecture.family) or ARCHITECTURES.get(decoder)
     if module is None:
         raise unsupported(raw, "Quire has no code of its own for it, by which alone models are served for pooling")
-    own = architecture.name if is_encoder else f"{architecture.family}ForCausalLM"
+    own = architecture.name if is_encoder else decoder
     config = read_config(module, {**raw, "architectures": [own]})
     if config.recurrent or config.latent:
         raise unsupported(raw, "models with recurrent layers or compressed attention are not served for pooling")

@@ -60,7 +60,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-neox": ("GPTNeoX", {}),
     "gemma2": ("Gemma2", _GROUPED | {"sliding_window": 16, "query_pre_attn_scalar": 24}),
 }
-OTHERS = {"gemma3": ("Gemma3Text", _GROUPED | {"sliding_window": 16, "num_hidden_layers": 6})}
+OTHERS = {
+    "gemma3": ("Gemma3Text", _GROUPED | {"sliding_window": 16, "num_hidden_layers": 6}),
+    "gpt2": ("GPT2", {"n_positions": 200}),
+}
 FAMILIES = ENCODERS | DECODERS
 
 
