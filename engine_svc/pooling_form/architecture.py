@@ -13,12 +13,13 @@ from quire.options.pooling import PoolingOptions
 MODULES_FILE = "modules.json"
 # What stands behind a family's name, in the order in which it is looked for: the first that ends a name is meant.
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_BASES = ("ForMaskedLM", "ForPreTraining", "ForSentenceEmbedding", "TextModel", "Model")
+_BASES = ("ForMaskedLM", "ForPreTraining", "ForSentenceEmbedding", "Model")
 _HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "ForReward",
 )  # fmt: skip
 _COLBERT = ("HF_ColBERT", "ColBERTModel")
-_NAME = re.compile(f"(.+?)({'|'.join((*_HEADS, *_GENERATES, *_BASES))})")
+# Some are the text model of a family that sees images too.
+_NAME = re.compile(f"(.+?)(?:Text)?({'|'.join((*_HEADS, *_GENERATES, *_BASES))})")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def write_modules(folder: Path, *kinds: str, **files: Any) -> Path:
     ("name", "family", "kind"),
     [
         ("BertModel", "Bert", "base"),
+        ("Gemma3TextForSequenceClassification", "Gemma3", "SequenceClassification"),
         ("XLMRobertaForMaskedLM", "XLMRoberta", "base"),
         ("Qwen3ForCausalLM", "Qwen3", "CausalLM"),
         ("Gemma3TextModel", "Gemma3", "base"),
