@@ -80,6 +80,7 @@ class EngineLoop:
         self._wake = threading.Event()
         self._handover = Handover(self._event_loop, self._deliver, _pause_after)
         self._heard: set[int] = set()  # keys of which something has been handed over
+        self._num_changes = 0  # of the cache that were: each gets the next number in `kv_events`
         self._stopping = False
         self._draining = False
         self.refusal: Unavailable | None = None  # what new requests are told while an operator wants none
@@ -164,34 +165,26 @@ class EngineLoop:
         Raises: as `call`.
         """
 
-        def take(engine: SteppedEngine) -> Callable[[], tuple[int, CacheContents]]:
-            contents = engine.cache_contents()
-            return lambda: (self.kv_events.last_sequence, contents)
+        def take(engine: SteppedEngine) -> tuple[int, CacheContents]:
+            self._hand_over([], engine.take_cache_changes())
+            return self._num_changes, engine.cache_contents()
 
-        return await self._ask(take)
+        return await self.call(take)
 
     async def call(self, function: Callable[[SteppedEngine], T]) -> T:
-        """What a function returns that is called in the engine's thread, between two steps.
+        """What a function returns that is called in the engine's thread, between two steps; it comes behind all that
+        the engine has said so far.
 
         Raises:
             QuireError: the function's.
             Unavailable: the engine is not built yet, or has died, if not by this.
         """
-
-        def take(engine: SteppedEngine) -> Callable[[], T]:
-            result = function(engine)
-            return lambda: result
-
-        return await self._ask(take)
-
-    async def _ask(self, take: Callable[[SteppedEngine], Callable[[], T]]) -> T:
-        """What becomes of that in the event loop, behind all that the engine has said so far; raises as `call`."""
         self._ready()
         answer: asyncio.Future[T] = self._event_loop.create_future()
 
-        def resolve(conclude: Callable[[], T]) -> None:
+        def resolve(result: T) -> None:
             if not answer.done():
-                answer.set_result(conclude())
+                answer.set_result(result)
 
         def refuse(error: QuireError) -> None:
             if not answer.done():
@@ -199,10 +192,10 @@ class EngineLoop:
 
         def command(engine: SteppedEngine) -> None:
             try:
-                tell: Callable[[], None] = partial(resolve, take(engine))
+                tell: Callable[[], None] = partial(resolve, function(engine))
             except QuireError as error:
                 tell = partial(refuse, error)
-            self._handover.put([], engine.take_cache_changes(), flush=True)
+            self._hand_over([], engine.take_cache_changes(), flush=True)
             self._event_loop.call_soon_threadsafe(tell)
 
         self._command(command)
@@ -340,9 +333,10 @@ class EngineLoop:
                 self._step_started = None
                 self._hand_over(deltas, engine.take_cache_changes())
 
-    def _hand_over(self, deltas: list[SequenceDelta], changes: Changes | None) -> None:
-        if deltas or changes:
-            self._handover.put(deltas, changes, urgent=self._first_or_last(deltas))
+    def _hand_over(self, deltas: list[SequenceDelta], changes: Changes | None, *, flush: bool = False) -> None:
+        if deltas or changes or flush:
+            self._num_changes += changes is not None
+            self._handover.put(deltas, changes, urgent=self._first_or_last(deltas), flush=flush)
 
     def _first_or_last(self, deltas: list[SequenceDelta]) -> set[int]:
         """The requests, by their keys, of which something is a sequence's last or their own first."""

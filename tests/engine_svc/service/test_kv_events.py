@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from functools import reduce
 from operator import xor
@@ -152,6 +154,21 @@ async def test_an_empty_cache_is_a_snapshot_too() -> None:
         message = await anext(subscribe(engine, 0))
         assert (message.is_snapshot, message.snapshot_continues) == (True, False)
         Index().apply(message)
+
+
+async def test_a_snapshot_has_its_own_number_though_the_event_loop_lags_behind() -> None:
+    async with running_engine(FakeExecutor(step_seconds=0.001)) as engine:
+        loop = engine.worker.loop
+        running = asyncio.create_task(generate(engine, generation(list(range(40)), max_tokens=300)))
+        while not loop.kv_events.last_sequence:
+            await asyncio.sleep(0.001)
+        asked = asyncio.create_task(loop.cache_contents())
+        await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251  (meanwhile the engine fills further blocks)
+        sequence, contents = await asked
+        batch = next(each for each in loop.kv_events.since(1) if each.sequence == sequence)
+        assert batch.changes.digests == contents.digests
+        await running
 
 
 async def test_epochs_differ() -> None:
