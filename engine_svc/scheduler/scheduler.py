@@ -86,9 +86,11 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens that wait to be computed, as of the last step."""
+        """Known tokens that wait to be computed; of prompts that are computed in part, as of the last step."""
         aside = sum(sequence.num_uncomputed_tokens for sequence in self.adapters.set_aside)
-        return self._waiting.num_uncomputed_tokens + aside + self._unscheduled_prefill_tokens
+        # Those that ran in the last step may all have failed in it, or have lost their places since.
+        in_part = self._unscheduled_prefill_tokens if self._running else 0
+        return self._waiting.num_uncomputed_tokens + aside + in_part
 
     @property
     def has_work(self) -> bool:

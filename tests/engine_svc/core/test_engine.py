@@ -449,6 +449,18 @@ def test_a_step_that_raises_fails_its_batch_and_the_engine_goes_on() -> None:
     assert collected.tokens[3, 0] == expected([4, 2], 8)
 
 
+def test_nothing_waits_of_a_prompt_whose_step_has_failed() -> None:
+    """A router gives a worker nothing while it says otherwise, and then there are no more steps."""
+
+    def fail(plan: StepPlan) -> None:
+        raise ValueError("kernel")
+
+    engine = make_engine(FakeExecutor(VOCABULARY, 4, on_step=fail), max_num_batched_tokens=8)
+    engine.add(0, request(list(range(100)), max_tokens=8))
+    run(engine)
+    assert engine.load().waiting_prefill_tokens == 0
+
+
 def test_an_executor_that_keeps_failing_is_dead() -> None:
     def fail(plan: StepPlan) -> None:
         raise ValueError("kernel")

@@ -90,6 +90,18 @@ def test_a_paused_engine_computes_nothing_and_still_ends_requests() -> None:
     assert collected.tokens[3, 0] == expected([5], 2)
 
 
+def test_nothing_waits_of_a_prompt_that_was_aborted_asleep() -> None:
+    engine, _ = engine_over(1, max_num_batched_tokens=8)
+    engine.add(0, request(PROMPTS[5], max_tokens=5))
+    run(engine, steps=2)
+    engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
+    assert engine.load().waiting_prefill_tokens == len(PROMPTS[5])  # all of it, and no part twice
+    engine.abort(0)
+    run(engine)
+    engine.rest.wake_up(PARTS)
+    assert engine.load().waiting_prefill_tokens == 0
+
+
 @pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_nothing_of_before_a_reset_is_found_after_it(preempts: bool, in_flight: int) -> None:
