@@ -47,7 +47,8 @@ class Administration:
         self._lock = asyncio.Lock()
         self._asked: set[asyncio.Task[object]] = set()
         self._is_draining = False
-        self._pauses: set[object] = set()  # that are asked for, and wait for requests to end or for their turn
+        # Those that are asked for, and wait for requests to end or for their turn; set where a resume takes one back.
+        self._pauses: set[asyncio.Event] = set()
         self._is_profiling = False
 
     @property
@@ -96,6 +97,8 @@ class Administration:
             Conflict: it sleeps, and has given memory back.
         """
         await self._exclusively(lambda engine: engine.rest.resume())
+        for taken_back in self._pauses:
+            taken_back.set()
         self._pauses.clear()
         self._refuse_or_not()
 
@@ -172,32 +175,36 @@ class Administration:
             engine.abort_all()
 
     async def _rest(self, leaving: Leaving, wait_seconds: float, act: Callable[[SteppedEngine], None]) -> None:
-        was_paused, pause = self.status.is_paused, object()
-        self._pauses.add(pause)
+        was_paused, taken_back = self.status.is_paused, asyncio.Event()
+        self._pauses.add(taken_back)
         self._refuse_or_not()
         try:
             if leaving is Leaving.WAIT:
-                await self._wait_idle(wait_seconds, was_paused=was_paused)
-                if pause not in self._pauses:
-                    raise Conflict("It was resumed while its last requests were waited for.")
+                await self._wait_idle(wait_seconds, taken_back, was_paused=was_paused)
             await self._exclusively(act)
         finally:
-            self._pauses.discard(pause)
+            self._pauses.discard(taken_back)
             self._refuse_or_not()
 
-    async def _wait_idle(self, seconds: float, *, was_paused: bool) -> None:
+    async def _wait_idle(self, seconds: float, taken_back: asyncio.Event, *, was_paused: bool) -> None:
         if was_paused and self._loop.num_requests:
             raise Conflict(
                 f"It is paused with {self._loop.num_requests} requests, which do not get on; resume it, or choose "
                 "another mode.", parameter="mode",
             )  # fmt: skip
+        either = [asyncio.ensure_future(each) for each in (self._loop.wait_idle(), taken_back.wait())]
         try:
-            await asyncio.wait_for(self._loop.wait_idle(), seconds)
-        except TimeoutError as error:
+            ended, _ = await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in either:
+                each.cancel()
+        if taken_back.is_set():
+            raise Conflict("It was resumed while its last requests were waited for.")
+        if not ended:
             raise DeadlineExceeded(
                 f"{self._loop.num_requests} requests have not ended within {seconds:g} s, so it goes on; allow more "
                 "time, or choose the mode abort or keep.", parameter="mode",
-            ) from error  # fmt: skip
+            )  # fmt: skip
 
     def _refuse_or_not(self) -> None:
         """Has new requests be told what holds now."""

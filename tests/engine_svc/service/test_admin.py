@@ -178,8 +178,9 @@ async def test_a_pause_that_is_waited_for_can_be_taken_back() -> None:
         await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
         await ask(engine, resume=admin_pb2.Resume())
         assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
+        assert "resumed" in (await pausing).message  # though there are requests still
+        assert not running.done()
         running.cancel()
-        assert "resumed" in (await pausing).message
 
 
 async def test_a_drained_worker_finishes_what_it_has() -> None:
