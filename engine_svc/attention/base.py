@@ -169,12 +169,21 @@ class AttentionBackend(ABC):
         """One cache for each layer, in the backend's own layout."""
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
-        """The caches' second tier in host memory: the same layout with other blocks."""
+        """The caches' second tier in host memory: the same layout with other blocks.
+
+        Raises:
+            MemoryError: there is not so much; says what to lower.
+        """
         found = []
         for cache in caches if num_blocks else ():
             shape = list(cache.shape)
             shape[self.block_dimension] = num_blocks
-            found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
+            try:
+                found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
+            except RuntimeError as error:  # as torch has it, on the host
+                size = num_blocks * sum(each.nbytes // each.shape[self.block_dimension] for each in caches)
+                wanted = f"{size / 2**30:.1f} GiB of the host's for --swap-space"
+                raise MemoryError(f"{wanted} cannot be had; lower it") from error
         return found
 
     def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:

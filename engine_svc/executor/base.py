@@ -53,7 +53,11 @@ class Executor(ABC):
 
     @abstractmethod
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank; warms the kernels up."""
+        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank; warms the kernels up.
+
+        Raises:
+            StartupError: there is not enough memory in the host.
+        """
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> None:

@@ -12,6 +12,7 @@ from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.runner import Runner
 from engine_svc.runner.sleeping import SleepingModel
 from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
+from quire.errors import StartupError
 
 
 class RankModel:
@@ -40,9 +41,16 @@ class RankModel:
         return self._model.awake
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
-        """See Executor.allocate."""
+        """See Executor.allocate.
+
+        Raises:
+            StartupError: there is not enough memory in the host.
+        """
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
-        self.runner.allocate(num_blocks, num_host_blocks)
+        try:
+            self.runner.allocate(num_blocks, num_host_blocks)
+        except MemoryError as error:
+            raise StartupError(f"Not enough memory: {error}.") from error
 
     def begin(self, plan: StepPlan) -> BegunStep:
         """See Runner.begin."""

@@ -13,7 +13,7 @@ from engine_svc.core.engine import Engine
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.offload import OffloadedTensors
 from engine_svc.runner.runner import Runner
-from quire.errors import FailedPrecondition
+from quire.errors import FailedPrecondition, StartupError
 from quire.sampling import SamplingParameters
 from quire.sleep import PARTS, SleepLevel
 from tests.support.adapter_folders import low_rank, write_adapter
@@ -136,6 +136,14 @@ def test_where_memory_is_short_it_sleeps_on(llama: Path, level: SleepLevel, monk
         assert engine.load().status.asleep == ("kv_cache",)
         engine.rest.wake_up(PARTS)
         assert tokens_of(engine, requests, [], 100) == expected
+
+
+def test_a_host_without_room_for_the_swap_space_is_told(llama: Path) -> None:
+    with (
+        pytest.raises(StartupError, match=r"Not enough memory: [\d.]+ GiB of the host's for --swap-space"),
+        running_engine(llama, num_host_blocks=2**34),
+    ):
+        pass
 
 
 def test_memory_that_is_there_in_part_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
