@@ -336,8 +336,8 @@ class Engine:
             fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
         self._scheduler.adapters.redo(batch.adapters)
-        # A failed step may have written anywhere: nothing computed before is handed to later requests.
-        self._kv_cache.clear()
+        # A failed step may have written anywhere: nothing computed before, nor from that, is handed to later requests.
+        self._kv_cache.clear(self._scheduler.live_tables())
         if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise ExecutorDead(f"the executor is dead after {self._failures} failed steps: {error}") from error
 

@@ -449,6 +449,27 @@ def test_a_step_that_raises_fails_its_batch_and_the_engine_goes_on() -> None:
     assert collected.tokens[3, 0] == expected([4, 2], 8)
 
 
+def test_later_requests_find_nothing_of_those_that_outlive_a_failed_step() -> None:
+    """Of two stages each has a sequence of its own: one fails, and the other goes on from what may be spoilt."""
+
+    def spoil(plan: StepPlan) -> None:
+        if plan.step == 13:
+            executor._cache[:] = [[(0, 12345)] * 4 for _ in executor._cache]
+            raise ValueError("kernel")
+
+    executor = FakeExecutor(VOCABULARY, 4, on_step=spoil, max_in_flight=2)
+    engine = make_engine(executor, num_stages=2)
+    engine.add(0, request(PROMPTS[1], max_tokens=20))
+    engine.add(1, request([77], max_tokens=30))
+    collected = run(engine)
+    assert (collected.last[0].error, type(collected.last[1].error)) == (None, Internal)
+    longer = PROMPTS[1] + collected.tokens[0, 0]
+    for key in (2, 3):
+        engine.add(key, request(longer, max_tokens=5))
+        run(engine, collected)
+        assert collected.tokens[key, 0] == expected(longer, 5)
+
+
 def test_nothing_waits_of_a_prompt_whose_step_has_failed() -> None:
     """A router gives a worker nothing while it says otherwise, and then there are no more steps."""
 
