@@ -21,20 +21,21 @@ _REFINE_SECONDS = 30.0
 class ExpectedBlocks:
     """The blocks that a placed request will leave at its worker."""
 
-    __slots__ = ("bit", "keys")
+    __slots__ = ("keys", "worker")
 
-    def __init__(self, bit: int, keys: Sequence[int]) -> None:
-        self.bit = bit
+    def __init__(self, worker: WorkerBlocks, keys: Sequence[int]) -> None:
+        self.worker = worker
         self.keys = keys
 
 
 class WorkerBlocks:
     """What the index knows of one worker."""
 
-    __slots__ = ("bit", "num_blocks", "num_host_blocks")
+    __slots__ = ("bit", "has_left", "num_blocks", "num_host_blocks")
 
     def __init__(self, bit: int) -> None:
-        self.bit = bit
+        self.bit = bit  # another's once it has left
+        self.has_left = False
         self.num_blocks = 0
         self.num_host_blocks = 0
 
@@ -75,7 +76,8 @@ class PrefixIndex:
         return WorkerBlocks(1 << (self._num_bits - 1))
 
     def leave(self, worker: WorkerBlocks) -> None:
-        """All that is known of it is void."""
+        """All that is known of it is void, and so is what was expected there."""
+        worker.has_left = True
         self._left |= worker.bit
 
     def store(self, worker: WorkerBlocks, keys: Sequence[int], on_host: bool) -> None:
@@ -108,7 +110,8 @@ class PrefixIndex:
 
     def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> ExpectedBlocks:
         """A request was placed there, of whose blocks the worker holds the first `known`, or will by then."""
-        placed = ExpectedBlocks(worker.bit, keys[known:] if len(self.expected) < self._max_blocks else ())
+        has_room = len(self.expected) < self._max_blocks and not worker.has_left
+        placed = ExpectedBlocks(worker, keys[known:] if has_room else ())
         expected, bit = self.expected, worker.bit
         for key in placed.keys:
             expected[key] = expected.get(key, 0) | bit
@@ -160,6 +163,10 @@ class PrefixIndex:
     def _clean_of(self, bits: int) -> Iterator[None]:
         yield from self.device.clean(bits)
         yield from self._host.clean(bits)
+        held = [key for key, mask in self.expected.items() if mask & bits]
+        for start in range(0, len(held), _SLICE):
+            self._take_out(bits, held[start : start + _SLICE])
+            yield
         self._left &= ~bits
         self._free_bits += _bits(bits)
 
@@ -194,9 +201,14 @@ class PrefixIndex:
         return False
 
     def _unexpect(self, placed: ExpectedBlocks) -> None:
-        expected, bit = self.expected, placed.bit
-        for key in placed.keys:
-            rest = expected.get(key, 0) & ~bit
+        if not placed.worker.has_left:  # else they are cleaned of it
+            self._take_out(placed.worker.bit, placed.keys)
+
+    def _take_out(self, bits: int, keys: Sequence[int]) -> None:
+        """Of some workers, these blocks are expected no longer."""
+        expected, kept = self.expected, ~bits
+        for key in keys:
+            rest = expected.get(key, 0) & kept
             if rest:
                 expected[key] = rest
             else:

@@ -256,3 +256,23 @@ def test_an_aborted_placement_is_not_counted_on() -> None:
     index.settle(index.expect(worker, CHAINS[0], 0), computed=False)
     assert cover(index, CHAINS[0], worker)[0] == [0]
     assert not index.expected
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_what_was_expected_of_a_worker_that_has_left_is_not_counted_on_at_the_next_one(computed: bool) -> None:
+    """Which may have its bit, and requests of its own with the same prompt."""
+    now = 100.0
+    index = PrefixIndex(1000, lambda: now)
+    worker = index.join()
+    placed = index.expect(worker, CHAINS[0], 0)
+    index.leave(worker)
+    while index.clean():
+        pass
+    following = index.join()
+    assert following.bit == worker.bit
+    assert cover(index, CHAINS[0], following)[0] == [0]
+    index.expect(following, CHAINS[0][:20], 0)
+    index.settle(placed, computed)
+    now += 10
+    index.clean()
+    assert cover(index, CHAINS[0], following)[0] == [20]
