@@ -30,11 +30,17 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
 
     Args:
         in_huge_pages: not for what is touched a little in many places: each would take 2 MiB of zeros.
+
+    Raises:
+        MemoryError: the system does not provide so much.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if num_bytes < _HUGE_PAGE:
         return torch.zeros(size, dtype=dtype)
-    memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets small pages
+    try:
+        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets small pages
+    except OSError as error:
+        raise MemoryError(f"{num_bytes / 2**30:.1f} GiB at a time cannot be had") from error
     with contextlib.suppress(OSError):  # a kernel without huge pages
         if in_huge_pages:
             memory.madvise(mmap.MADV_HUGEPAGE)

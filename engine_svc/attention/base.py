@@ -172,7 +172,7 @@ class AttentionBackend(ABC):
         """The caches' second tier in host memory: the same layout with other blocks.
 
         Raises:
-            MemoryError: there is not so much; says what to lower.
+            MemoryError: there is not so much.
         """
         found = []
         for cache in caches if num_blocks else ():
@@ -183,7 +183,7 @@ class AttentionBackend(ABC):
             except RuntimeError as error:  # as torch has it, on the host
                 size = num_blocks * sum(each.nbytes // each.shape[self.block_dimension] for each in caches)
                 wanted = f"{size / 2**30:.1f} GiB of the host's for --swap-space"
-                raise MemoryError(f"{wanted} cannot be had; lower it") from error
+                raise MemoryError(f"{wanted} cannot be had") from error
         return found
 
     def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:

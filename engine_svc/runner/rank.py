@@ -50,7 +50,10 @@ class RankModel:
         try:
             self.runner.allocate(num_blocks, num_host_blocks)
         except MemoryError as error:
-            raise StartupError(f"Not enough memory: {error}.") from error
+            raise StartupError(
+                f"Not enough memory for the KV cache: {error}. Lower --kv-cache-memory-bytes, "
+                "--num-gpu-blocks-override or --swap-space, as they are set."
+            ) from error
 
     def begin(self, plan: StepPlan) -> BegunStep:
         """See Runner.begin."""

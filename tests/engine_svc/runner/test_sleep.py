@@ -138,10 +138,13 @@ def test_where_memory_is_short_it_sleeps_on(llama: Path, level: SleepLevel, monk
         assert tokens_of(engine, requests, [], 100) == expected
 
 
-def test_a_host_without_room_for_the_swap_space_is_told(llama: Path) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "host_blocks", "what"), [(256, 2**34, "of the host's for --swap-space"), (2**34, 0, "at a time")]
+)
+def test_a_host_without_room_for_the_cache_is_told(llama: Path, blocks: int, host_blocks: int, what: str) -> None:
     with (
-        pytest.raises(StartupError, match=r"Not enough memory: [\d.]+ GiB of the host's for --swap-space"),
-        running_engine(llama, num_host_blocks=2**34),
+        pytest.raises(StartupError, match=rf"[\d.]+ GiB {what} cannot be had\. Lower"),
+        running_engine(llama, num_blocks=blocks, num_host_blocks=host_blocks),
     ):
         pass
 
