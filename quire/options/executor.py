@@ -23,7 +23,7 @@ class ExecutorOptions:
     disable_custom_all_reduce: bool = option(
         False, "Ranks sum by NCCL alone, or Gloo on a CPU, and never through memory that they share: on GPUs that "
         "reach each other's, small tensors are summed by one kernel otherwise; on a CPU all are, by ours.",
-        affects_output=True,
+        variables=("VLLM_DISABLE_CUSTOM_ALL_REDUCE",), affects_output=True,
     )  # fmt: skip
     worker_cls: str = option(
         "auto", "Class that runs the model on each rank, as package.module.Class: derived from "

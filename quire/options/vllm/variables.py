@@ -13,7 +13,6 @@ _RAY = (
     "Plans go to Ray's actors over Quire's own connections, and tensors by NCCL or Gloo: no compiled graph is needed."
 )
 _INTERNAL = "The services of a stack talk by gRPC on free ports, with deadlines of their own."
-_RANKS = "Ranks find each other by themselves; there is no data parallelism over several nodes yet."
 _KERNELS = "The kernels are Quire's own, and each device gets its fastest; --attention-backend has those of attention."
 _MEDIA = "Models are served for text alone."
 _QUANTIZED = "A checkpoint's form of weights has one kernel on each device."
@@ -69,7 +68,6 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "VLLM_CACHE_ROOT": "Caches lie in XDG_CACHE_HOME, or ~/.cache, and models in --download-dir.",
         "VLLM_NCCL_SO_PATH": "NCCL is the one that torch brings.",
         "VLLM_SKIP_P2P_CHECK": "NCCL finds out itself which GPUs reach each other.",
-        "VLLM_DISABLE_CUSTOM_ALL_REDUCE": "Sums over ranks on GPUs are NCCL's; there are no others.",
         "VLLM_WORKER_MULTIPROC_METHOD": "Ranks are started as new processes, always.",
         "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",

@@ -55,6 +55,8 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> Result:
          lambda kept: kept["engine"].parallel.data_parallel_address == "10.0.0.1"),
         ("VLLM_DP_MASTER_PORT", "7", "QUIRE_DATA_PARALLEL_MASTER_PORT",
          lambda kept: kept["engine"].parallel.data_parallel_master_port == 7),
+        ("VLLM_DISABLE_CUSTOM_ALL_REDUCE", "1", "QUIRE_DISABLE_CUSTOM_ALL_REDUCE",
+         lambda kept: kept["engine"].parallel.executor.disable_custom_all_reduce),
         ("VLLM_ENGINE_ITERATION_TIMEOUT_S", "7", "QUIRE_STEP_TIMEOUT_SECONDS",
          lambda kept: kept["engine"].watchdog.step_timeout_seconds == 7),
     ],
