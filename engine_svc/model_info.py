@@ -46,7 +46,7 @@ class ModelInfo:
     max_loras: int = 0
     draft_cache_bytes: int = 0
     data_parallel_rank: int | None = None
-    lockstep_ranks: int = 1
+    lockstep_ranks: int = 0
     runner: str = GENERATE
     pooling: PoolingFacts | None = None
 

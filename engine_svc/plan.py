@@ -208,5 +208,5 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     # embedding, (size of a row, vocabulary). Empty where no adapters are served.
     adapter_modules: dict[str, tuple[int, int]] = {}
     draft_bytes_per_block: int = 0  # of bytes_per_block, those of a draft model's layers
-    lockstep_ranks: int = 1  # data ranks that compute experts together
+    lockstep_ranks: int = 0  # data ranks that compute experts together; 0 of a model that has none to share
     num_stages: int = 1  # of the model's layers: see parallel/stages.py

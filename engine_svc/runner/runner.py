@@ -20,7 +20,7 @@ from engine_svc.layer_groups import group_layers
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
-from engine_svc.loader.model import load_model
+from engine_svc.loader.model import has_experts, load_model
 from engine_svc.memory import touch_ahead
 from engine_svc.models.attention import AnyLayerCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
@@ -82,13 +82,14 @@ class Runner:
         self._options = options
         self._device = device
         self._num_ranks = groups.layout.num_ranks
-        self._lockstep_ranks = groups.layout.data
         self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
         if device.type == "cpu":
             at, layout = groups.layout.coordinates(groups.rank), groups.layout
             bind_threads(options.kernels, at.pipeline * layout.tensor + at.tensor, layout.tensor * layout.pipeline)
         processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
-        loaded = load_model(weights_folder(model, options.load), options, groups, device)
+        folder = weights_folder(model, options.load)
+        self._lockstep_ranks = groups.layout.data if has_experts(folder, options) else 0
+        loaded = load_model(folder, options, groups, device)
         self.passes = ExpertPasses(loaded.model, groups, options.parallel.experts.balancing())
         self._halves = StepHalves(options.parallel.dual_batch, groups)
         self._dual_batch = groups.dual_batch

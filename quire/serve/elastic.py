@@ -10,7 +10,14 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 import grpc
 
-from quire.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, StartupError, Unavailable
+from quire.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    QuireError,
+    StartupError,
+    Unavailable,
+)
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
 from quire.rpc.status import from_rpc_error
@@ -59,7 +66,7 @@ class ElasticStack:
         Raises:
             FailedPrecondition: the ranks of this stack are not its own to choose.
             InvalidRequest: there cannot be so many.
-            DeadlineExceeded: new ranks were not ready in time; the old ones serve on.
+            DeadlineExceeded: new ranks were not ready in time; the old ones serve on, or start again.
             Unavailable: it is being scaled already, or a new rank cannot start.
         """
         if self._changing.locked():
@@ -129,12 +136,21 @@ class ElasticStack:
     async def _rebuild(
         self, specs: Mapping[str, ProcessSpec], layout: Layout, drain_seconds: float, seconds: float
     ) -> None:
-        """Nobody serves until all of them do."""
-        engines = [specs[name] for name in layout.engines]
-        self._supervisor.update(specs.values())
+        """Nobody serves until all of them do. Where they cannot, those that there were are started again."""
         await self._tell_router(layout)
         await self._supervisor.end(self._layout.engines.keys(), min(drain_seconds, _HURRY_SECONDS))
-        await self._start(engines, seconds)
+        self._supervisor.update(specs.values())
+        try:
+            await self._start([specs[name] for name in layout.engines], seconds)
+        except QuireError:
+            await self._restore()
+            raise
+
+    async def _restore(self) -> None:
+        specs = self._specs(self._options, self._layout)
+        self._supervisor.update(specs.values())
+        self._supervisor.start([specs[name] for name in self._layout.engines])
+        await self._tell_router(self._layout)
 
     async def _start(self, specs: Collection[ProcessSpec], seconds: float) -> None:
         """Those that are not up in time, or fail, are ended, all together."""
@@ -151,12 +167,13 @@ class ElasticStack:
             raise Unavailable(f"A new rank cannot start: {error}") from error
 
     async def _steps_together(self) -> bool:
+        """Also of one rank: it begins to with the next."""
         async with self._router() as router:
             answer = await router.ListWorkers(
                 router_pb2.ListWorkersRequest(), metadata=call_metadata(self._options.security), timeout=CALL_SECONDS,
                 wait_for_ready=True,
             )  # fmt: skip
-        return any(worker.model_info.lockstep_ranks > 1 for worker in answer.workers)
+        return any(worker.model_info.lockstep_ranks for worker in answer.workers)
 
     async def _tell_router(self, layout: Layout) -> None:
         """Those that are left out get nothing new, and finish what they have."""

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from engine_svc.core.engine import Engine
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.executor.multiproc import MultiprocExecutor
+from engine_svc.executor.uniproc import UniprocExecutor
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.parameter import LoadedParameter
@@ -29,8 +30,10 @@ from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import Internal
 from quire.options.experts import ExpertOptions
+from quire.options.model import ModelOptions
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.data_ranks import running_data_ranks
+from tests.support.engine_options import engine_options
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import check_greedy
 
@@ -95,6 +98,17 @@ def test_a_rank_reads_its_own_experts_alone() -> None:
 def test_more_ranks_than_experts_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the 1 experts of a layer .* 2 ranks"):
         experts_of_second_rank(1)
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("mixtral", 1), ("llama", 0)])
+def test_one_rank_says_whether_more_would_share_experts_with_it(
+    model_folder: ModelFolder, family: str, ranks: int
+) -> None:
+    executor = UniprocExecutor()
+    options = engine_options(dtype="float32", num_gpu_blocks_override=8, use_tqdm_on_load=False)
+    spec = executor.load(ModelOptions(model=str(model_folder(family))), options)
+    executor.close()
+    assert spec.lockstep_ranks == ranks
 
 
 def test_adapters_of_experts_that_ranks_have_whole_are_not_taken() -> None:
