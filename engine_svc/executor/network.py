@@ -56,7 +56,8 @@ class RankListener:
             OSError: it is taken.
         """
         self._secret = secret
-        self._socket = socket.create_server((host, port), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=128)
         self._socket.settimeout(_POLL_SECONDS)
         self.port: int = self._socket.getsockname()[1]
 

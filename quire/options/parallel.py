@@ -8,6 +8,7 @@ from quire.options.base import option
 from quire.options.dual_batch import DualBatchOptions
 from quire.options.executor import EXECUTOR_NAMES, ExecutorOptions
 from quire.options.experts import ExpertOptions
+from quire.rpc.discovery import join_address
 
 DATA_PARALLEL_RPC_PORT = 29550  # where ranks on several nodes find the first node's router, unless options say else
 
@@ -68,4 +69,4 @@ class ParallelOptions:
     @property
     def data_parallel_meeting(self) -> str:
         """host:port at which the data-parallel ranks of a model with experts meet."""
-        return f"{self.data_parallel_address}:{self.data_parallel_master_port or DATA_PARALLEL_RPC_PORT + 1}"
+        return join_address(self.data_parallel_address, self.data_parallel_master_port or DATA_PARALLEL_RPC_PORT + 1)

@@ -19,6 +19,7 @@ import quire
 from quire.errors import StartupError
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.channel import server_credentials
+from quire.rpc.discovery import join_address
 from quire.rpc.interceptors import ServerInterceptor
 from quire.rpc.local.server import LocalServer
 from quire.rpc.settings import SERVER_ARGUMENTS
@@ -92,7 +93,7 @@ class GrpcServer:
         Raises:
             StartupError: the port is taken or the address is not this machine's.
         """
-        address = f"{self._options.host}:{self._options.port}"
+        address = join_address(self._options.host, self._options.port)
         try:
             if self._security.tls:
                 self.port = self.server.add_secure_port(address, server_credentials(self._security))

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from quire.errors import StartupError
 from quire.options.data_parallel import RAY, DataParallelOptions
 from quire.options.parallel import DATA_PARALLEL_RPC_PORT, ParallelOptions
-from quire.rpc.discovery import own_address_towards
+from quire.rpc.discovery import join_address, own_address_towards
 
 _RANK, _START, _LOCAL = "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-size-local"
 _HYBRID = "--data-parallel-hybrid-lb"
@@ -55,7 +55,7 @@ class LocalRanks:
     @property
     def router(self) -> str:
         """host:port of the first node's router."""
-        return f"{self.address}:{self.rpc_port}"
+        return join_address(self.address, self.rpc_port)
 
 
 def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) -> LocalRanks:

@@ -137,9 +137,9 @@ def _router_address(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) 
     host = ranks.address if ranks.has_members_elsewhere else LOOPBACK
     port = ranks.rpc_port if ranks.has_members_elsewhere else options.serve.data_parallel.data_parallel_rpc_port
     if not port:
-        return f"{host}:{ports.hold_free(1)[0]}"
+        return join_address(host, ports.hold_free(1)[0])
     ports.hold(host, port, "--data-parallel-rpc-port")
-    return f"{host}:{port}"
+    return join_address(host, port)
 
 
 def _meeting_port(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) -> int:

@@ -17,6 +17,7 @@ from quire.options.engine import EngineOptions
 from quire.options.kernels import KernelOptions
 from quire.options.server import GrpcServerOptions
 from quire.processors import place_rank, read_machine
+from quire.rpc.discovery import split_address
 from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.layout import Layout, StackOptions
 from quire.serve.supervisor import ProcessSpec
@@ -52,9 +53,9 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
     specs = []
     for name, address in layout.own.items():
         command, *groups = commands[name]
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         server = GrpcServerOptions(
-            host, int(port), options.gateway.insecure, metrics_port=layout.metrics[name], drain_timeout_seconds=drain
+            host, port, options.gateway.insecure, metrics_port=layout.metrics[name], drain_timeout_seconds=drain
         )
         server.check(options.security)
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))

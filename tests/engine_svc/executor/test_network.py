@@ -27,12 +27,14 @@ def nothing() -> None:
     pass
 
 
-def come(listener: RankListener, secret: bytes, rank: int) -> tuple[threading.Thread, list[Channel | Exception]]:
+def come(
+    listener: RankListener, secret: bytes, rank: int, host: str = HOST
+) -> tuple[threading.Thread, list[Channel | Exception]]:
     found: list[Channel | Exception] = []
 
     def run() -> None:
         try:
-            found.append(connect(HOST, listener.port, secret, rank, rank + 4, SECONDS))
+            found.append(connect(host, listener.port, secret, rank, rank + 4, SECONDS))
         except Exception as error:
             found.append(error)
 
@@ -53,6 +55,18 @@ def test_ranks_that_know_the_secret_have_a_channel_each(listener: RankListener) 
         assert (arrivals[rank].device, arrivals[rank].address) == (rank + 4, HOST)
         channel.close()
         arrivals[rank].channel.close()
+
+
+def test_ranks_may_come_by_an_address_of_version_6() -> None:
+    host = own_address("::1")
+    with closing(RankListener(host, 0, SECRET)) as listener:
+        thread, found = come(listener, SECRET, 1, host)
+        arrival = listener.accept({1}, SECONDS, nothing)[1]
+        thread.join(SECONDS)
+    assert arrival.address == host
+    for channel in (arrival.channel, *found):
+        assert isinstance(channel, Channel)
+        channel.close()
 
 
 @pytest.mark.parametrize(

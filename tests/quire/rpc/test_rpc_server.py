@@ -178,6 +178,12 @@ async def test_a_port_in_use_is_a_startup_error(start_server: StartServer) -> No
             await start_server(server=GrpcServerOptions(port=port))
 
 
+async def test_an_address_of_version_6(start_server: StartServer) -> None:
+    engine = await start_server(server=GrpcServerOptions(host="::1"))
+    async with open_channel(f"[::1]:{engine.rpc.port}", RpcSecurityOptions()) as channel:
+        await get_load(channel)
+
+
 async def test_two_servers_cannot_share_a_port(start_server: StartServer) -> None:
     first = await start_server()
     with pytest.raises(StartupError, match="in use"):

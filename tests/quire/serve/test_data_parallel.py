@@ -92,6 +92,16 @@ def test_a_headless_node_has_engines_that_register_there() -> None:
         assert values(spec, "--data-parallel-master-port") == ["29562"]
 
 
+def test_nodes_may_have_addresses_of_version_6() -> None:
+    first = specs_of(stack(2, rpc_port=29561, size_local=1, address="::1"))
+    assert values(first["router"], "--host") == ["::1"]
+    assert values(first["gateway"], "--router-address") == ['["[::1]:29561"]']  # JSON: brackets begin a list
+    further = specs_of(stack(2, rpc_port=29561, start_rank=1, headless=True, address="::1"))
+    assert values(further["engine-1"], "--host") == ["::1"]
+    assert values(further["engine-1"], "--register-with") == ['["[::1]:29561"]']
+    assert ParallelOptions(data_parallel_address="::1").data_parallel_meeting == "[::1]:29551"
+
+
 def test_a_rank_alone_has_a_stack_of_its_own() -> None:
     specs = specs_of(stack(4, rank=2))
     assert list(specs) == ["engine-2", "router", "tokenizer", "gateway"]
