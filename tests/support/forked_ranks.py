@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -74,6 +75,9 @@ def run_rank(child: Child, numbers: Sequence[int], came: Sequence[int], environm
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
+    # Whoever makes a lock for processes, as tqdm does, writes to this: it would be what stands in its place.
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = fcntl.fcntl(tracker._fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ALL)
     # What has come may stand in the place of others of them.
     apart = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE_ALL) for descriptor in came]
     for descriptor, number in zip(apart, numbers, strict=True):
