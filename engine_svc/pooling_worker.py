@@ -62,8 +62,12 @@ def _check(options: EngineOptions) -> None:
     Raises:
         StartupError: an option asks for what pooling does not have.
     """
+    backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
     refused = {
         "more than one rank (--tensor-parallel-size and its like)": layout_of(options.parallel).num_ranks > 1,
+        f"--distributed-executor-backend {backend}": backend in ("ray", "external_launcher"),
+        "--worker-cls": executor.worker_cls != "auto",
+        "--worker-extension-cls": bool(executor.worker_extension_cls),
         "--speculative-config": options.speculative.chosen() is not None,
         "--enable-lora": options.lora.enable_lora,
         "--enable-prompt-embeds": options.generation.enable_prompt_embeds,

@@ -232,6 +232,9 @@ def test_weights_in_8_bits_are_near(tmp_path: Path) -> None:
 
 REFUSED = {
     "ranks": ({"tensor_parallel_size": 2}, "more than one rank"),
+    "executor": ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend ray"),
+    "class": ({"worker_cls": "package.Class"}, "--worker-cls"),
+    "extension": ({"worker_extension_cls": "package.Class"}, "--worker-extension-cls"),
     "adapters": ({"enable_lora": True}, "--enable-lora"),
     "cache": ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
     "speculation": ({"speculative_config": {"method": "ngram"}}, "--speculative-config"),
