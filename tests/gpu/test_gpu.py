@@ -1,8 +1,11 @@
-"""The same checks on a real GPU: `make test ARGS="-m gpu"` on a machine that has one."""
+"""The same checks on a GPU: `make test ARGS="-m gpu"` on a machine that has one, `make test-emulated-gpu` on any other."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +40,26 @@ DRAWN: list[dict[str, Any]] = [
 
 triton = pytest.importorskip("triton")
 
+# An emulated one, which takes its time, computes fewer tokens of fewer sequences.
+IS_EMULATED = os.environ.get("TRITON_INTERPRET") == "1"
+NUM_TOKENS = 5 if IS_EMULATED else 64
+SAMPLING = replace(GREEDY, max_tokens=NUM_TOKENS)
+LIMITS: dict[str, Any] = {"device": "cuda", "max_num_batched_tokens": 33} | ({"max_num_seqs": 4} if IS_EMULATED else {})
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Whatever has the host wait for the device in the middle of a step fails it."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -76,9 +95,48 @@ def test_what_scores_are_made_of(special: str) -> None:
 def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
     folder = make_model(tmp_path / family, family)
     prompts = random_prompts(1, 17, 90)
-    with running_engine(folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager) as engine:
-        found = tokens(run(engine, prompts))
-    check_greedy(folder, prompts, found, 64)
+    with running_engine(folder, enforce_eager=eager, **LIMITS) as engine, no_waits():
+        found = tokens(run(engine, prompts, SAMPLING))
+    check_greedy(folder, prompts, found, NUM_TOKENS)
+
+
+# What requests ask for, and what an engine has, whose parts go to the device and come back beside those of a step.
+ASKED: list[dict[str, Any]] = [
+    {}, {"temperature": 0.7, "seed": 1}, {"temperature": 1.0, "top_k": 3, "logprobs": 2},
+    {"temperature": 1.0, "top_p": 0.5, "presence_penalty": 1.0, "prompt_logprobs": 1},
+    {"temperature": 1.0, "min_p": 0.2, "top_k": 90, "repetition_penalty": 1.2},
+    {"logit_bias": ((5, 1.0),), "min_tokens": 2, "stop_token_ids": [3]}, {"n": 2, "temperature": 1.0, "seed": 3},
+    {"allowed_token_ids": [4, 5, 6, 9]},
+]  # fmt: skip
+HAD: dict[str, dict[str, Any]] = {
+    "sampling": {},
+    "preemption": {"num_blocks": 6, "enable_prefix_caching": False},
+    "host tier": {"num_blocks": 6, "num_host_blocks": 20},
+    "cache of 8 bits": {"kv_cache_dtype": "fp8_e5m2"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "fp8": {"quantization": "fp8"},
+    "n-grams": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+    "batch-invariant": {"batch_invariant": True},
+}
+
+
+@pytest.mark.parametrize("had", HAD)
+@pytest.mark.parametrize("eager", [False, True])
+def test_no_step_waits_for_the_device(tmp_path: Path, had: str, eager: bool) -> None:
+    """Twice, so that prompts are found in the cache; and what is had makes a greedy output no other."""
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2)
+    prompts = random_prompts(1, 17, 40, 3, 5, 7, 9, 11) if had == "sampling" else random_prompts(30, 31, 32)
+    asked = [
+        GenerationRequest("r", prompt, replace(SAMPLING, **(ASKED[index] if had == "sampling" else {})))
+        for index, prompt in enumerate(prompts)
+    ]
+    with running_engine(folder, enforce_eager=eager, **LIMITS, **HAD[had]) as engine, no_waits():
+        found = [run_requests(engine, asked) for _ in range(2)]
+    assert all(output.finish_reason for outputs in found for choices in outputs for output in choices)
+    if had in ("preemption", "host tier", "n-grams", "batch-invariant"):
+        check_greedy(folder, prompts, tokens(found[0]), NUM_TOKENS)
+        check_greedy(folder, prompts, tokens(found[1]), NUM_TOKENS)
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -90,10 +148,9 @@ def test_weights_in_host_memory(tmp_path: Path, family: str, quantization: str |
     found = []
     for host in (0.0, 1 / 2048):
         with running_engine(
-            folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager, quantization=quantization,
-            cpu_offload_gb=host,
-        ) as engine:  # fmt: skip
-            found.append(tokens(run(engine, prompts)))
+            folder, enforce_eager=eager, quantization=quantization, cpu_offload_gb=host, **LIMITS
+        ) as engine, no_waits():  # fmt: skip
+            found.append(tokens(run(engine, prompts, SAMPLING)))
     assert found[0] == found[1]
 
 
@@ -104,12 +161,12 @@ def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
     prompts = random_prompts(1, 17, 90)
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
     requests = [
-        GenerationRequest("r", [], GREEDY, prompt_embeds=PromptEmbeds("float32", 64, weights[prompt].numpy().tobytes()))
+        GenerationRequest("r", [], SAMPLING, prompt_embeds=PromptEmbeds("float32", 64, weights[prompt].numpy().tobytes()))
         for prompt in prompts
     ]
-    with running_engine(folder, device="cuda", max_num_batched_tokens=33, enforce_eager=eager) as engine:
+    with running_engine(folder, enforce_eager=eager, **LIMITS) as engine, no_waits():
         found = tokens(run_requests(engine, requests))
-    check_greedy(folder, prompts, found, 64)
+    check_greedy(folder, prompts, found, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -136,8 +193,8 @@ def test_draw(size: int, dtype: torch.dtype) -> None:
 
 
 def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with running_engine(make_model(tmp_path / "llama", "llama"), device="cuda") as engine:
-        run(engine, random_prompts(1, 17, 90))
+    with running_engine(make_model(tmp_path / "llama", "llama"), **LIMITS) as engine:
+        run(engine, random_prompts(1, 17, 90), SAMPLING)
     assert "CUDA graphs are not used" not in caplog.text
 
 
