@@ -25,7 +25,7 @@ SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_m
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
-.PHONY: serve test test-fast test-slow test-lm-eval test-arm clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
+.PHONY: serve test test-fast test-slow test-lm-eval test-arm test-emulated-gpu clients lint format protos docs models bench bench-compare bench-client bench-quantization bench-gpu check-gpu bench-speculation bench-router-fleet bench-router-simulation lock clean
 
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
@@ -53,6 +53,10 @@ test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed
 # The kernels' tests at ARM's levels, cross-compiled and in QEMU: some minutes.
 test-arm: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.arm $(ARGS)
+
+# The tests of a GPU on one that is emulated, kernels in Triton's interpreter: half an hour.
+test-emulated-gpu: $(VENV)/.installed-dev
+	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py $(ARGS)
 
 # The clients of tests/clients, which would pin what our environment has, in one of their own.
 clients: $(CLIENTS)/.installed

@@ -80,6 +80,33 @@ def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
 
 
+@every_operation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_triton(operation: Operation, dtype: torch.dtype) -> None:
+    check_formula(triton_recurrence(), operation, dtype)
+
+
+@every_operation
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16], ids=str)
+def test_triton_in_pieces_bit_for_bit(operation: Operation, stored: torch.dtype) -> None:
+    for whole, found in zip(*in_pieces(triton_recurrence(), operation, torch.float32, stored), strict=True):
+        assert torch.equal(whole, found)
+
+
+@pytest.mark.parametrize("gates_first", [True, False])
+def test_triton_norm(gates_first: bool) -> None:
+    check_norm(triton_recurrence(), gates_first, torch.float32)
+    check_norm(triton_recurrence(), gates_first, torch.float16, "sigmoid")
+
+
+def triton_recurrence() -> Recurrence:
+    """In Triton's interpreter, where there is Triton."""
+    pytest.importorskip("triton")
+    from engine_svc.recurrence.triton import TritonRecurrence
+
+    return TritonRecurrence()
+
+
 @every_level
 @every_operation
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, routing
-from engine_svc.kernels import paged_decode, paged_prefill, sampling, step_inputs, tiles
+from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, step_inputs, tiles
 
 def stack_of(compiled):  # bytes for each thread, of what its registers do not hold
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -202,6 +202,34 @@ for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)
     }
     source = ASTSource(fn=routing._choose_kernel, signature=signature, constexprs=known)
     triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
+
+recurrent = [
+    (recurrence.convolve_kernel,
+     {"TAPS": 4, "HAS_BIAS": True, "ACTIVATES": not gated, "GATED": gated, "TILE_T": recurrence.TILE_TOKENS,
+      "TILE_C": recurrence.TILE_CHANNELS}) for gated in (False, True)
+] + [
+    (recurrence.scan_channels_kernel, {"SIZE": 16, "TILE_C": recurrence.TILE_CHANNELS}),
+    (recurrence.scan_heads_kernel, {"HAS_BIAS": True, "SIZE": 128, "TILE_D": recurrence.columns(64)}),
+    (recurrence.units_kernel, {"TILE_C": recurrence.TILE_CHANNELS}),
+    (recurrence.gated_norm_kernel, {"GROUPS": 1, "GATES_FIRST": True, "IS_SILU": True, "SIZE": 8192}),
+] + [
+    (recurrence.delta_kernel, {"BY_KEY": by_key, "SIZE": 128, "TILE_D": recurrence.columns(128)})
+    for by_key in (False, True)
+]
+state_types = {"start_ptr": "*i32", "slot_ptr": "*i64", "fresh_ptr": "*u8"}
+state_types |= dict.fromkeys(("weight_ptr", "bias_ptr", "rate_ptr", "skip_ptr"), "*fp32")
+state_types |= dict.fromkeys(("input_bias_ptr", "decay_bias_ptr"), "*fp32")
+for kernel, known in recurrent if (element, cached) == ("bf16", "bf16") or element == "fp32" else ():
+    signature = {
+        name: "constexpr" if name in known else state_types.get(name, "*" + element) if name.endswith("_ptr")
+        else "fp32" if name in ("epsilon", "least", "most", "strongest", "scale") else "i32"
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
+    shared, stack = compiled.metadata.shared, stack_of(compiled)
+    assert shared <= 96 * 1024 and stack <= 512, (kernel.__name__, shared, stack)
+    print(kernel.__name__, element, shared, stack)
 
 others = (sampling._count_kernel, sampling._list_kernel, sampling._draw_kernel, step_inputs._unpack_kernel)
 for kernel in others if element == "fp32" else ():

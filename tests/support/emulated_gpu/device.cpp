@@ -325,6 +325,7 @@ TORCH_LIBRARY(emulated_gpu, library) {
   library.def("pin", [](int64_t address, int64_t bytes) {
     ledger().pin(reinterpret_cast<const void*>(address), static_cast<size_t>(bytes));
   });
+  library.def("unpin", [](int64_t address) { ledger().unpin(reinterpret_cast<const void*>(address)); });
 }
 
 }  // namespace emulated

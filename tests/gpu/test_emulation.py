@@ -1,0 +1,58 @@
+"""Tests of a GPU pass on one that is emulated, in a process of their own; all of them: `make test-emulated-gpu`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = "tests.support.emulated_gpu.plugin"
+CHOSEN = (
+    "test_engine[False-llama]", "test_engine[False-nemotron-h]", "test_no_step_waits_for_the_device[True-sampling]",
+    "test_no_step_waits_for_the_device[False-host tier]", "test_weights_in_host_memory[llama-None-True]",
+)  # fmt: skip
+
+WRONG = {
+    "tensors of both": ("torch.ones(3, device='cuda') + torch.ones(3)", "cuda:0 and cpu"),
+    "a wait": ("torch.cuda.set_sync_debug_mode('error'); torch.ones(3, device='cuda').sum().item()", "host waits"),
+    "a copy too early": (
+        "a = torch.ones(3).pin_memory(); b = a.to('cuda', non_blocking=True); a.zero_(); torch.cuda.synchronize()",
+        "before the device had read it",
+    ),
+    "a copy too late": (
+        "a = torch.ones(3, device='cuda').to('cpu', non_blocking=True); assert not a.isnan().any(), 'not there yet'",
+        "not there yet",
+    ),
+    "a wait in a graph": (
+        "g = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(g): torch.ones(3, device='cuda').cpu()",
+        "when stream is capturing",
+    ),
+}
+
+
+@pytest.mark.slow
+def test_tests_of_a_gpu_pass() -> None:
+    tests = [f"tests/gpu/test_gpu.py::{name}" for name in CHOSEN]
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--numprocesses", "0", "-q", *tests]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert f"{len(CHOSEN)} passed" in result.stdout
+
+
+@pytest.mark.slow
+def test_what_a_gpu_would_not_do_is_found_out() -> None:
+    lines = [f"import torch, {PLUGIN}"]
+    for name, (code, words) in WRONG.items():
+        lines += [
+            "try:", *(f"    {line}" for line in code.split("\n")), "except (RuntimeError, AssertionError) as error:",
+            f"    assert {words!r} in str(error), error", f"else:\n    raise SystemExit({name!r})",
+            "torch.cuda.set_sync_debug_mode('default')",
+        ]  # fmt: skip
+    code = "\n".join(lines)
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr[-3000:]
