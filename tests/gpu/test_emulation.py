@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA's own operations")
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "tests.support.emulated_gpu.plugin"
