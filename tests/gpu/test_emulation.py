@@ -14,9 +14,10 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this tor
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "tests.support.emulated_gpu.plugin"
+# Attention and states, graphs and none, what is asked for and what comes back from the host.
 CHOSEN = (
-    "test_engine[False-llama]", "test_engine[False-nemotron-h]", "test_no_step_waits_for_the_device[True-sampling]",
-    "test_no_step_waits_for_the_device[False-host tier]", "test_weights_in_host_memory[llama-None-True]",
+    "test_engine[False-nemotron-h]", "test_no_step_waits_for_the_device[True-sampling]",
+    "test_no_step_waits_for_the_device[False-host tier]",
 )  # fmt: skip
 
 WRONG = {
@@ -38,12 +39,22 @@ WRONG = {
 
 
 @pytest.mark.slow
-def test_tests_of_a_gpu_pass() -> None:
-    tests = [f"tests/gpu/test_gpu.py::{name}" for name in CHOSEN]
-    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "--numprocesses", "0", "-q", *tests]
+@pytest.mark.parametrize("name", CHOSEN)
+def test_tests_of_a_gpu_pass(name: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        PLUGIN,
+        "--numprocesses",
+        "0",
+        "-q",
+        f"tests/gpu/test_gpu.py::{name}",
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout[-3000:]
-    assert f"{len(CHOSEN)} passed" in result.stdout
+    assert "1 passed" in result.stdout
 
 
 @pytest.mark.slow
