@@ -293,10 +293,15 @@ def test_streamed_into_a_model(client: openai.OpenAI) -> None:
 
 
 def test_any_object(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, response_format={"type": "json_object"}, temperature=1.5, max_tokens=300, n=6
-    )
-    whole = [choice.message.content or "" for choice in answer.choices if choice.finish_reason == "stop"]
+    whole: list[str] = []
+    for _ in range(10):  # whether a random model closes what it has opened within its tokens is chance
+        answer = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, response_format={"type": "json_object"}, temperature=1.5, max_tokens=300,
+            n=6,
+        )  # fmt: skip
+        whole += [choice.message.content or "" for choice in answer.choices if choice.finish_reason == "stop"]
+        if whole:
+            break
     assert whole
     assert all(isinstance(json.loads(text), dict) for text in whole)
 
