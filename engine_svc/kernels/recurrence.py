@@ -41,6 +41,20 @@ def _as_stored(value, state_ptr):
 
 
 @triton.jit
+def _held(held_ptr, row, column, rows, columns):
+    """In float32, a tile of a matrix; 0 behind its last row and column."""
+    where = held_ptr + row[:, None] * columns + column[None, :]
+    return tl.load(where, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _hold(held_ptr, values, row, column, rows, columns):
+    """Puts it back."""
+    where = held_ptr + row[:, None] * columns + column[None, :]
+    tl.store(where, values, mask=(row < rows)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
 def _convolved_input(input_ptr, state_ptr, token, channel, stride, channels, wanted, GATED: tl.constexpr):
     """What filters see of tokens, as far as the state's type holds it."""
     where = input_ptr + token * stride + channel
@@ -139,14 +153,11 @@ def scan_channels_kernel(
 ):
     """One program per sequence and tile of channels."""
     first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
-    channel = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C)
-    entry = tl.arange(0, SIZE)
+    channel, entry = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C), tl.arange(0, SIZE)
     own, kept = channel < channels, entry < size
-    inside = kept[:, None] & own[None, :]
-    place = entry[:, None] * channels + channel[None, :]
-    held_ptr = state_ptr + slot * size * channels + place
-    state = tl.load(held_ptr, mask=inside & (entry < size * is_known)[:, None], other=0.0).to(tl.float32)
-    rates = tl.load(rate_ptr + place, mask=inside, other=0.0)
+    held_ptr = state_ptr + slot * size * channels
+    state = _held(held_ptr, entry, channel, size * is_known, channels)
+    rates = _held(rate_ptr, entry, channel, size, channels)
     skip = tl.load(skip_ptr + channel, mask=own, other=0.0)
     for time in range(length):
         token = first + time
@@ -159,7 +170,7 @@ def scan_channels_kernel(
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + token * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
         state = _as_stored(state, state_ptr)
-    tl.store(held_ptr, state, mask=inside & (entry < size * length)[:, None])
+    _hold(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
 
 
 @triton.jit
@@ -192,13 +203,10 @@ def scan_heads_kernel(
 ):
     """One program per sequence, head, and tile of its numbers."""
     first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
-    head = tl.program_id(1)
-    column = tl.program_id(2) * TILE_D + tl.arange(0, TILE_D)
-    entry = tl.arange(0, SIZE)
+    head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
-    inside = kept[:, None] & own[None, :]
-    held_ptr = state_ptr + (slot * heads + head) * size * dim + entry[:, None] * dim + column[None, :]
-    state = tl.load(held_ptr, mask=inside & (entry < size * is_known)[:, None], other=0.0).to(tl.float32)
+    held_ptr = state_ptr + (slot * heads + head) * size * dim
+    state = _held(held_ptr, entry, column, size * is_known, dim)
     rate, skip = tl.load(rate_ptr + head), tl.load(skip_ptr + head)
     group = (head // sharing) * size + entry
     for time in range(length):
@@ -214,7 +222,7 @@ def scan_heads_kernel(
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + (token * heads + head) * dim + column, output, mask=own)
         state = _as_stored(state, state_ptr)
-    tl.store(held_ptr, state, mask=inside & (entry < size * length)[:, None])
+    _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit
@@ -253,13 +261,10 @@ def delta_kernel(
 ):
     """One program per sequence, value head, and tile of its numbers."""
     first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
-    head = tl.program_id(1)
-    column = tl.program_id(2) * TILE_D + tl.arange(0, TILE_D)
-    entry = tl.arange(0, SIZE)
+    head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
-    inside = kept[:, None] & own[None, :]
-    held_ptr = state_ptr + (slot * heads + head) * size * dim + entry[:, None] * dim + column[None, :]
-    state = tl.load(held_ptr, mask=inside & (entry < size * is_known)[:, None], other=0.0).to(tl.float32)
+    held_ptr = state_ptr + (slot * heads + head) * size * dim
+    state = _held(held_ptr, entry, column, size * is_known, dim)
     rate = tl.load(rate_ptr + head)
     shared = (head // sharing) * size + entry
     for time in range(length):
@@ -280,7 +285,7 @@ def delta_kernel(
         output = tl.sum(state * query[:, None], 0)
         tl.store(output_ptr + (token * heads + head) * dim + column, output, mask=own)
         state = _as_stored(state, state_ptr)
-    tl.store(held_ptr, state, mask=inside & (entry < size * length)[:, None])
+    _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit

@@ -41,6 +41,7 @@ from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.quantization.base import ModelForm, QuantizationMethod
 from engine_svc.quantization.registry import check_dequantized, create_method, settings_of
 from engine_svc.recurrence.base import StateForm, StateShape
+from engine_svc.recurrence.registry import create_recurrence
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES, STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
@@ -178,7 +179,7 @@ def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
     return bool(config.get("index_topk") or asked)
 
 
-def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
+def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
     """
     Raises:
         StartupError: what a sequence comes to here depends on others.
@@ -193,6 +194,11 @@ def check_invariance(ops: Ops, attention: AttentionBackend) -> None:
         raise StartupError(
             "--batch-invariant needs an attention backend that rounds prompts and single tokens alike, which "
             f"{attention.name} does not. Leave --attention-backend at auto, or leave --batch-invariant out."
+        )
+    if is_recurrent and not create_recurrence(ops).batch_invariant:
+        raise StartupError(
+            "--batch-invariant needs Quire's own kernels, and recurrent layers have none here: torch's operators run "
+            "them. Leave --batch-invariant out."
         )
 
 
@@ -232,6 +238,7 @@ def _build_ours(
     invariant = (
         ops.batch_invariant
         and attention.batch_invariant
+        and (not config.recurrent or create_recurrence(ops).batch_invariant)
         and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums are by where experts are
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
@@ -260,7 +267,7 @@ def place_layers(
     if groups.decode_context.world_size > 1:
         attention.context = SharedContext(groups.decode_context)
     if invariant:
-        check_invariance(ops, attention)
+        check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(
         groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing
