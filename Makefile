@@ -54,7 +54,7 @@ test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed
 test-arm: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.arm $(ARGS)
 
-# The tests of a GPU on one that is emulated, kernels in Triton's interpreter: half an hour.
+# The tests of a GPU on one that is emulated, kernels in Triton's interpreter: some minutes.
 test-emulated-gpu: $(VENV)/.installed-dev
 	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py $(ARGS)
 

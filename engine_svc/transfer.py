@@ -16,7 +16,7 @@ def to_device(
     values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """The values on the device; on a CPU, an array's or tensor's own memory."""
-    tensor = torch.as_tensor(values, dtype=dtype)
+    tensor = torch.as_tensor(values, dtype=dtype, device="cpu")
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

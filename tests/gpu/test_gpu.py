@@ -45,6 +45,7 @@ triton = pytest.importorskip("triton")
 IS_EMULATED = os.environ.get("TRITON_INTERPRET") == "1"
 HALF = torch.float16 if IS_EMULATED else torch.bfloat16
 DTYPES = list({torch.float32: None, HALF: None, torch.float16: None})
+LENGTHS = (12, 300) if IS_EMULATED else (12, 700)
 NUM_TOKENS = 5 if IS_EMULATED else 64
 SAMPLING = replace(GREEDY, max_tokens=NUM_TOKENS)
 LIMITS: dict[str, Any] = {"device": "cuda", "max_num_batched_tokens": 33} | ({"max_num_seqs": 4} if IS_EMULATED else {})
@@ -53,6 +54,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+TOO_MUCH = pytest.mark.skipif(IS_EMULATED, reason="in Triton's interpreter it takes more than five minutes")
 
 
 @contextmanager
@@ -203,6 +205,7 @@ def test_graphs_are_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "CUDA graphs are not used" not in caplog.text
 
 
+@pytest.mark.skipif(IS_EMULATED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, eager: bool) -> None:
@@ -234,6 +237,7 @@ def refuse(*_: object) -> None:
     raise AssertionError("a graph is recorded while sequences wait")
 
 
+@TOO_MUCH
 @pytest.mark.parametrize("eager", [False, True])
 def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) -> None:
     """All sequences at once, with all that takes copies of their logits."""
@@ -269,9 +273,10 @@ def test_attention_rounds_prompts_and_single_tokens_alike(name: str, special: st
         shape = AttentionShape(
             block_size=BLOCK_SIZE, device=torch.device("cuda"), dtype=dtype, batch_invariant=True, **SHAPES[name]
         )
-        check_attention(create_backend("triton", shape, None), options_of(special, SHAPES[name]), (12, 700))
+        check_attention(create_backend("triton", shape, None), options_of(special, SHAPES[name]), LENGTHS)
 
 
+@TOO_MUCH
 @pytest.mark.parametrize("form", [form for form in TYPES if not (IS_EMULATED and form["dtype"] == "bfloat16")])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "deepseek-v3"])
 @pytest.mark.parametrize("eager", [False, True])

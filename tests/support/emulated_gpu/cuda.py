@@ -27,6 +27,13 @@ def _wait(moment: int) -> None:
     assert not wrong, wrong
 
 
+class Generator(torch.Generator):
+    """The host's, wherever it is to be: so are operations."""
+
+    def __new__(cls, device: object = None) -> Generator:
+        return super().__new__(cls, "cpu")
+
+
 class Event:
     """A moment of the only stream."""
 
@@ -144,6 +151,7 @@ def install() -> None:
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
+    setattr(torch, "Generator", Generator)  # noqa: B010  (to mypy it is a type)
     _launch_on_host()
 
 
