@@ -56,7 +56,7 @@ test-arm: $(VENV)/.installed-dev
 
 # The tests of a GPU on one that is emulated, kernels in Triton's interpreter: some minutes.
 test-emulated-gpu: $(VENV)/.installed-dev
-	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py $(ARGS)
+	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py --dist worksteal $(ARGS)
 
 # The clients of tests/clients, which would pin what our environment has, in one of their own.
 clients: $(CLIENTS)/.installed
