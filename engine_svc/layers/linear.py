@@ -72,9 +72,15 @@ def whole_linear(input_size: int, output_size: int, *, bias: bool, context: Laye
 class ReplicatedLinear(PackedLayer):
     """A small matrix that every rank holds whole and computes with in full: what it decides matters more than time."""
 
-    def __init__(self, input_size: int, output_size: int, *, bias: bool = False, context: LayerContext) -> None:
+    def __init__(
+        self, input_size: int, output_size: int, *, bias: bool = False, wide: bool = True, context: LayerContext
+    ) -> None:
+        """
+        Args:
+            wide: what comes out is float32, whatever goes in.
+        """
         super().__init__()
-        self._ops, self._context = context.ops, context
+        self._ops, self._context, self._wide = context.ops, context, wide
         self._product: Product | None = None
         self._split = Split({"": Part(0, output_size, output_size)}, Part(0, input_size, input_size))
         self._held = hold(self, self, self._split, "router", context)
@@ -87,9 +93,9 @@ class ReplicatedLinear(PackedLayer):
         del self.bias, self._held
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, input_size] → float32 [tokens, output_size]."""
+        """[tokens, input_size] → [tokens, output_size]."""
         assert self._product is not None
-        return self._product(hidden, wide=True)
+        return self._product(hidden, wide=self._wide)
 
 
 def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -> MatrixProduct:

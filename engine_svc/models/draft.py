@@ -17,11 +17,15 @@ class DraftModel(Protocol):
     """What the runner calls.
 
     Attributes:
-        reads_features: a row is of the target's hidden states at a position and of the token behind it; else of the
-            token at the position alone.
+        feature_size: of a row, which is of the target's hidden states at a position and of the token behind it. 0: it
+            is of the token at the position alone.
     """
 
-    reads_features: bool
+    feature_size: int
+
+    def features_of(self, target: torch.Tensor) -> torch.Tensor:
+        """What rows read of the target's hidden states: [tokens, …] → [tokens, feature_size]."""
+        ...
 
     def forward(
         self,
@@ -30,12 +34,13 @@ class DraftModel(Protocol):
         caches: Sequence[AnyLayerCache],
         features: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Hidden states [tokens, …], from which `logits` are made, and what a row behind them reads as its features.
+        """Hidden states [tokens, …], from which `logits` are made, and which a row behind them reads as its features.
 
         Args:
             token_ids, positions: int64 [tokens]
             caches: one for each layer.
-            features: [tokens, …], where it reads them: the target's, or what `forward` gave for the row before.
+            features: [tokens, feature_size], where it reads them: the target's, or what `forward` gave for the row
+                before.
         """
         ...
 
@@ -57,7 +62,7 @@ class Draft:
 class DraftDecoder:
     """A whole model as a draft: it sees tokens alone."""
 
-    reads_features = False
+    feature_size = 0
 
     def __init__(self, model: Decoder, vocab_size: int) -> None:
         """
@@ -67,6 +72,10 @@ class DraftDecoder:
         self._model = model
         self._vocab_size = vocab_size
         self._last_token = model.config.vocab_size - 1
+
+    def features_of(self, target: torch.Tensor) -> torch.Tensor:
+        """See DraftModel.features_of: none."""
+        return target[:, :0]
 
     def forward(
         self,

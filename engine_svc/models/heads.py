@@ -22,6 +22,7 @@ from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
+from engine_svc.ops.base import Ops
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class HeadForm:
 class FeatureHead(torch.nn.Module):
     """See DraftModel; loaded as a Decoder is."""
 
-    reads_features = True
     is_tied = False
 
     def __init__(
@@ -51,7 +51,8 @@ class FeatureHead(torch.nn.Module):
         """
         super().__init__()
         self.config, self.quantization = form.config, context.quantization
-        self._ops, self._dtype, self._attention = context.ops, context.dtype, attention
+        self.feature_size = form.config.hidden_size
+        self._ops, self._attention = context.ops, attention
         config = form.config
         rotary = rotary_table(
             config.rope_parameters, config.rotary_dim, config.max_position_embeddings, longest, context.dtype
@@ -96,8 +97,9 @@ class FeatureHead(torch.nn.Module):
         rotary = self._ops.take_rows(self._rotary, positions)
         return StepInputs(rotary, rotary, self._attention)
 
-    def _join(self, joint: ReplicatedLinear, *inputs: torch.Tensor) -> torch.Tensor:
-        return joint(torch.cat(inputs, -1)).to(self._dtype)
+    def features_of(self, target: torch.Tensor) -> torch.Tensor:
+        """See DraftModel.features_of."""
+        return target
 
     def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the output layer reads."""
@@ -113,6 +115,10 @@ class FeatureHead(torch.nn.Module):
         return spread
 
 
+def _beside(ops: Ops, *parts: torch.Tensor) -> torch.Tensor:
+    return ops.join([part[:, None] for part in parts])
+
+
 class EagleHead(FeatureHead):
     """EAGLE (Li et al. 2024): embedding and feature make the input of ordinary layers, of which the first has no norm
     before it. What comes out is a feature, and read by the target's output layer as it is."""
@@ -122,7 +128,7 @@ class EagleHead(FeatureHead):
     ) -> None:
         super().__init__(form, context, attention, target, longest)
         size, config = form.config.hidden_size, form.config
-        self.fc = ReplicatedLinear(2 * size, size, bias=form.fc_bias, context=context.at("fc"))
+        self.fc = ReplicatedLinear(2 * size, size, bias=form.fc_bias, wide=False, context=context.at("fc"))
         self.layers = torch.nn.ModuleList(
             [
                 (DecoderLayer if index else _FirstLayer)(config, context.at(f"layers.{index}"), index)
@@ -136,7 +142,7 @@ class EagleHead(FeatureHead):
     ) -> torch.Tensor:  # fmt: skip
         """See DraftModel.forward."""
         assert features is not None
-        step, hidden = self._step(positions), self._join(self.fc, self._embed(token_ids), features)
+        step, hidden = self._step(positions), self.fc(_beside(self._ops, self._embed(token_ids), features))
         residual = self._ops.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden = layer(hidden, residual, cache, step)
@@ -150,7 +156,7 @@ class _FirstLayer(DecoderLayer):
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """See DecoderLayer.forward."""
-        residual.copy_(hidden)
+        self._ops.add(residual, hidden)
         return self.mlp(self.post_attention_layernorm(self._mix(hidden, cache, step), residual))
 
 
@@ -163,9 +169,14 @@ class Eagle3Head(FeatureHead):
     ) -> None:
         super().__init__(form, context, attention, target, longest)
         size = form.config.hidden_size
-        self.fc = ReplicatedLinear(3 * size, size, bias=form.fc_bias, context=context.at("fc"))
+        self.fc = ReplicatedLinear(3 * size, size, bias=form.fc_bias, wide=False, context=context.at("fc"))
         self.layers = torch.nn.ModuleList([_PairLayer(form, context.at("layers.0"))])
         self.norm = hidden_norm(form.config, context)
+
+    def features_of(self, target: torch.Tensor) -> torch.Tensor:
+        """See DraftModel.features_of."""
+        features: torch.Tensor = self.fc(target)
+        return features
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, caches: Sequence[AnyLayerCache],
@@ -173,8 +184,6 @@ class Eagle3Head(FeatureHead):
     ) -> torch.Tensor:  # fmt: skip
         """See DraftModel.forward."""
         assert features is not None
-        if features.shape[-1] != self.config.hidden_size:
-            features = self._join(self.fc, features)
         (cache,) = caches
         return self.layers[0].forward_pair(self._embed(token_ids), features, cache, self._step(positions))
 
@@ -206,8 +215,8 @@ class _PairLayer(DecoderLayer):
     ) -> torch.Tensor:
         """Both [tokens, hidden_size]. Returns the sum behind the layer."""
         normed = self.hidden_norm(features)
-        residual = (normed if self._norm_before_residual else features).clone()
-        hidden = self._mix(torch.cat((self.input_layernorm(embedded), normed), -1), cache, step)
+        residual = self._ops.add(self._ops.zeros_like(normed), normed if self._norm_before_residual else features)
+        hidden = self._mix(_beside(self._ops, self.input_layernorm(embedded), normed), cache, step)
         hidden = self.mlp(self.post_attention_layernorm(hidden, residual))
         return self._ops.add(residual, hidden)
 
@@ -234,7 +243,7 @@ class MultiTokenHead(FeatureHead):
         assert features is not None
         (layer,), (cache,) = self._layer, caches
         embedded, features = layer.enorm(self._embed(token_ids)), layer.hnorm(features)
-        hidden = self._join(layer.eh_proj, embedded, features)
+        hidden = layer.eh_proj(_beside(self._ops, embedded, features))
         residual = self._ops.zeros_like(hidden)
         hidden = layer(hidden, residual, cache, self._step(positions))
         return self._ops.add(residual, hidden)
@@ -257,7 +266,7 @@ class _MultiTokenLayer(DecoderLayer):
         super().__init__(config, context, index)
         size = config.hidden_size
         self.enorm, self.hnorm = hidden_norm(config, context), hidden_norm(config, context)
-        self.eh_proj = ReplicatedLinear(2 * size, size, context=context.at("eh_proj"))
+        self.eh_proj = ReplicatedLinear(2 * size, size, wide=False, context=context.at("eh_proj"))
         self.shared_head = _SharedHead(config, context)
 
 

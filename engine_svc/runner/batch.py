@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
     positions: torch.Tensor
     metadata: list[AttentionMetadata]  # of each group of layers
     states: StateMetadata
-    received: torch.Tensor | None = None  # of the stage before
+    received: torch.Tensor | None = None  # of the stage before, or the features that a draft reads
 
 
 class HostInputs(NamedTuple):
@@ -57,7 +57,7 @@ class FlatBatch:
     computed: list[int]  # tokens of each sequence before the step
     lengths: list[int]  # and after it
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
-    received: torch.Tensor | None = None  # [tokens, hidden_size] of the stage before; None in the first
+    received: torch.Tensor | None = None  # [tokens, …], see Inputs.received; None in the first stage
     halves: tuple[FlatBatch, FlatBatch] | None = None  # as which it runs; None: as a whole
     token_ids: torch.Tensor | None = None  # int64 [tokens] on the device, in place of the known ones
 

@@ -74,7 +74,7 @@ class Drafting:
         Args:
             token_budget: positions that a step computes at most, to catch up.
         """
-        self._draft = draft
+        self._draft, self._reads_features = draft, bool(draft.model.feature_size)
         self._buffers = buffers
         self._sampler = sampler
         self._budget = token_budget
@@ -107,34 +107,31 @@ class Drafting:
         self._held.clear()
 
     def note_steps(self, kernels: Kernels, room: Room) -> None:
-        """Records what the draft computes on a CPU, where it sees tokens alone: features have no buffer.
+        """Records what the draft computes on a CPU.
 
         Args:
-            room: of which it takes one group.
+            room: for the target's inputs.
         """
-        if not self._draft.model.reads_features:
-            self._recorded = NotedSteps(
-                lambda inputs: self._prepare(inputs, None), kernels, room._replace(groups=1, received=0), 0,
-                self._no_adapters,
-            )  # fmt: skip
+        self._recorded = NotedSteps(self._prepare, kernels, self._room(room), 0, self._no_adapters)
 
     def make_graphs(self, capture: Capture, shapes: PaddedShapes, room: Room) -> int:
-        """Records what the draft computes on a GPU: none where it reads features, see `note_steps`.
+        """Records what the draft computes on a GPU.
 
         Args:
             shapes: of the target's.
+            room: for the target's inputs.
 
         Returns:
             How many all are, whether `shapes` has most of them left out or not.
         """
-        if self._draft.model.reads_features:
-            return 0
         shapes = replace(shapes, most_positions=self._draft.attention.most_positions, have_adapters=False)
-        inputs = GraphInputs(room._replace(groups=1, received=0), 0, self._buffers.token_ids.view(-1))
-        self._recorded = RecordedSteps(
-            lambda inputs: self._prepare(inputs, None), capture, shapes, inputs, self._no_adapters
-        )
+        inputs = GraphInputs(self._room(room), 0, self._buffers.token_ids.view(-1))
+        self._recorded = RecordedSteps(self._prepare, capture, shapes, inputs, self._no_adapters)
         return len(replace(shapes, most=None).all())
+
+    def _room(self, room: Room) -> Room:
+        """The draft's layers are one group, and features come as those of a stage before do."""
+        return room._replace(groups=1, received=self._draft.model.feature_size)
 
     def follow(self, plan: StepPlan) -> None:
         """Before a step computes: whose the blocks are now."""
@@ -161,13 +158,13 @@ class Drafting:
         self._complete[blocks[found:]] = False
         missing = np.flatnonzero(~self._complete[blocks[:found]])
         complete = int(missing[0]) if len(missing) else found
-        lost = sequence.prompt_embeds is not None or (self._draft.model.reads_features and complete < found)
+        lost = sequence.prompt_embeds is not None or (self._reads_features and complete < found)
         self._computed[sequence.slot] = _LOST if lost else complete * self._block_size
         self._held.pop(sequence.slot, None)
 
     def is_due(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether `guess` has anything to do behind a step: what reads features takes those of every step."""
-        return self._draft.model.reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
+        return self._reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
 
     def guess(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
@@ -179,19 +176,20 @@ class Drafting:
             known: slot → tokens of its sequence with the run that it has sampled; of those that have sampled one.
             features: the target's, of the batch's rows.
         """
-        if self._draft.model.reads_features:
+        if self._reads_features:
             self._hold(batch, known, features)
         rows = self._choose(scheduled, batch, known)
-        if not rows:
+        hidden = self._catch_up(rows) if rows else None
+        self._keep(batch.slots)
+        if hidden is None:
             return Guesses()
-        hidden = self._catch_up(rows)
         last = np.cumsum([row.count for row in rows]) - 1
         chosen = [index for index, row in enumerate(rows) if row.wanted]
         chosen.sort(key=lambda index: -rows[index].wanted)  # those that want the most go on to the end
         return self._go_on([rows[index] for index in chosen], hidden[to_device(last[chosen], self._device)])
 
     def _hold(self, batch: FlatBatch, known: Mapping[int, int], features: torch.Tensor) -> None:
-        """Keeps the features of each sequence until the draft runs over them; those of wrong guesses are none."""
+        """Takes the features of each sequence up to those that it has; those of wrong guesses are none."""
         for index, slot in enumerate(batch.slots):
             held = self._held.setdefault(slot, [])
             if self._computed[slot] + sum(map(len, held)) != batch.computed[index]:
@@ -201,11 +199,17 @@ class Drafting:
                 continue
             end = known[slot] - 1 if slot in known else batch.lengths[index]
             start = batch.query_start[index]
-            held.append(features[start : start + end - batch.computed[index]].clone())
+            held.append(features[start : start + end - batch.computed[index]])
+
+    def _keep(self, slots: Sequence[int]) -> None:
+        """Has features that the draft has not run over outlive the step."""
+        for slot in self._held.keys() & slots:
+            if parts := self._held[slot]:
+                parts[-1] = parts[-1].clone()
 
     def _choose(self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int]) -> list[_Row]:
         """What to compute now, as far as the budget goes."""
-        rows, budget, ahead = [], self._budget, int(self._draft.model.reads_features)
+        rows, budget, ahead = [], self._budget, self._reads_features
         for sequence, length in zip(scheduled, batch.lengths, strict=True):
             slot, start = sequence.slot, int(self._computed[sequence.slot])
             end = known[slot] - ahead if slot in known else length
@@ -229,12 +233,15 @@ class Drafting:
 
     def _catch_up(self, rows: list[_Row]) -> torch.Tensor:
         """Hidden states of the positions that were missing."""
-        features = self._take_features(rows) if self._draft.model.reads_features else None
+        features = self._take_features(rows) if self._reads_features else None
         slots, starts, counts = (
             np.array(values, np.int64)
             for values in zip(*((row.slot, row.start, row.count) for row in rows), strict=True)
         )
-        hidden = self._forward(self._rows(slots, starts, counts), None, features)
+        batch = self._rows(slots, starts, counts)
+        if features is not None:
+            batch = replace(batch, token_ids=self._buffers.token_ids_behind(batch), received=features)
+        hidden = self._forward(batch)
         for row in rows:
             self._computed[row.slot] = end = row.start + row.count
             self._note_complete(row.slot, row.start, end)
@@ -256,11 +263,12 @@ class Drafting:
     def _take_features(self, rows: list[_Row]) -> torch.Tensor:
         taken = []
         for row in rows:
-            held = torch.cat(self._held.pop(row.slot))
+            parts = self._held.pop(row.slot)
+            held = parts[0] if len(parts) == 1 else torch.cat(parts)
             taken.append(held[: row.count])
             if row.count < len(held):
                 self._held[row.slot] = [held[row.count :]]
-        return torch.cat(taken)
+        return self._draft.model.features_of(torch.cat(taken))
 
     def _go_on(self, rows: list[_Row], hidden: torch.Tensor) -> Guesses:
         """Guesses one token after the other. What is computed of them is forgotten: they may be wrong.
@@ -271,34 +279,26 @@ class Drafting:
         """
         guesses = Guesses()
         token_ids: torch.Tensor | None = None
-        features = self._draft.model.reads_features
         for number in range(rows[0].wanted if rows else 0):
             if token_ids is not None:
                 rows = [row for row in rows if row.wanted > number]
-                at = np.array([row.known + number - 1 - features for row in rows], np.int64)
+                at = np.array([row.known + number - 1 - self._reads_features for row in rows], np.int64)
                 batch = self._rows(np.array([row.slot for row in rows]), at, np.ones_like(at))
-                hidden = self._forward(batch, token_ids[: len(rows)], hidden[: len(rows)] if features else None)
+                features = hidden[: len(rows)] if self._reads_features else None
+                hidden = self._forward(replace(batch, token_ids=token_ids[: len(rows)], received=features))
             slots = [row.slot for row in rows]
             positions = [row.known + number for row in rows]
             token_ids = self._sampler.guess(self._draft.model.logits(hidden), slots, positions)
             guesses.rounds.append((slots, to_host(token_ids)))
         return guesses
 
-    def _forward(self, batch: FlatBatch, token_ids: torch.Tensor | None, features: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states; what was replayed is there only until the next pass.
-
-        Args:
-            token_ids: of the rows; None: those that are known.
-        """
-        if features is not None and token_ids is None:
-            token_ids = self._buffers.token_ids_behind(batch)
-        if token_ids is not None:
-            batch = replace(batch, token_ids=token_ids)
+    def _forward(self, batch: FlatBatch) -> torch.Tensor:
+        """Hidden states; what was replayed is there only until the next pass."""
         hidden = self._recorded.run(batch) if self._recorded else None
-        return self._prepare(batch.inputs, features)() if hidden is None else hidden
+        return self._prepare(batch.inputs)() if hidden is None else hidden
 
-    def _prepare(self, inputs: Inputs, features: torch.Tensor | None) -> Forward:
+    def _prepare(self, inputs: Inputs) -> Forward:
         """A pass over these inputs, ready to run."""
         prepared = self._draft.attention.prepare(inputs.metadata[0])
         caches = [LayerCache(cache, prepared) for cache in self.caches]
-        return lambda: self._draft.model.forward(inputs.token_ids, inputs.positions, caches, features)
+        return lambda: self._draft.model.forward(inputs.token_ids, inputs.positions, caches, inputs.received)

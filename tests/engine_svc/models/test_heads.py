@@ -24,6 +24,7 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
 from tests.support.rank_drafter import RankDrafter
+from tests.support.recorder import Recorder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import make_model
 
@@ -74,9 +75,28 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_guesses_are_those_of_plain_torch(made: Made) -> None:
     """Behind a prompt, in one step and behind tokens of whose guesses some were wrong or none was asked for."""
-    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
+    check_guesses(made, run_head(made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", ["eagle", "eagle3", "deepseek-v3"], indirect=True)
+def test_heads_are_replayed(made: Made) -> None:
+    """By graphs, with the target's features and with their own; not the prompt."""
+    runner, recorder = run_head(made, attention_backend="triton", max_num_seqs=2), Recorder()
+    assert runner.make_graphs(recorder, 4) == recorder.recorded == 2 * 2 * 2  # of the target and the head
+    check_guesses(made, runner)
+    # Of the head for each guess, and of the target for each step, but for the first of each.
+    assert recorder.replays == (4 + 3 + 5) + 5 - 2
+
+
+def run_head(made: Made, **chosen: Any) -> Runner:
+    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config, **chosen)
     runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
     runner.allocate(32)
+    return runner
+
+
+def check_guesses(made: Made, runner: Runner) -> None:
     driver = Driver(runner, PROMPTS[1])
     for blocks, wanted in (([3, 1, 7, 2], 4), (None, 3), (None, 0), (None, 0), (None, 5)):
         guessed = driver.start(blocks, wanted=wanted) if blocks else driver.go_on(wanted=wanted)
@@ -104,9 +124,7 @@ def test_tokens_are_those_without(made: Made, sampling: SamplingParameters) -> N
 
 def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
     """A block at a time at the latest, so that what is found in the prefix cache is found by the head as well."""
-    options = engine_options(dtype="float32", use_tqdm_on_load=False, speculative_config=made.config)
-    runner = Runner(ModelOptions(model=str(made.target)), options, ParallelGroups(), torch.device("cpu"))
-    runner.allocate(32)
+    runner = run_head(made)
     first = Driver(runner, PROMPTS[1])  # 33 tokens
     first.start([3, 1, 7, 2])
     while len(first.token_ids) < 50:
