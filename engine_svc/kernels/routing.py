@@ -37,12 +37,14 @@ def _place_of(found):
 def _choose_kernel(
     logits_ptr,
     bias_ptr,
+    present_ptr,
     weight_ptr,
     id_ptr,
     scale,
     near,
     SCORING: tl.constexpr,
     BIAS: tl.constexpr,
+    PRESENT: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     EXPERTS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -104,6 +106,8 @@ def _choose_kernel(
         weights = weights / tl.maximum(tl.sum(weights, 0), 1.0e-30)
     overflowed = tl.sum(tl.sum(tl.where(is_number, 0, 1), 1), 0) > 0
     weights = tl.where(overflowed, float("nan"), weights)
+    if PRESENT:
+        ids = tl.where(token < tl.load(present_ptr), ids, -1)
     place = token * CHOSEN + choice
     tl.store(weight_ptr + place, weights * scale, mask=choice < CHOSEN)
     tl.store(id_ptr + place, ids.to(tl.int64), mask=choice < CHOSEN)
@@ -119,6 +123,7 @@ def choose_experts(
     near: float,
     *,
     renormalize: bool,
+    present: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See Ops.choose_experts and Routing.
 
@@ -130,9 +135,10 @@ def choose_experts(
     weights = logits.new_empty((tokens, chosen))
     ids = logits.new_empty((tokens, chosen), dtype=torch.int64)
     _choose_kernel[(tokens,)](
-        logits.contiguous(), bias, weights, ids, scale, near, SCORING=SCORINGS[scoring], BIAS=bias is not None,
-        RENORMALIZE=renormalize, EXPERTS=experts, GROUPS=groups[0], GROUPS_PADDED=triton.next_power_of_2(groups[0]),
-        SIZE_PADDED=triton.next_power_of_2(experts // groups[0]), CHOSEN_GROUPS=groups[1], CHOSEN=chosen,
-        CHOSEN_PADDED=triton.next_power_of_2(chosen), num_warps=1 if experts <= 256 else 4,
+        logits.contiguous(), bias, present, weights, ids, scale, near, SCORING=SCORINGS[scoring],
+        BIAS=bias is not None, PRESENT=present is not None, RENORMALIZE=renormalize, EXPERTS=experts, GROUPS=groups[0],
+        GROUPS_PADDED=triton.next_power_of_2(groups[0]), SIZE_PADDED=triton.next_power_of_2(experts // groups[0]),
+        CHOSEN_GROUPS=groups[1], CHOSEN=chosen, CHOSEN_PADDED=triton.next_power_of_2(chosen),
+        num_warps=1 if experts <= 256 else 4,
     )  # fmt: skip
     return weights, ids

@@ -83,6 +83,17 @@ class Adapters(Protocol):
         ...
 
 
+@dataclass
+class PresentRows:
+    """Which of a pass's rows are somebody's: the first, and nobody's fill up a recorded pass.
+
+    Attributes:
+        count: int32 [1], of these; None: all are.
+    """
+
+    count: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class LayerContext:
     """One per model and rank."""
@@ -96,6 +107,7 @@ class LayerContext:
     module_names: Mapping[str, str] = field(default_factory=dict)  # see ModelConfig
     adapters: Adapters | None = None  # None: none are served
     sharing: ExpertSharing = ExpertSharing()
+    present: PresentRows = field(default_factory=PresentRows)  # in the pass that runs
 
     def adapted(
         self, product: Product, outputs: Mapping[str, Part], inputs: Part, layout: Layout = Layout()

@@ -32,11 +32,12 @@ class ExpertRoutes:
         self._data, self._slots, self._copies = self._tables(placement)
 
     def _tables(self, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """[experts, most copies of one] each, and how many copies there are of each, where there are several."""
+        """[experts + 1, most copies of one] each, and how many copies there are of each, where there are several. The
+        last is expert -1, which is nowhere."""
         places = placement.ranks_of()
         most = max(len(each) for each in places.values())
-        data = torch.full((len(places), most), -1, dtype=torch.int64)
-        slots, copies = torch.zeros_like(data), torch.ones(len(places), dtype=torch.int64)
+        data = torch.full((len(places) + 1, most), -1, dtype=torch.int64)
+        slots, copies = torch.zeros_like(data), torch.ones(len(data), dtype=torch.int64)
         for expert, found in places.items():
             copies[expert] = len(found)
             for copy, (rank, slot) in enumerate(found):
@@ -46,7 +47,8 @@ class ExpertRoutes:
         return data.to(self._device), slots.to(self._device), copies.to(self._device) if most > 1 else None
 
     def find(self, expert_ids: torch.Tensor) -> Routes:
-        """Of an expert that several ranks have, each gets its share of the rows, whatever is in them."""
+        """Of an expert that several ranks have, each gets its share of the rows, whatever is in them. -1 is no
+        expert."""
         if self._copies is None:
             return Routes(self._data[:, 0][expert_ids], self._slots[:, 0][expert_ids])
         rows = torch.arange(len(expert_ids), device=expert_ids.device)[:, None]

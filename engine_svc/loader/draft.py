@@ -135,7 +135,7 @@ def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: 
             "guess; expected a model whose layers all attend."
         )
     model = DraftDecoder(loaded.model, target.loaded.facts.vocab_size)
-    return Draft(model, loaded.attention, loaded.facts.num_layers, loaded.max_model_len)
+    return Draft(model, loaded.attention, loaded.facts.num_layers, loaded.max_model_len, loaded.present)
 
 
 def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:

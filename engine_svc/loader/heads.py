@@ -178,7 +178,7 @@ def _build(
     else:
         randomize_weights(head, options.generation.seed or 0)
         pack_weights(head)
-    return Draft(head, attention, _cached_layers(make, form.config), longest)
+    return Draft(head, attention, _cached_layers(make, form.config), longest, context.present)
 
 
 def _cached_layers(make: MakeHead, config: ModelConfig) -> int:

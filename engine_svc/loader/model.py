@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ from engine_svc.attention.base import AttentionBackend, AttentionShape
 from engine_svc.attention.context import ContextPart, SharedContext
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
-from engine_svc.layers.context import LayerContext
+from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.layers.linear import qkv_parts
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
@@ -117,6 +117,7 @@ class LoadedModel:
     batch_invariant: bool = False  # see Ops and AttentionBackend
     states: StateForm = StateForm({}, torch.float32, torch.float32)
     adapters: AdapterLayers | None = None  # None: none are served
+    present: PresentRows = field(default_factory=PresentRows)  # for its layers, set by whoever runs it
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _build_ours(
         and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums are by where experts are
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
-    return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters)
+    return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters, context.present)
 
 
 def place_layers(

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from engine_svc.attention.base import AttentionBackend
+from engine_svc.layers.context import PresentRows
 from engine_svc.models.attention import AnyLayerCache
 from engine_svc.models.decoder import Decoder
 
@@ -57,6 +58,7 @@ class Draft:
     attention: AttentionBackend
     num_layers: int  # that cache keys and values
     longest: int  # positions that it has
+    present: PresentRows  # see LoadedModel
 
 
 class DraftDecoder:

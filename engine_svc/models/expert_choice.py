@@ -17,6 +17,7 @@ class ExpertChoice(ReplicatedLinear):
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
         super().__init__(hidden_size, moe.num_experts, bias=moe.router_bias, context=context)
+        self._present = context.present
         self._routing = Routing(
             moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale, moe.near
         )
@@ -26,8 +27,9 @@ class ExpertChoice(ReplicatedLinear):
             self.e_score_correction_bias.loader = self._load_bias
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token]."""
-        return self._ops.choose_experts(self(hidden), self.e_score_correction_bias, self._routing)
+        """[tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token]; ids are -1 of rows
+        that are nobody's, for which no expert's weights are read."""
+        return self._ops.choose_experts(self(hidden), self.e_score_correction_bias, self._routing, self._present.count)
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:

@@ -273,13 +273,18 @@ class Ops(ABC):
 
     @abstractmethod
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+        self,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        routing: Routing,
+        present: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [tokens, experts] → weights float32 and ids int64, both [tokens, experts_per_token].
 
         Args:
             bias: float32 [experts], helps to choose and does not count. With it, a group of experts is as good as its
                 two best ones, without it as its best one.
+            present: int32 [1], so many of the tokens, the first; ids of the others are -1. None: all.
         """
 
     @abstractmethod
@@ -404,6 +409,12 @@ class Ops(ABC):
     @abstractmethod
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """The activation of [tokens, size], contiguous, in place; returns them."""
+
+
+def of_present(expert_ids: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    """Ids of experts [tokens, chosen], but -1 behind the first tokens; see Ops.choose_experts."""
+    rows = torch.arange(len(expert_ids), device=expert_ids.device)[:, None]
+    return torch.where(rows < present, expert_ids, -1)
 
 
 def activate(ops: Ops, values: torch.Tensor, activation: Activation, is_gated: bool) -> torch.Tensor:

@@ -20,6 +20,7 @@ from engine_svc.ops.base import (
     PlainActivation,
     Routing,
     RowTiles,
+    of_present,
 )
 from engine_svc.ops.grids import INT4
 from engine_svc.ops.packing import (
@@ -124,9 +125,12 @@ class NativeOps(Ops):
         return experts_product(self.kernels, self._pack(gate_up), self._pack(down), down.shape, form)
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See Ops.choose_experts."""
+        if present is not None:
+            weights, expert_ids = self.choose_experts(logits, bias, routing)
+            return weights, of_present(expert_ids, present)
         tokens, experts = logits.shape
         weights = logits.new_empty((tokens, routing.experts_per_token))
         expert_ids = logits.new_empty(weights.shape, dtype=torch.int64)

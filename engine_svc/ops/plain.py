@@ -29,6 +29,7 @@ from engine_svc.ops.base import (
     Routing,
     RowTiles,
     activate,
+    of_present,
 )
 from engine_svc.ops.rounding import to_int4
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, layout_of, tensors_of
@@ -113,9 +114,12 @@ class PlainOps(Ops):
         return ExpertsProduct(product, held, f"{layout_of(gate_up)}, {layout_of(down)}")
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See Ops.choose_experts."""
+        if present is not None:
+            weights, expert_ids = self.choose_experts(logits, bias, routing)
+            return weights, of_present(expert_ids, present)
         if routing.scoring == "sparsemixer":
             return _mix_sparsely(logits, routing)
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()

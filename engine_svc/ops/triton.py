@@ -99,13 +99,13 @@ class TritonOps(PlainOps):
         return ExpertsProduct(product, [*held, *form.biases], ", ".join(layout for _, layout in stacks))
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See Ops.choose_experts."""
         groups = (routing.num_groups, routing.chosen_groups)
         return choose_experts(
             logits, bias, routing.scoring, routing.experts_per_token, groups, routing.scale, routing.near,
-            renormalize=routing.renormalize,
+            renormalize=routing.renormalize, present=present,
         )  # fmt: skip
 
     def _tile(self, rows: int, matrices: int) -> int:

@@ -30,6 +30,7 @@ class Inputs(NamedTuple):
     metadata: list[AttentionMetadata]  # of each group of layers
     states: StateMetadata
     received: torch.Tensor | None = None  # of the stage before, or the features that a draft reads
+    present: torch.Tensor | None = None  # int32 [1], rows that are somebody's; None: all
 
 
 class HostInputs(NamedTuple):

@@ -301,4 +301,9 @@ class Drafting:
         """A pass over these inputs, ready to run."""
         prepared = self._draft.attention.prepare(inputs.metadata[0])
         caches = [LayerCache(cache, prepared) for cache in self.caches]
-        return lambda: self._draft.model.forward(inputs.token_ids, inputs.positions, caches, inputs.received)
+
+        def forward() -> torch.Tensor:
+            self._draft.present.count = inputs.present
+            return self._draft.model.forward(inputs.token_ids, inputs.positions, caches, inputs.received)
+
+        return forward

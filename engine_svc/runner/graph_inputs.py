@@ -28,6 +28,7 @@ class _Parts(NamedTuple):
     seq_lens: Any  # int32 [sequences]
     is_fresh: Any  # bool [sequences]
     table_size: Any  # int32 [2], sequences that are somebody's, and columns of their tables
+    present: Any  # int32 [1], tokens of these
 
 
 class GraphInputs:
@@ -87,6 +88,7 @@ class GraphInputs:
         _put(parts.seq_lens, host.seq_lens, shape.query_len)
         _put(parts.is_fresh, host.is_fresh, True)
         parts.table_size[:] = host.block_tables[0].shape
+        parts.present[:] = tokens
         tables = np.concatenate(host.block_tables, axis=None)
         self._host[start : start + tables.nbytes].numpy().view(np.int32)[:] = tables
         copy_to(self._packed, self._host[: start + tables.nbytes])
@@ -105,7 +107,7 @@ class GraphInputs:
             parts.slot_mappings, parts.slots, parts.is_fresh,
         )  # fmt: skip
         received = None if self._received is None else self._received[: shape.tokens]
-        return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received)
+        return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received, parts.present)
 
     def unpack(self, shape: Shape) -> None:
         """What a pass begins with."""
@@ -126,7 +128,7 @@ def _parts(sequences: int, tokens: int, groups: int) -> _Parts:
     return _Parts(
         part(torch.int64, tokens), part(torch.int64, tokens), part(torch.int64, groups, tokens),
         part(torch.int64, sequences), part(torch.int32, sequences + 1), part(torch.int32, sequences),
-        part(torch.bool, sequences), part(torch.int32, 2),
+        part(torch.bool, sequences), part(torch.int32, 2), part(torch.int32, 1),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, Prepared
+from engine_svc.attention.base import AttentionBackend, Prepared
 from engine_svc.attention.native import NativeBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
@@ -38,7 +38,7 @@ from engine_svc.plan import (
 from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.answers import Answers
-from engine_svc.runner.batch import FlatBatch, SlotBuffers
+from engine_svc.runner.batch import FlatBatch, Inputs, SlotBuffers
 from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graph_inputs import GraphInputs
@@ -94,7 +94,7 @@ class Runner:
         self._halves = StepHalves(options.parallel.dual_batch, groups)
         self._dual_batch = groups.dual_batch
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
-        self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
+        self._present, self._dtype, self._max_model_len = loaded.present, loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
         stage = self._model.stage
@@ -313,9 +313,7 @@ class Runner:
             logger.info("%d CUDA graphs are recorded in %.1f s", count, time.perf_counter() - begin)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             kernels, room = self._attention.kernels, self._room(self._token_budget)
-            self._recorded = NotedSteps(
-                lambda inputs: self._forward(*inputs), kernels, room, self._nobodys_slot, self._adapters
-            )
+            self._recorded = NotedSteps(self._forward, kernels, room, self._nobodys_slot, self._adapters)
             if self._drafting:
                 self._drafting.note_steps(kernels, room)
 
@@ -339,7 +337,7 @@ class Runner:
         )  # fmt: skip
         room = self._room(self._options.scheduler.max_num_seqs * query_len)
         self._recorded = RecordedSteps(
-            lambda inputs: self._forward(*inputs), capture, dataclasses.replace(shapes, most=most),
+            self._forward, capture, dataclasses.replace(shapes, most=most),
             GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1)), self._adapters,
         )  # fmt: skip
         drafts = dataclasses.replace(shapes, most=None if most is None else 0)
@@ -471,22 +469,19 @@ class Runner:
         return self._run(batch) if hidden is None else hidden
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
-        forward = self._forward(*batch.inputs, batch.embedded)
+        forward = self._forward(batch.inputs, batch.embedded)
         with self._adapters.rows(batch):
             return forward()
 
-    def _forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        metadata: list[AttentionMetadata],
-        states: StateMetadata,
-        received: torch.Tensor | None = None,
-        embedded: EmbeddedRows | None = None,
-    ) -> Forward:
+    def _forward(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> Forward:
         """A forward pass over these inputs, ready to run."""
-        caches = self._layer_caches([self._attention.prepare(each) for each in metadata], states)
-        return lambda: self._model.forward(token_ids, positions, caches, embedded, received)
+        caches = self._layer_caches([self._attention.prepare(each) for each in inputs.metadata], inputs.states)
+
+        def forward() -> torch.Tensor:
+            self._present.count = inputs.present
+            return self._model.forward(inputs.token_ids, inputs.positions, caches, embedded, inputs.received)
+
+        return forward
 
     def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[AnyLayerCache]:
         """For each layer of the stage; `prepared` is by group."""

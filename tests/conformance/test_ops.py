@@ -249,6 +249,17 @@ def test_choose_experts(name: str, routing: str, tokens: int) -> None:
 
 
 @every
+@pytest.mark.parametrize("present", [0, 3, 5])
+def test_rows_of_nobody_choose_no_expert(name: str, present: int) -> None:
+    ops, _ = make_ops(name)
+    logits = normal(5, 8, dtype=torch.float32)
+    weights, ids = ops.choose_experts(logits, None, ROUTINGS["mixtral"])
+    found, own = ops.choose_experts(logits, None, ROUTINGS["mixtral"], torch.tensor([present], dtype=torch.int32))
+    assert own.tolist() == [*ids[:present].tolist(), *[[-1, -1]] * (5 - present)]
+    assert found[:present].equal(weights[:present])
+
+
+@every
 def test_experts_are_chosen_by_their_logits_where_scores_are_the_same(name: str) -> None:
     ops, _ = make_ops(name)
     logits = torch.tensor([[20.0, 40.0, 30.0], [-200.0, -300.0, -100.0]])

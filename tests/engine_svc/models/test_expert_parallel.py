@@ -20,6 +20,7 @@ from engine_svc.executor.base import ExecutorDead
 from engine_svc.executor.multiproc import MultiprocExecutor
 from engine_svc.executor.uniproc import UniprocExecutor
 from engine_svc.layers.context import LayerContext
+from engine_svc.layers.expert_routes import ExpertRoutes
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.loader.model import sharing_of
@@ -27,6 +28,7 @@ from engine_svc.ops.base import ExpertsForm
 from engine_svc.ops.plain import PlainOps
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import ParallelLayout
+from engine_svc.parallel.placement import linear
 from engine_svc.quantization.unquantized import Unquantized
 from quire.errors import Internal
 from quire.options.experts import ExpertOptions
@@ -51,6 +53,16 @@ def check(folder: Path, **options: Any) -> None:
 def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
     """With biases, and tensors of all experts; a rank has one more than the other."""
     check(model_folder("gpt-oss", num_local_experts=5))
+
+
+@pytest.mark.parametrize("redundant", [0, 2])
+def test_no_expert_is_nowhere(redundant: int) -> None:
+    """That of rows that are nobody's."""
+    layout, chosen = ParallelLayout(tensor=2, expert=2), torch.tensor([[0, -1], [3, -1], [-1, 2]])
+    found = [
+        ExpertRoutes(linear(4, 2, redundant), layout, rank, torch.device("cpu")).slots_of(0, chosen) for rank in (0, 1)
+    ]
+    assert ((found[0] >= 0) ^ (found[1] >= 0)).equal(chosen >= 0)
 
 
 class Unread:

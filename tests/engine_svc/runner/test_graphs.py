@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from engine_svc.adapters.adapter import read_adapter
 from engine_svc.attention.triton import TritonBackend
+from engine_svc.kernels.experts import SortedRows, sort_by_expert
 from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
@@ -176,6 +177,29 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
     assert drafter.num_drafts > drafter.num_right > 5
     for prompt, output in zip(prompts, tokens(found), strict=True):
         check_greedy(folder, [prompt], [output], len(output))
+
+
+@pytest.mark.slow
+def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose weights would be read for nothing."""
+    folder = make_model(tmp_path / "qwen3-moe", "qwen3-moe", num_hidden_layers=2)
+    recorder, computed = Recorder(), list[list[bool]]()
+
+    def sort(expert_ids: torch.Tensor, *sizes: int) -> SortedRows:
+        computed.append((expert_ids >= 0).all(1).tolist())
+        assert computed[-1] == (expert_ids >= 0).any(1).tolist()
+        return sort_by_expert(expert_ids, *sizes)
+
+    monkeypatch.setattr("engine_svc.ops.triton.sort_by_expert", sort)
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    prompts = random_prompts(3, 5, 4)
+    with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
+        computed.clear()
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=3)))
+    check_greedy(folder, prompts, found, 3)
+    assert recorder.replays == 2
+    assert computed == [[True] * 12, *[[True] * 3 + [False]] * 2]  # in each step, by the layer that has experts
 
 
 def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
