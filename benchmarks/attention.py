@@ -23,7 +23,7 @@ from quire.options.kernels import CPU_LEVELS
 _HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE = 16, 8, 128, 16
 _DECODES = [(sequences, context, 0) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
 _DECODES += [(sequences, 2048, 1920) for sequences in (8, 32)]
-_PROMPTS = (256, 4096)
+_PROMPTS = ((256, 256), (4096, 4096), (32, 16384), (256, 16384))  # new tokens, and all
 _CACHE_BYTES = 2**29
 
 
@@ -39,7 +39,7 @@ class Case:
     @property
     def name(self) -> str:
         if self.new > 1:
-            return f"prompt of {self.new}"
+            return f"prompt of {self.new}" + f" behind {self.context - self.new}" * (self.context > self.new)
         return f"decode of {self.sequences} at {self.context}" + f", {self.shared} shared" * bool(self.shared)
 
     @property
@@ -53,7 +53,7 @@ class Case:
         positions = self.sequences * (self.context - self.shared) + self.shared
         return 2 * _KV_HEADS * _DIM * int(dtype.itemsize) * positions
 
-    def metadata(self) -> AttentionMetadata:
+    def metadata(self, device: torch.device) -> AttentionMetadata:
         """With blocks in any order."""
         width = -(-self.context // _BLOCK_SIZE)
         table = torch.randperm(self.sequences * width).int().view(self.sequences, width)
@@ -62,26 +62,28 @@ class Case:
         slots = table[:, positions // _BLOCK_SIZE].long() * _BLOCK_SIZE + positions % _BLOCK_SIZE
         lengths = [self.context] * self.sequences
         return AttentionMetadata(
-            torch.arange(self.sequences + 1, dtype=torch.int32) * self.new, torch.tensor(lengths, dtype=torch.int32),
-            table, slots.flatten(), [self.new] * self.sequences, lengths, self.new, self.context,
+            (torch.arange(self.sequences + 1, dtype=torch.int32) * self.new).to(device),
+            torch.tensor(lengths, dtype=torch.int32, device=device), table.to(device), slots.flatten().to(device),
+            [self.new] * self.sequences, lengths, self.new, self.context,
         )  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
     """Those of the table."""
     yield from (Case(sequences, 1, context, shared) for sequences, context, shared in _DECODES)
-    yield from (Case(1, tokens, tokens) for tokens in _PROMPTS)
+    yield from (Case(1, new, tokens) for new, tokens in _PROMPTS)
 
 
 def measure(backend: AttentionBackend, case: Case) -> float:
     """Seconds of one layer."""
-    dtype, metadata = backend.shape.dtype, case.metadata()
+    dtype, device = backend.shape.dtype, backend.shape.device
+    metadata = case.metadata(device)
     layers = 1 if case.new > 1 else max(1, _CACHE_BYTES // case.num_bytes(dtype))
     caches = backend.allocate(metadata.block_table.numel(), layers)
     for cache in caches:
         cache.normal_()
     tokens = case.sequences * case.new
-    query, key, value = (torch.randn(tokens, heads, _DIM).to(dtype) for heads in (_HEADS, _KV_HEADS, _KV_HEADS))
+    query, key, value = (torch.randn(tokens, heads, _DIM).to(device, dtype) for heads in (_HEADS, _KV_HEADS, _KV_HEADS))
     prepared, options = backend.prepare(metadata), AttentionOptions(_DIM**-0.5)
 
     def all_layers() -> None:
@@ -93,14 +95,15 @@ def measure(backend: AttentionBackend, case: Case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cpu-kernels", choices=("auto", *CPU_LEVELS, "torch"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(heading(arguments.cpu_kernels))
-    device, form = torch.device("cpu"), Form(arguments.cpu_kernels, arguments.dtype, None)
-    machine = measure_machine(form, _PROMPTS, device)
+    device, form = torch.device(arguments.device), Form(arguments.cpu_kernels, arguments.dtype, None)
+    machine = measure_machine(form, sorted({new for new, _ in _PROMPTS}), device)
     shape = AttentionShape(_HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE, form.torch_dtype, device)
     backend = create_backend("auto", shape, choose_kernels(arguments.cpu_kernels, device))
     print(f"{backend.name} attention in {arguments.dtype}; memory reads: {machine.bytes_per_second / 1e9:.1f} GB/s.\n")

@@ -74,6 +74,7 @@ def stages() -> list[Stage]:
         ),
         Stage("tests", _module("pytest", "-q", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider"), 600),
         *_of_shape(_PEERS[0]),
+        Stage("attention of one layer", _module("benchmarks.attention", "--device", "cuda"), 60),
         Stage("the whole stack", _module("benchmarks.serving", "--shape", _PEERS[0], "--requests", "2"), 150),
         *_of_shape(_PEERS[1]),
         *map(_floors, _ALONE),

@@ -146,6 +146,8 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     block_dimension: ClassVar[int]  # of a layer's cache
     query_lens: ClassVar[tuple[int, ...]] = (1,)  # of each kind that is attended to in a way of its own, but prompts
+    # New tokens behind contexts that only so long ones have attended to in a way of their own, and how long.
+    tails: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """

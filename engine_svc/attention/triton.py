@@ -34,20 +34,26 @@ _PARTIAL_BYTES = 256 << 20  # of what parts of contexts come to, before it is co
 # New tokens of a sequence up to which its keys are split among programs, as those of a decode are: guesses that are
 # verified, and what is left of a prompt.
 _MOST_QUERIES = 8
+# More new tokens than that have parts as well, of as many keys, where the programs of their prompt would go on when all
+# others have ended, and the context has as many positions: results of parts are kept for each token.
+_LONG_PART, _LONG_CONTEXT = 1024, 4096
 # Programs of decode for each multiprocessor: as many as have room in its shared memory, at most.
 _PROGRAMS_EACH = 4
 
 
-class _Decoding(NamedTuple):
-    sequences: torch.Tensor  # int32 [some of those with few new tokens]
+class _InParts(NamedTuple):
+    """Sequences whose keys are split among programs."""
+
+    sequences: torch.Tensor  # int32 [some]
     positions: int  # of all of them together, at most
     queries: int  # new tokens of one, at most
     tiles: Tiles
+    part_keys: int
 
 
 @dataclass(frozen=True)
 class _Prepared(Prepared):
-    decoding: list[_Decoding]
+    in_parts: list[_InParts]
     tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
     tile_starts: torch.Tensor  # int32 [tiles], first row of the tile within its sequence: see paged_prefill
 
@@ -58,6 +64,7 @@ class TritonBackend(AttentionBackend):
     name = "triton"
     block_dimension = 1
     query_lens = (2, 1)
+    tails = ((_MOST_QUERIES + 1, _LONG_CONTEXT),)
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -69,13 +76,14 @@ class TritonBackend(AttentionBackend):
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
         self._part_bytes = 4 * shape.num_heads * (shape.head_dim + 2)
         self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
-        self._programs = _PROGRAMS_EACH * _multiprocessors(shape.device)
+        self._multiprocessors = _multiprocessors(shape.device)
         capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
         self._group = group = shape.num_heads // shape.num_kv_heads
         self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability)
         self._decode = [decode_tiles(group * queries, self._prefill) for queries in (1, _MOST_QUERIES)]
         if shape.batch_invariant:
             self._decode = [self._prefill] * 2
+        self._long_part = PART if shape.batch_invariant else _LONG_PART
 
     @property
     def batch_invariant(self) -> bool:
@@ -90,50 +98,74 @@ class TritonBackend(AttentionBackend):
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """See AttentionBackend.most_positions."""
-        if query_len > _MOST_QUERIES:
+        if query_len <= _MOST_QUERIES:
+            return self._room(sequences, query_len, PART)
+        lens = np.full(sequences, query_len)
+        if not self._outlast(lens, np.full(sequences, _LONG_CONTEXT + query_len)).any():
             return super().most_positions(sequences, query_len)
-        # The inverse of `most_parts`.
-        return (self._most_parts // query_len - sequences + 1) * PART * self.shape.part.size - 1
+        return self._room(sequences, query_len, self._long_part)
+
+    def _room(self, sequences: int, queries: int, part_keys: int) -> int:
+        """Positions that so many sequences may have at once: the inverse of `most_parts`."""
+        return (self._most_parts // queries - sequences + 1) * part_keys * self.shape.part.size - 1
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
         """See AttentionBackend.decoding_bytes."""
-        parts = most_parts(positions, sequences, self.shape.part) * _MOST_QUERIES
+        shape = self.shape
+        rows = self._prefill.rows * self._multiprocessors // (2 * shape.num_kv_heads)  # see `_outlast`
+        parts = max(
+            most_parts(positions, sequences, shape.part, PART) * _MOST_QUERIES,
+            most_parts(positions, sequences, shape.part, self._long_part) * (rows // self._group),
+        )
         return self._part_bytes * min(self._most_parts, parts)
+
+    def _num_tiles(self, query_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return -(-query_lens * self._group // self._prefill.rows)
+
+    def _outlast(self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of the prompts have programs that take more than twice as long as all of them would if each did as much
+        as the others, and are long enough to be cut into parts, for whose results there is room."""
+        share = (self._num_tiles(query_lens) * seq_lens).sum() * self.shape.num_kv_heads / self._multiprocessors
+        parts = seq_lens // (self._long_part * self.shape.part.size) + 1
+        return (seq_lens > np.maximum(_LONG_CONTEXT, 2 * share)) & (query_lens * parts <= self._most_parts)
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
         single = np.flatnonzero(query_lens == 1)
         several = np.flatnonzero((query_lens > 1) & (query_lens <= _MOST_QUERIES))
-        prefilling = np.flatnonzero(query_lens > _MOST_QUERIES)
-        rows = self._prefill.rows
-        tiles = -(-query_lens[prefilling] * self._group // rows)
+        prompts = np.flatnonzero(query_lens > _MOST_QUERIES)
+        outlasts = self._outlast(query_lens[prompts], seq_lens[prompts])
+        long, prefilling = prompts[outlasts], prompts[~outlasts]
+        tiles = self._num_tiles(query_lens[prefilling])
         sequences = np.repeat(prefilling, tiles)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
-        starts = (np.arange(len(sequences)) - first) * rows
-        parts = (single, several, sequences, starts)
-        packed = to_device(np.concatenate(parts).astype(np.int32), self.shape.device)
-        ones, others, of, starting_at = packed.split([len(part) for part in parts])
-        together = [
-            *self._together(ones, seq_lens[single], 1, self._decode[0]),
-            *self._together(others, seq_lens[several], int(query_lens[several].max(initial=1)), self._decode[1]),
+        starts = (np.arange(len(sequences)) - first) * self._prefill.rows
+        lists = (single, several, long, sequences, starts)
+        packed = to_device(np.concatenate(lists).astype(np.int32), self.shape.device)
+        ones, others, longs, of, starting_at = packed.split([len(each) for each in lists])
+        most = [int(query_lens[each].max(initial=1)) for each in (several, long)]
+        in_parts = [
+            *self._together(ones, seq_lens[single], 1, self._decode[0], PART),
+            *self._together(others, seq_lens[several], most[0], self._decode[1], PART),
+            *self._together(longs, seq_lens[long], most[1], self._prefill, self._long_part),
         ]
-        return _Prepared(metadata, together, of, starting_at)
+        return _Prepared(metadata, in_parts, of, starting_at)
 
     def _together(
-        self, decoding: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles
-    ) -> list[_Decoding]:
+        self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles, part_keys: int
+    ) -> list[_InParts]:
         """All at once, but where contexts come to more than most caches hold, for sequences may share them: then half
         of them after the other half, and so on."""
         count, positions = len(lengths), int(lengths.sum())
         if not count:
             return []
-        if count == 1 or positions <= self.most_positions(count, queries):
-            return [_Decoding(decoding, positions, queries, tiles)]
+        if count == 1 or positions <= self._room(count, queries, part_keys):
+            return [_InParts(sequences, positions, queries, tiles, part_keys)]
         middle = count // 2
         return [
-            *self._together(decoding[:middle], lengths[:middle], queries, tiles),
-            *self._together(decoding[middle:], lengths[middle:], queries, tiles),
+            *self._together(sequences[:middle], lengths[:middle], queries, tiles, part_keys),
+            *self._together(sequences[middle:], lengths[middle:], queries, tiles, part_keys),
         ]
 
     def rotate_and_forward(
@@ -186,11 +218,12 @@ class TritonBackend(AttentionBackend):
             paged_prefill(
                 query, cache, output, *where, *prompts, options, self._prefill, part_keys, self.shape.part, lse
             )
-        for sequences, positions, queries, tiles in prepared.decoding:
-            capacity = most_parts(positions, len(sequences), self.shape.part, options.sliding_window, queries)
+        programs, part = _PROGRAMS_EACH * self._multiprocessors, self.shape.part
+        for sequences, positions, queries, tiles, part_keys in prepared.in_parts:
+            capacity = most_parts(positions, len(sequences), part, part_keys, options.sliding_window, queries)
             paged_decode(
-                query, cache, output, *where, sequences, capacity, self._programs, options, tiles, queries,
-                self.shape.part, lse, in_turn=self.batch_invariant,
+                query, cache, output, *where, sequences, capacity, programs, options, tiles, part_keys, queries, part,
+                lse, in_turn=self.batch_invariant,
             )  # fmt: skip
         return output
 

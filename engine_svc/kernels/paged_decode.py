@@ -1,7 +1,7 @@
 """Attention of one new token per sequence, or a few, over the paged cache, split along the keys.
 
-Each part of PART keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
-Dao et al. 2023). A part is always that long, so a sequence's result does not depend on the batch around it.
+Each part of the keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
+Dao et al. 2023). A part is always as long, so a sequence's result does not depend on the batch around it.
 
 The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So the
 room for their results goes by the sum of the contexts, however much one of them is longer than the others. Programs are
@@ -21,7 +21,7 @@ from engine_svc.kernels.attend import add_shrunk, attend_keys, first_seen, held,
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.tiles import Tiles, column_tiles
 
-PART = 256
+PART = 256  # keys, of tokens that are alone in their sequences or few
 _SEARCHED = tl.constexpr(128)  # sequences whose lengths a program looks at together
 
 
@@ -146,6 +146,7 @@ def _decode_kernel(
         )
         first = (first_part + piece - start) * PART_KEYS
         present = queries_of < query_len
+        last = tl.where(tl.min(queries_of, 0) < query_len, tl.minimum(first + PART_KEYS, length), first)
         row = tl.load(query_start_ptr + sequence).to(tl.int64) + queries_of
         query = load_columns(query_ptr, row * query_stride + heads * DIM, present, True, 0, MAIN, DIM)
         query_rest = None
@@ -156,7 +157,7 @@ def _decode_kernel(
             query, query_rest, positions, tl.full([ROWS], -1.0e30, tl.float32), tl.zeros([ROWS], tl.float32),
             tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr,
             block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible),
-            tl.minimum(first + PART_KEYS, length), scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM,
+            last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM,
             MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
         out_row = (tl.cast(piece, tl.int64) * queries + queries_of) * (KV_HEADS * GROUP) + heads
@@ -243,11 +244,13 @@ def parts_together(dim_padded: int) -> int:
     return max(4, min(32, 4096 // dim_padded))
 
 
-def most_parts(positions: int, sequences: int, part: ContextPart, window: int | None = None, queries: int = 1) -> int:
+def most_parts(
+    positions: int, sequences: int, part: ContextPart, part_keys: int, window: int | None = None, queries: int = 1
+) -> int:
     """Parts that so many sequences have at most, with so many positions all together, or of them those that the windows
     of so many queries reach."""
-    within = sequences * (((window or 0) + queries - 1) // (PART * part.size) + 2)
-    whole = positions // (PART * part.size) + sequences
+    within = sequences * (((window or 0) + queries - 1) // (part_keys * part.size) + 2)
+    whole = positions // (part_keys * part.size) + sequences
     return min(whole, within) if window else whole
 
 
@@ -263,6 +266,7 @@ def paged_decode(
     programs: int,
     options: AttentionOptions,
     tiles: Tiles,
+    part_keys: int,
     queries: int = 1,
     part: ContextPart = ContextPart(),
     lse: torch.Tensor | None = None,
@@ -278,7 +282,8 @@ def paged_decode(
         sequences: int32 [decoding].
         capacity: parts that all of them have together, at least; see `most_parts`.
         programs: that run at a time, about; the result is the same with any number of them.
-        tiles: with those of paged_prefill, and parts added `in_turn`, both round alike.
+        tiles: with those of paged_prefill, parts as long as there, and added `in_turn`, both round alike.
+        part_keys: keys of a part.
         queries: new tokens of a sequence, at most.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
@@ -298,7 +303,7 @@ def paged_decode(
         (len(cache) - 1) * cache.stride(0), count, queries,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,
-        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=PART,
+        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=part_keys,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional, num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -308,6 +313,6 @@ def paged_decode(
         partial, best, total, output, options.sinks, lse, query_start_loc, seq_lens, sequences, output.stride(0),
         queries, part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
-        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=PART,
+        CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=part_keys,
         TOGETHER=1 if in_turn else parts_together(dim_padded), num_warps=4,
     )  # fmt: skip

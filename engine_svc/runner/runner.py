@@ -52,7 +52,7 @@ from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.step_halves import StepHalves
 from engine_svc.runner.threads import bind_threads
-from engine_svc.runner.warm_up import drawing_steps, prompt_steps
+from engine_svc.runner.warm_up import drawing_steps, prompt_steps, tail_step
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
@@ -275,7 +275,7 @@ class Runner:
                 self._draw(sequences)
 
     def _run_prompt(self, num_blocks: int) -> None:
-        """A prefill over the cache, and a decode or two."""
+        """A prefill over the cache, a decode or two, and what other steps there are."""
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
@@ -287,6 +287,10 @@ class Runner:
         scaling = self._options.cache.calculate_kv_scales
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
             self.step(prefill)
+        block_size = self._attention.shape.block_tokens
+        for count, context in self._attention.tails:
+            if count + context <= self._max_model_len:
+                others.append(tail_step(count, context, block_size, len(self._groups)))
         for plan in others:
             self.step(plan)
 

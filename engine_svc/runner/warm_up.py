@@ -33,6 +33,15 @@ def prompt_steps(
     return [StepPlan(0, [] if number else [prompt], [step]) for number, step in enumerate(steps)]
 
 
+def tail_step(count: int, context: int, block_size: int, num_groups: int) -> StepPlan:
+    """So many new tokens behind so many others, which are anything and in one block of each group."""
+    tokens = context + count
+    blocks = [[group] * -(-tokens // block_size) for group in range(num_groups)]
+    sampling = SamplingPlan(SamplingParameters(temperature=0.0))
+    prompt = NewSequence(0, [0] * tokens, tokens, context, blocks, sampling)
+    return StepPlan(0, [prompt], [ScheduledSequence(0, context, count, 1, [])])
+
+
 def drawing_steps(slots: Sequence[int], num_groups: int, vocab_size: int) -> Iterator[tuple[StepPlan, TokenMasks]]:
     """Steps in which all these slots' sequences decode, and draw with all that limits them or is told of them. What is
     cached of them, in one block of each group, means nothing."""

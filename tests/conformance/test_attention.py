@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -320,6 +321,44 @@ def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together
     monkeypatch.setattr("engine_svc.attention.triton.decode_tiles", lambda *_: Tiles(16, 16, 4))
     for window, special in ((None, "sinks"), (30, ""), (None, "softcap and slopes")):
         check_backend(make_backend("triton", num_heads=6), [(110, 1), (90, 7), (14, 4), (20, 1)], window, special)
+
+
+@pytest.mark.parametrize(("window", "special"), [(None, "sinks"), (70, "slopes"), (40, "chunked")])
+def test_ends_of_prompts_behind_long_contexts(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, special: str
+) -> None:
+    """Their keys are split among programs, of which each has tiles of all of them, also of those with fewer tokens."""
+    module, split = importlib.import_module("engine_svc.attention.triton"), []
+    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 100)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "prefill_tiles", lambda *_: Tiles(16, 16, 4))
+    backend = make_backend("triton", num_heads=6)
+    together = backend._together
+    monkeypatch.setattr(
+        backend, "_together", lambda on_device, *how: split.append(on_device.tolist()) or together(on_device, *how)
+    )
+    check_backend(backend, [(150, 12), (40, 9), (210, 33), (90, 1), (0, 64), (70, 5)], window, special)
+    assert split[-3:] == [[3], [5], [0, 2]]
+
+
+def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the others take a machine of 132 multiprocessors, and by what parts come to."""
+    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 132)
+    backend = make_backend("triton", num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+
+    def split(*sequences: tuple[int, int]) -> list[bool]:
+        found = backend._outlast(*(torch.tensor(each).numpy() for each in zip(*sequences, strict=True)))
+        return list(found)
+
+    assert split((30, 100_000)) == split((9, 4097)) == split((100, 50_000)) == [True]
+    assert split((30, 4096)) == split((300, 50_000)) == split((8192, 8192)) == [False]
+    assert split((200, 100_000)) == [False]  # results of parts for each of so many tokens
+    assert split((30, 100_000), (2000, 2000)) == [True, False]
+    assert split((30, 20_000), (4000, 30_000)) == [False, False]
+    assert split(*[(17, 30_000)] * 8) == [True] * 8
+    assert split(*[(17, 30_000)] * 9) == [False] * 9
+    assert backend.most_positions(9, 17) == sys.maxsize
+    assert backend.most_positions(8, 17) == (backend._most_parts // 17 - 7) * 1024 - 1
 
 
 # One that is longer than two parts of the decode kernel, beside short ones; and prompts, which decoders do not mind.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -236,6 +237,23 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_attention_on_a_gpu(special: str, dtype: torch.dtype) -> None:
     backend = make_backend("triton", dtype=dtype, batch_invariant=True, **SHAPES["grouped"])
     check_attention(backend, options_of(special, SHAPES["grouped"]), LENGTHS)
+
+
+@pytest.mark.usefixtures("short_parts")
+def test_ends_of_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose keys are split among programs where they are too few, and are not where there are more."""
+    monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
+    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 14)
+    backend = make_backend("triton", batch_invariant=True, **SHAPES["grouped"])
+    outlast, found = backend._outlast, list[bool]()
+
+    def noted(*lens: np.ndarray) -> np.ndarray:
+        found.extend(outlasts := outlast(*lens))
+        return outlasts
+
+    monkeypatch.setattr(backend, "_outlast", noted)
+    check_attention(backend, options_of("", SHAPES["grouped"]), LENGTHS)
+    assert set(found) == {False, True}
 
 
 @pytest.mark.slow

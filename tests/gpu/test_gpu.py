@@ -76,6 +76,16 @@ def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
     check_backend(create_backend("triton", shape, None), lengths, window)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 300])
+def test_ends_of_prompts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None) -> None:
+    """Whose keys are split among programs."""
+    for name, value in (("_LONG_PART", 128), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 132)):
+        monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
+    shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
+    check_backend(create_backend("triton", shape, None), [(300, 20), (255, 1), (600, 40), (20, 30)], window)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 16), (6, 3, 80), (32, 8, 128), (16, 1, 256)])
 def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
     shape = AttentionShape(heads, kv_heads, dim, BLOCK_SIZE, HALF, torch.device("cuda"))

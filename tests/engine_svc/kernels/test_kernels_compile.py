@@ -54,8 +54,7 @@ for group, dim, block_size, window, kv_heads in shapes:
           for part in {0, paged_decode.PART if dim == 80 else 0}),
         *((paged_decode._decode_kernel,
            common | paged | parts | {"ROWS": each.rows, "TILE_N": each.keys, "BIDIRECTIONAL": dim == 64}, each)
-          for each in {tiles.decode_tiles(group, tile), tiles.decode_tiles(8 * group, tile),
-                       *([tile] if element == cached else [])}),
+          for each in {tiles.decode_tiles(group, tile), tiles.decode_tiles(8 * group, tile), tile}),
         *((paged_decode._combine_kernel,
            common | parts | {"HEADS": 8 * group, "DIM_PADDED": padded, "TOGETHER": together})
           for together in (1, paged_decode.parts_together(padded))),

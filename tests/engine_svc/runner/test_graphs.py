@@ -155,20 +155,25 @@ def not_a_number_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("not_a_number_in_new_memory")
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
-def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Of up to two tokens, more of some sequences than of others; as many sequences as a graph has, and fewer. Rows of
-    nobody, whose attention nobody computes, hold anything."""
+@pytest.mark.parametrize(("family", "most"), [("llama", 2), ("qwen3-moe", 2), ("llama", 9)])
+def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, most: int) -> None:
+    """Of up to so many tokens, more of some sequences than of others; as many sequences as a graph has, and fewer. Rows
+    of nobody, whose attention nobody computes, hold anything. Keys are split among programs, whether drafts are few or
+    not."""
+    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("_multiprocessors", lambda _: 100)):
+        monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
-    prompts = random_prompts(3, 5, 4, 17)
+    prompts = random_prompts(3, 5, 4, 40)
     asked = [
         GenerationRequest(str(key), prompt, replace(GREEDY, max_tokens=4 + 2 * key))
         for key, prompt in enumerate(prompts)
     ]
-    recorder, drafter = Recorder(), ReplayingDrafter(VOCAB_SIZE, most=2)
-    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=3))
-    with running_engine(folder, attention_backend="triton", max_num_seqs=6, drafter=drafter) as engine:
+    recorder, drafter = Recorder(), ReplayingDrafter(VOCAB_SIZE, most=most)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=most + 1))
+    with running_engine(
+        folder, attention_backend="triton", max_num_seqs=6, drafter=drafter, enable_prefix_caching=False
+    ) as engine:
         found = run_requests(engine, asked)
         drafter.know(asked, [[choice.token_ids for choice in choices] for choices in found])
         steps, replays = engine.load().step, recorder.replays
@@ -277,10 +282,11 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,201 tokens, where a start has seen 40: by a graph, and beside a prompt."""
+    """Of 4,201 tokens, where a start has seen prompts of 40: by a graph, beside a prompt, and the end of one."""
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1, max_position_embeddings=8192)
     compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
     allocate = allocate_with(recorder, warms_up=True)
 
     def noted(runner: Runner, *arguments: int) -> None:
@@ -297,7 +303,10 @@ def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         assert recorder.replays == 1
         mixed = [ScheduledSequence(0, 4201, 1, 1, []), ScheduledSequence(1, 0, 20, 1, [])]
         runner.step(StepPlan(2, [prompt], mixed))
+        end = replace(long, slot=2, num_computed_tokens=4181)
+        runner.step(StepPlan(3, [end], [ScheduledSequence(2, 4181, 20, 1, [])]))
     assert not compiled.kernels - started
+    assert any(kernel[0] == "_decode_kernel" and ("PART_KEYS", 1024) in kernel for kernel in started)
 
 
 def draw_as_a_gpu_does(logits: torch.Tensor, parameters: Any, keys: torch.Tensor, _: object) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine_svc.plan import NewSequence, SamplingPlan, TokenMasks
-from engine_svc.runner.warm_up import drawing_steps, prompt_steps
+from engine_svc.runner.warm_up import drawing_steps, prompt_steps, tail_step
 from engine_svc.sampling.rows import SampledRows
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.sampling.stages.base import SlotSequence, StageRows
@@ -94,3 +94,11 @@ def test_a_prompt_takes_blocks_of_each_group() -> None:
         (scheduled,) = plan.scheduled
         assert (scheduled.num_computed_tokens, scheduled.num_new_tokens) == (40 - count, count)
         assert scheduled.num_wanted_drafts == 2
+
+
+def test_a_long_context_takes_a_block_of_each_group() -> None:
+    plan = tail_step(9, 100, 16, 2)
+    (prompt,), (scheduled,) = plan.new_sequences, plan.scheduled
+    assert prompt.block_ids == [[0] * 7, [1] * 7]
+    assert len(prompt.token_ids) == prompt.num_prompt_tokens == 109
+    assert (scheduled.num_computed_tokens, scheduled.num_new_tokens) == (100, 9)
