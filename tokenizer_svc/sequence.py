@@ -17,6 +17,7 @@ class Step:
     text: str
     stop_string: str | None = None
     tokens_used: int = 0  # with stop_string: how many of the tokens, up to and including the match
+    lengths: Sequence[int] = ()  # characters that each of the tokens made certain, stop strings counted
 
 
 class TextSequence:
@@ -53,6 +54,7 @@ class TextSequence:
     def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
         """The text that these tokens made certain; with `is_last`, also all that was held back."""
         texts: list[str] = []
+        lengths: list[int] = []
         may_stop = self._num_tokens > self._min_tokens and (self._thinking is None or self._thinking.answers)
         for used, token_id in enumerate(token_ids, 1):
             self._num_tokens += 1
@@ -60,13 +62,15 @@ class TextSequence:
             if self._thinking:
                 self._thinking.advance((token_id,))
                 may_stop = may_stop and self._thinking.answers
-            found = self._matcher.add(self._detokenizer.add(token_id), may_stop)
+            text = self._detokenizer.add(token_id)
+            lengths.append(len(text))
+            found = self._matcher.add(text, may_stop)
             if isinstance(found, Match):
-                return Step("".join((*texts, found.text)), found.stop_string, used)
+                return Step("".join((*texts, found.text)), found.stop_string, used, lengths)
             texts.append(found)
         if is_last:
             found = self._matcher.add(self._detokenizer.finish(), may_stop)
             if isinstance(found, Match):
-                return Step("".join((*texts, found.text)), found.stop_string, len(token_ids))
+                return Step("".join((*texts, found.text)), found.stop_string, len(token_ids), lengths)
             texts += (found, self._matcher.finish())
-        return Step("".join(texts))
+        return Step("".join(texts), lengths=lengths)

@@ -110,6 +110,7 @@ class DetokenizeSession:
             delta.tokens_used = step.tokens_used
         if tokens.lookup_token_ids:
             delta.lookup_token_bytes.extend(map(self._codec.token_bytes, tokens.lookup_token_ids))
+            delta.text_lengths.extend(step.lengths)
         return tokens.is_last or step.stop_string is not None
 
 

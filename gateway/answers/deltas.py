@@ -66,6 +66,7 @@ class TokenScore(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     texts: tuple[bytes, ...]  # each token's own bytes; none of a request that wants no text
     rank: int
+    text_length: int = 0  # characters that the token made certain of its choice's text, a stop string counted
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True):

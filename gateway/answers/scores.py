@@ -87,21 +87,16 @@ class CompletionScores:
         """
         self._as_ids = as_ids
         self.offset = offset  # of the next one
-        self._text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
 
-    def take(self, scores: Sequence[TokenScore], pieces: Sequence[bytes] | None = None) -> CompletionLogprobs:
-        """The next positions.
-
-        Args:
-            pieces: what the text has of each token, where that is not all of it.
-        """
+    def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
+        """The next positions."""
         result = CompletionLogprobs([], [], [], [])
-        for place, score in enumerate(scores):
+        for score in scores:
             raws = score.texts or (b"",) * len(score.token_ids)
             texts = [token_text(i, raw, self._as_ids) for i, raw in zip(score.token_ids, raws, strict=True)]
             logprobs = [max(logprob, _LEAST) for logprob in score.logprobs]
             top = dict(zip(texts[::-1], logprobs[::-1], strict=True))
-            self._append(result, texts[0], pieces[place] if pieces else raws[0], logprobs[0], top)
+            self._append(result, texts[0], score.text_length, logprobs[0], top)
         return result
 
     def take_prompt(self, text: str, token_id: int, raw: bytes, scores: Sequence[TokenScore]) -> CompletionLogprobs:
@@ -113,20 +108,25 @@ class CompletionScores:
             scores: of the others.
         """
         pieces = pieces_of(text, [raw, *(score.texts[0] for score in scores)])
+        characters = codecs.getincrementaldecoder("utf-8")("replace")  # each may take several tokens
+        length, *lengths = (len(characters.decode(piece)) for piece in pieces)
         first = CompletionLogprobs([], [], [], [])
-        self._append(first, token_text(token_id, raw, self._as_ids), pieces[0], None, None)
-        result = merge([first, self.take(scores, pieces[1:])])
+        self._append(first, token_text(token_id, raw, self._as_ids), length, None, None)
+        others = [
+            msgspec.structs.replace(score, text_length=length) for score, length in zip(scores, lengths, strict=True)
+        ]
+        result = merge([first, self.take(others)])
         self.offset = len(text)
         return result
 
     def _append(
-        self, result: CompletionLogprobs, text: str, piece: bytes, logprob: float | None, top: dict[str, float] | None
+        self, result: CompletionLogprobs, text: str, length: int, logprob: float | None, top: dict[str, float] | None
     ) -> None:
         result.text_offset.append(self.offset)
         result.tokens.append(text)
         result.token_logprobs.append(logprob)
         result.top_logprobs.append(top)
-        self.offset += len(self._text.decode(piece))
+        self.offset += length
 
 
 def pieces_of(text: str, tokens: Sequence[bytes]) -> Sequence[bytes]:

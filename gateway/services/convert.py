@@ -250,12 +250,13 @@ def _stop_reason(reason: FinishReason, delta: common_pb2.GenerationDelta) -> str
 
 def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:
     texts = iter(text.lookup_token_bytes)  # none for one whose tokens become no text
+    lengths = itertools.chain(text.text_lengths, itertools.repeat(0))  # a token that is no text has none
     return tuple(
         TokenScore(
             tuple(position.token_ids), tuple(position.logprobs),
-            tuple(itertools.islice(texts, len(position.token_ids))), position.rank,
+            tuple(itertools.islice(texts, len(position.token_ids))), position.rank, length,
         )
-        for position in delta.logprobs
+        for position, length in zip(delta.logprobs, lengths, strict=False)
     )  # fmt: skip
 
 

@@ -186,20 +186,22 @@ class DetokenizeSessionResponse(_message.Message):
     def __init__(self, deltas: _Optional[_Iterable[_Union[TextDelta, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class TextDelta(_message.Message):
-    __slots__ = ("stream_id", "text", "stop_string", "tokens_used", "lookup_token_bytes", "error")
+    __slots__ = ("stream_id", "text", "stop_string", "tokens_used", "lookup_token_bytes", "text_lengths", "error")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_USED_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     text: str
     stop_string: str
     tokens_used: int
     lookup_token_bytes: _containers.RepeatedScalarFieldContainer[bytes]
+    text_lengths: _containers.RepeatedScalarFieldContainer[int]
     error: str
-    def __init__(self, stream_id: _Optional[int] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., tokens_used: _Optional[int] = ..., lookup_token_bytes: _Optional[_Iterable[bytes]] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., text: _Optional[str] = ..., stop_string: _Optional[str] = ..., tokens_used: _Optional[int] = ..., lookup_token_bytes: _Optional[_Iterable[bytes]] = ..., text_lengths: _Optional[_Iterable[int]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class CompileConstraintRequest(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar", "choices", "structural_tag", "backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")

@@ -182,6 +182,7 @@ async def test_a_session(service: Service) -> None:
     assert (stopped.text, stopped.stop_string) == ("one", ".")
     assert "1 to 256 characters" in refused.error
     assert (whole.text, list(whole.lookup_token_bytes)) == ("three", [b"</s>"])
+    assert (len(whole.text_lengths), sum(whole.text_lengths)) == (len(second), len("three"))
     assert "7 is not open" in late.error
     await call.done_writing()
     assert await read_deltas(call) is grpc.aio.EOF

@@ -155,6 +155,16 @@ async def test_offsets_are_those_of_the_text(gateway: GatewayStack) -> None:
     assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, 3]
 
 
+async def test_offsets_pass_over_special_tokens_that_the_text_has_not(gateway: GatewayStack) -> None:
+    special = byte_tokenizer(8192).convert_tokens_to_ids("<|im_start|>")
+    asked = {"prompt": [special - 7], "max_tokens": 3, "logprobs": 0}
+    for skips, length in ((True, 0), (False, len("<|im_start|>"))):
+        choice = (await gateway.complete(**asked, skip_special_tokens=skips))["choices"][0]
+        first, _, last = choice["logprobs"]["tokens"]
+        assert choice["text"] == f"{first}{'' if skips else '<|im_start|>'}{last}"
+        assert choice["logprobs"]["text_offset"] == [0, len(first), len(first) + length]
+
+
 async def test_an_echo_is_what_was_sent_and_not_what_the_tokenizer_adds(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(8192)
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
