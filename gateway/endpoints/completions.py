@@ -134,6 +134,11 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
         raise InvalidRequest("logprob_token_ids needs logprobs, such as 0.", parameter="logprob_token_ids")
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
+    if body.use_beam_search and body.max_tokens != 0 and _echoes_scores(body):
+        raise InvalidRequest(
+            "echo with logprobs, which scores the prompt, cannot be used with use_beam_search; leave one out.",
+            parameter="echo",
+        )
 
 
 def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:

@@ -95,7 +95,7 @@ def make_generation_request(
         constraint=constraint,
         parsers=tuple(parsers),
         answer_context=answer_context,
-        beams=beams_of(body, model),
+        beams=None if output == 0 else beams_of(body, model),
         thinking=thinking,
         priority=body.priority,
         cache_salt=caller.cache_salt,

@@ -147,6 +147,14 @@ async def test_echo_scores_the_prompt(gateway: GatewayStack) -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
+async def test_a_beam_search_for_no_tokens_finds_none(gateway: GatewayStack) -> None:
+    asked = {"prompt": "ABC", "max_tokens": 0, "echo": True, "logprobs": 0, "use_beam_search": True, "n": 2}
+    answer = await gateway.complete(**asked)
+    assert [choice["text"] for choice in answer["choices"]] == ["ABC"] * 2
+    assert [choice["logprobs"]["tokens"] for choice in answer["choices"]] == [["A", "B", "C"]] * 2
+    assert answer["usage"]["completion_tokens"] == 0
+
+
 async def test_offsets_are_those_of_the_text(gateway: GatewayStack) -> None:
     """A character of several tokens begins where its first one does."""
     prompt = "é🙂A"
