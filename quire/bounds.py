@@ -63,12 +63,17 @@ class Bound:
         """
         above = value > self.minimum if self.minimum_excluded else value >= self.minimum
         if not (above and value <= self.maximum and math.isfinite(value)):
-            raise InvalidRequest(f"{parameter} is {value:g}; it must be {self.describe()}.", parameter=parameter)
+            raise InvalidRequest(f"{parameter} is {_shown(value)}; it must be {self.describe()}.", parameter=parameter)
 
     def describe(self) -> str:
         """The bound in words, such as `above 0 and at most 1`."""
-        low = f"{'above' if self.minimum_excluded else 'at least'} {self.minimum:g}"
-        return f"{low} and at most {self.maximum:g}" if math.isfinite(self.maximum) else f"{low} and finite"
+        low = f"{'above' if self.minimum_excluded else 'at least'} {_shown(self.minimum)}"
+        return f"{low} and at most {_shown(self.maximum)}" if math.isfinite(self.maximum) else f"{low} and finite"
+
+
+def _shown(value: float) -> str:
+    """Integers with all their digits: rounded, one just out of bounds would look like the bound."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 _LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or what it is in the 32 bits of the wire

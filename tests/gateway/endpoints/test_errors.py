@@ -29,7 +29,7 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"frequency_penalty": 2.1}, "frequency_penalty", "2.1"),
     ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
     ({"min_tokens": -1}, "min_tokens", "-1"),
-    ({"seed": 2**63}, "seed", "seed"),
+    ({"seed": 2**63}, "seed", f"seed is {2**63}; it must be at least {-(2**63)} and at most {2**63 - 1}."),
     ({"stop": [""]}, "stop", "1 to 256"),
     ({"stop": ["x"] * 17}, "stop", "17"),
     ({"stop": [1]}, "stop", "str"),
@@ -117,6 +117,7 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"use_beam_search": True, "best_of": -5}, "best_of", "1"),
     ({"use_beam_search": True, "n": 3, "best_of": 2}, "best_of", "3"),
     ({"use_beam_search": True, "best_of": 2, "n": 1, "stop": "x"}, "stop", "use_beam_search"),
+    ({"use_beam_search": True, "logprobs": 1, "echo": True}, "echo", "use_beam_search"),
 ]
 
 
