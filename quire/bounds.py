@@ -15,7 +15,7 @@ from quire.errors import ContextTooLong, InvalidRequest
 
 MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 128
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 256  # in characters
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256  # in characters
