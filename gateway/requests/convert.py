@@ -59,7 +59,7 @@ def make_generation_request(
     Raises:
         InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
             tokens.
-        ContextTooLong: a prompt, or a prompt and max_tokens, do not fit the model.
+        ContextTooLong: a prompt, or a prompt and max_tokens or min_tokens, do not fit the model.
     """
     sampling = sampling_parameters(body, model.default_sampling)
     limit = sampling.max_tokens
@@ -76,6 +76,8 @@ def make_generation_request(
     truncated = [truncate(prompt, body, model.max_model_len) for prompt in prompts]
     for prompt in truncated:
         _check_length(prompt.num_tokens, asked, model.max_model_len)
+        if sampling.min_tokens:
+            check_context_length(prompt.num_tokens, sampling.min_tokens, model.max_model_len, wanted_name="min_tokens")
     output_tokens = check_total(
         truncated, output, body.num_sequences, model.max_model_len, options.max_tokens_per_request
     )

@@ -61,6 +61,7 @@ async def test_each_prompt_has_its_own_room(limited: GatewayStack) -> None:
         ({"prompt": [1] * 4000, "max_tokens": 200}, "max_tokens", ("4000", "200", "4200", "96")),
         ({"prompt": [1] * 4096}, "prompt", ("4096",)),
         ({"prompt": [1] * 5000, "max_tokens": 1}, "prompt", ("5000",)),
+        ({"prompt": [1] * 4090, "min_tokens": 10}, "min_tokens", ("4090", "10", "4100", "6")),
     ],
 )
 async def test_what_does_not_fit_is_told_in_openais_words(
