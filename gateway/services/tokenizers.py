@@ -15,7 +15,7 @@ import grpc
 
 from gateway.requests.token_ids_only import needs_text
 from gateway.services.replica import Replica
-from quire.errors import QuireError, Unavailable
+from quire.errors import DeadlineExceeded, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.discovery import DnsSource, Resolver, resolve_host, split_address
@@ -201,7 +201,8 @@ class Tokenizers:
         Raises:
             QuireError: it failed.
         """
-        deadline = time.monotonic() + (CALL_SECONDS if seconds is None else seconds)
+        seconds = CALL_SECONDS if seconds is None else seconds
+        deadline = time.monotonic() + seconds
         failed: list[TokenizerReplica] = []
         while True:
             replica = await self.wait_up(deadline - time.monotonic(), failed)
@@ -211,6 +212,10 @@ class Tokenizers:
                 logger.debug("tokenizer service %s: %s failed: %s", replica.address, method, error.message)
                 failed.append(replica)
                 await asyncio.sleep(min(1.0, _RETRY_SECONDS * 2 ** len(failed)))
+            except DeadlineExceeded:
+                raise DeadlineExceeded(
+                    f"The tokenizer service did not answer within {seconds:g} s; try again in a moment."
+                ) from None
 
     def _begin(self, group: asyncio.TaskGroup, name: str, address: str) -> TokenizerReplica:
         logger.debug("tokenizer service at %s", address)

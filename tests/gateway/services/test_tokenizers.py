@@ -13,7 +13,7 @@ import pytest
 from gateway.main import main
 from gateway.services import tokenizers as tokenizers_module
 from gateway.services.tokenizers import TokenizerReplica, Tokenizers
-from quire.errors import StartupError
+from quire.errors import DeadlineExceeded, StartupError
 from quire.options.gateway import GatewayOptions
 from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
@@ -96,6 +96,24 @@ async def test_those_that_stop_come_last(monkeypatch: pytest.MonkeyPatch) -> Non
     assert replicas.pick() is first
     assert replicas.pick([first]) in (second, third)
     assert replicas.pick(ups) is first
+
+
+async def test_a_call_that_takes_too_long_says_of_whom(monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path) -> None:
+    async with running_tokenizer(tokenizer_folder) as server:
+        address = f"127.0.0.1:{server.port}"
+        replicas = Tokenizers([address], RpcSecurityOptions(), lambda frame: None, lambda replica, error: None)
+        task = asyncio.create_task(replicas.run())
+        await replicas.wait_up(5)
+
+        async def late(**_: object) -> None:
+            await asyncio.sleep(5)
+
+        monkeypatch.setattr(server.servicer._renderer, "render", late)
+        request = tokenizer_pb2.RenderChatRequest(messages_json=b"[]")
+        with pytest.raises(DeadlineExceeded, match=r"tokenizer service did not answer within 0\.2 s"):
+            await replicas.call("RenderChat", request, seconds=0.2)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_malformed_address() -> None:
