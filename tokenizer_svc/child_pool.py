@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ from tokenizer_svc.child import HEADER, TAKEN, Message
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 20.0
+# Where it took too long, work that has had the processor for less of that time is not what was slow.
+_LEAST_SHARE = 0.05
 
 
 class ChildTooSlow(Exception):
@@ -56,6 +59,13 @@ class _Child:
     @property
     def alive(self) -> bool:
         return self._process.returncode is None
+
+    def processor_seconds(self) -> float:
+        """Time of the processor that it has taken so far; infinite where nobody can tell any more."""
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return math.inf
 
     async def ask(self, request: Message) -> Message:
         """
@@ -153,7 +163,7 @@ class ChildPool:
         Raises:
             ChildTooSlow: it took too long.
             ChildEnded: it ended without an answer.
-            Overloaded: too much waits already.
+            Overloaded: too much waits already, or others have the processor.
             Unavailable: processes do not start.
         """
         if self._waiting >= self._max_waiting:
@@ -172,12 +182,16 @@ class ChildPool:
             ChildTooSlow: it took too long.
             ChildEnded: the process ended while it worked.
             _NotTaken: it ended before that.
+            Overloaded: it took too long, for it hardly had the processor.
         """
         async with self._child(fresh) as child:
+            before = child.processor_seconds()
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     return await child.ask(request)
             except TimeoutError:
+                if child.processor_seconds() - before < _LEAST_SHARE * self._timeout_seconds:
+                    raise Overloaded(f"This machine is too busy for {self._work}; try again in a moment.") from None
                 raise ChildTooSlow from None
 
     @contextlib.asynccontextmanager

@@ -72,7 +72,7 @@ class ConstraintCompiler:
         Raises:
             InvalidRequest: it is malformed or too large, no backend can express it, or it takes too long or too much.
             FailedPrecondition: its backend is not installed, or the tokenizer allows none.
-            Overloaded: too many constraints wait already.
+            Overloaded: too many constraints wait already, or others have the processor.
         """
         if self._refusal is not None:
             raise self._refusal

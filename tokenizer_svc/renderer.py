@@ -75,7 +75,7 @@ class ChatRenderer:
 
         Raises:
             InvalidRequest: the template cannot render this conversation, or takes too long or too much.
-            Overloaded: too many conversations wait already.
+            Overloaded: too many conversations wait already, or others have the processor.
         """
         answer = await self._ask(Message(request, messages_json), "messages")
         token_ids = answer.fields["token_ids"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from quire.errors import Overloaded
 from tests.support.waiting import WAIT_SECONDS
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool
@@ -50,3 +51,14 @@ async def test_work_that_a_process_dies_of_is_not_tried_again(pool: ChildPool, t
         await pool.ask(Message({"die": str(deaths)}))
     assert deaths.read_text().split() == [str(first)]
     assert await pid_of(pool) != first
+
+
+async def test_work_that_does_not_get_the_processor_is_not_what_is_slow(
+    pool: ChildPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(await pid_of(pool), signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_timeout_seconds", 0.2)
+        with pytest.raises(Overloaded, match="too busy for tests; try again"):
+            await pool.ask(Message())
+    assert await pid_of(pool)
