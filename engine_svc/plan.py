@@ -159,6 +159,10 @@ class StageTimes(msgspec.Struct, frozen=True, array_like=True):
     ended: float
 
 
+OVERFLOW = "the model's values overflowed, or no token is left to sample"
+"""Why a sequence failed whose logits say of no token how likely it is."""
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """What a step produced."""
 

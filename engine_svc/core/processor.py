@@ -10,7 +10,7 @@ import msgspec
 from engine_svc.core.live_requests import LiveRequests
 from engine_svc.core.statistics import EngineStatistics
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.plan import PositionLogprobs, StepResult
+from engine_svc.plan import OVERFLOW, PositionLogprobs, StepResult
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import Sequence
@@ -19,6 +19,7 @@ from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.scheduler.scheduler import Scheduler
 from quire.errors import REQUEST_FAULT, Internal, InvalidRequest, QuireError
+from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
 
@@ -169,18 +170,27 @@ class StepProcessor:
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         request = sequence.owner.request
-        logger.error("request %s failed alone: %s", request.request_id, message)
-        self._requests.end(sequence.owner, FinishReason.ERROR, _failure(request, message))
+        error = _failure(request, message)
+        level = logging.INFO if isinstance(error, InvalidRequest) else logging.ERROR
+        logger.log(level, "request %s: %s", request.request_id, error.message)
+        self._requests.end(sequence.owner, FinishReason.ERROR, error)
 
 
 def _failure(request: GenerationRequest, message: str) -> QuireError:
     """What the caller is told: it is no fault of ours where the request itself may have left nothing to sample."""
-    if request.constraint is not None:
-        for name in ("allowed_token_ids", "bad_words"):
-            if getattr(request.sampling, name):
-                return InvalidRequest(
-                    f"Nothing may come next: {name} and what the output has to look like leave no token to sample. "
-                    "Leave one of them out.",
-                    parameter=name,
-                )
+    if message == OVERFLOW and request.constraint is not None and (name := _forbidding(request.sampling)):
+        return InvalidRequest(
+            f"Nothing may come next: {name} and what the output has to look like leave no token to sample. Leave one "
+            "of them out.",
+            parameter=name,
+        )
     return Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)
+
+
+def _forbidding(sampling: SamplingParameters) -> str:
+    """The field by which a request forbids tokens that its constraint may want; empty where none does."""
+    if sampling.allowed_token_ids:
+        return "allowed_token_ids"
+    if sampling.bad_words:
+        return "bad_words"
+    return "min_tokens" if sampling.min_tokens and sampling.stop_token_ids else ""

@@ -9,7 +9,7 @@ import torch
 
 from engine_svc.native.library import Kernels
 from engine_svc.parallel.vocabulary import VocabularyPart
-from engine_svc.plan import PositionLogprobs, SamplingPlan, TokenMasks
+from engine_svc.plan import OVERFLOW, PositionLogprobs, SamplingPlan, TokenMasks
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.choosers import Chooser, TorchChooser
 from engine_svc.sampling.logprobs import PROCESSED, Alternatives, ScoredPositions, Scoring, make_scoring
@@ -28,7 +28,6 @@ from quire.sampling import SamplingParameters
 _MOST_ALTERNATIVES = 1024
 # Rows of which it is found at a time what is drawn from: it takes several copies of their logits.
 _MOST_PROCESSED = 64
-OVERFLOW = "the model's values overflowed, or no token is left to sample"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from engine_svc.parallel.vocabulary import VocabularyPart
-from engine_svc.plan import PositionLogprobs, TokenMasks
+from engine_svc.plan import OVERFLOW, PositionLogprobs, TokenMasks
 from engine_svc.sampling.isolation import sample_rows
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
-from engine_svc.sampling.sampler import OVERFLOW, SampleOutput, Sampler
+from engine_svc.sampling.sampler import SampleOutput, Sampler
 from engine_svc.transfer import to_device
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from engine_svc.core import constraints
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.plan import StepPlan, StepResult, TokenMasks
+from engine_svc.plan import OVERFLOW, StepPlan, StepResult, TokenMasks
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.structured.grammars import Grammars
-from quire.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest
+from quire.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidRequest
 from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
@@ -55,8 +55,9 @@ def make(request: pytest.FixtureRequest, grammars: Grammars) -> Make:
         facts = {"num_blocks": 64, "block_size": 4, "max_model_len": 240, "max_num_batched_tokens": 64}
         facts |= {name: changes.pop(name) for name in facts.keys() & changes.keys()}
         executor = FakeExecutor(
-            VOCABULARY_SIZE, 4, verify=True, max_in_flight=request.param, on_step=changes.pop("on_step", None)
-        )
+            VOCABULARY_SIZE, 4, verify=True, max_in_flight=request.param, on_step=changes.pop("on_step", None),
+            failed_slots=changes.pop("failed_slots", None),
+        )  # fmt: skip
         executor.allocate(facts["num_blocks"])
         return Engine(
             executor,
@@ -358,3 +359,27 @@ def test_what_ends_by_its_grammar_is_told_from_what_a_token_ends(make: Make) -> 
     ended = {key: found.last[key].ended_by_constraint for key in range(12)}
     assert ended == {key: found.tokens[key, 0][-1] != EOS for key in range(12)}
     assert set(ended.values()) == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"allowed_token_ids": (5,)}, "allowed_token_ids"),
+        ({"bad_words": ((5,),)}, "bad_words"),
+        ({"min_tokens": 3, "stop_token_ids": (5,)}, "min_tokens"),
+        ({"min_tokens": 3}, ""),
+    ],
+)
+def test_a_request_that_forbids_what_has_to_come_is_told_so(make: Make, fields: dict[str, Any], parameter: str) -> None:
+    engine = make(
+        failed_slots=lambda plan: {each.slot: OVERFLOW for each in plan.scheduled if each.num_sampled_positions}
+    )
+    error = run(engine, constrained(matching("[ab]+"), **fields)).last[0].error
+    assert isinstance(error, InvalidRequest if parameter else Internal)
+    assert error.parameter == parameter
+    engine = make(
+        failed_slots=lambda plan: {each.slot: "it broke" for each in plan.scheduled if each.num_sampled_positions}
+    )
+    error = run(engine, constrained(matching("[ab]+"), **fields)).last[0].error
+    assert isinstance(error, Internal)
+    assert "it broke" in error.message
