@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,19 +21,27 @@ logger = logging.getLogger(__name__)
 _NEUTRAL = SamplingParameters()
 
 
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """What has come of a request, and the context that it began in, which has the id that its lines are marked with."""
+
+    texts: list[io.StringIO]  # of its choices
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+
 class RequestLog:
     """Writes nothing but what the options ask for."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self._requests, self._outputs = options.enable_log_requests, options.enable_log_outputs
         self._most = options.max_log_len
-        self._texts: dict[RequestState, list[io.StringIO]] = {}  # of the choices of requests under way
+        self._live: dict[RequestState, _Outputs] = {}
 
     def started(self, state: RequestState) -> None:
         """A request is about to run. What a search for beams asks of the engines is a part of one, and not told of."""
         request = state.request
         if self._outputs:
-            self._texts[state] = [io.StringIO() for _ in range(request.choices)]
+            self._live[state] = _Outputs([io.StringIO() for _ in range(request.choices)])
         if self._requests:
             prompts = [self._cut(prompt.token_ids) for prompt in request.prompts]
             logger.info(
@@ -41,23 +51,20 @@ class RequestLog:
 
     def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:
         """Something of a choice has come."""
-        if (texts := self._texts.get(state)) is None:
+        if (outputs := self._live.get(state)) is None:
             return
-        text = texts[update.index]
+        text = outputs.texts[update.index]
         text.write(content_of(update.deltas))
         if finish := update.finish:
             said = self._cut(text.getvalue())
-            logger.info(
-                "request %s, choice %d ended by %s: %r",
-                state.request.request_id,
-                update.index,
-                finish.reason.value,
-                said,
-            )
+            outputs.context.run(
+                logger.info, "request %s, choice %d ended by %s: %r",
+                state.request.request_id, update.index, finish.reason.value, said,
+            )  # fmt: skip
 
     def ended(self, state: RequestState) -> None:
         """A request has ended, in whatever way."""
-        self._texts.pop(state, None)
+        self._live.pop(state, None)
 
     def _cut(self, said: Sequence[Any]) -> Sequence[Any]:
         return said if self._most is None else said[: self._most]

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.errors import StartupError
+from quire.log import setup_logging
 from quire.options.gateway import GatewayOptions
+from quire.options.log import LogOptions
 from tests.support.gateway_stack import running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,6 +36,33 @@ async def test_requests_and_outputs(tokenizer_folder: Path, caplog: pytest.LogCa
     assert "request r1 for fake: prompt token ids [(32,)], {" in text and "'temperature': 0.5" in text
     assert "request r1, choice 0 ended by length: 'AHO'" in text
     assert "a request failed" not in text
+
+
+@contextmanager
+def json_lines() -> Iterator[io.StringIO]:
+    """What `--log-format json` writes meanwhile."""
+    root, records = logging.getLogger(), logging.getLogRecordFactory()
+    handlers, level, lines = root.handlers[:], root.level, io.StringIO()
+    try:
+        setup_logging("gateway", LogOptions(log_format="json"), terminal=lines)
+        yield lines
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+        logging.setLogRecordFactory(records)
+
+
+async def test_every_line_has_its_request_s_id(tokenizer_folder: Path) -> None:
+    """Outputs come by tasks that work for all requests."""
+    with json_lines() as lines:
+        async with running_gateway(tokenizer_folder, enable_log_requests=True, enable_log_outputs=True) as stack:
+            for request_id in ("r1", "r2"):
+                body = {"model": "fake", "prompt": ["A"], "max_tokens": 3}
+                headers = {"x-request-id": request_id}
+                assert (await stack.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    told = [json.loads(line) for line in lines.getvalue().splitlines()]
+    told = [line for line in told if line["logger"] == "gateway.requests.request_log"]
+    assert [line.get("request_id") for line in told] == ["r1", "r1", "r2", "r2"]
 
 
 async def test_they_are_cut(tokenizer_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
