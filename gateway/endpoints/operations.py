@@ -18,7 +18,7 @@ async def health(request: Request) -> Response:
     """200 while requests can be served, and nothing else but that text cannot; 503 with the reason otherwise."""
     context = context_of(request)
     if missing := context.missing:
-        return error_response(Unavailable(f"Loading model: {', '.join(missing)}."), request.scope)
+        return error_response(Unavailable(f"No request can be served now: {', '.join(missing)}."), request.scope)
     note = f"Token ids only: there is no tokenizer ({SKIP_FLAG})." if context.options.skip_tokenizer_init else ""
     return PlainTextResponse(note) if note else Response()
 

@@ -108,7 +108,7 @@ async def test_health_and_metrics_tell_who_sleeps(stack: AdminStack) -> None:
     await stack.ask("/sleep?level=2")
     health = await stack.gateway.client.get("/health")
     assert health.status_code == 503
-    assert "it sleeps (level 2" in health.json()["error"]["message"]
+    assert "served now: no engine worker is ready (it sleeps (level 2" in health.json()["error"]["message"]
     text = (await stack.gateway.client.get("/metrics")).text
     assert metric(text, "quire_engine_sleep_state", "discard_all") == 2
     told = await stack.ask("/workers", method="GET")
