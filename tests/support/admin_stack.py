@@ -72,7 +72,8 @@ async def running_admin_stack(
         admin = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers)
         )
-        await eventually(lambda: len(gateway.context.fleet.ready) == engines, "not all engines become ready")
+        fleet = gateway.context.fleet  # an engine takes requests before it has told its state for the first time
+        await eventually(lambda: sum(each.HasField("load") for each in fleet.ready) == engines, "not all become ready")
         yield AdminStack(gateway, admin, port, running)
 
 
