@@ -8,26 +8,27 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 _ERRORS_IN_A_ROW = 5
-_SLOW_FACTOR = 3.0  # of its own usual time per output token, and of the fleet's median
+_SLOW_FACTOR = 3.0  # of the median time per output token, and of as many times that as is usual of the worker
 _SLOW_SECONDS = 10.0
 _EJECTION_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 _FORGIVEN_SECONDS = 600.0  # after which the next ejection is a first one again
 _MOST_EJECTED = 0.5  # of the workers
-_FAST, _SLOW = 0.2, 0.01  # shares of a new value in the two means
+_SHARE_OF_NEW = 0.2  # in the mean time per output token
+_USUAL_SECONDS = 300.0  # in which what is usual of a worker is learnt, however busy it is
 
 
 class EjectionRecord:
     """One worker's record."""
 
-    __slots__ = ("ejected_until", "ejections", "errors", "reason", "rested", "slow_since", "tpot", "usual_tpot")
+    __slots__ = ("ejected_until", "ejections", "errors", "reason", "rested", "slow_since", "tpot", "usual")
 
     def __init__(self) -> None:
         self.errors = 0  # in a row
         self.ejections = 0
         self.ejected_until = 0.0
         self.reason = ""
-        self.tpot = 0.0  # mean time per output token now, in seconds, and over a long time; 0 until known
-        self.usual_tpot = 0.0
+        self.tpot = 0.0  # mean time per output token now, in seconds; 0 until known
+        self.usual = 0.0  # how many times the median of its model's workers that is, over a long time; 0 until known
         self.slow_since: float | None = None
         # When it came back from what an operator made of it; infinite until then. What it had stood still meanwhile.
         self.rested = -math.inf
@@ -35,8 +36,7 @@ class EjectionRecord:
     def decoded(self, tokens: float, seconds: float) -> None:
         """A request's decoding took so long."""
         tpot = seconds / tokens
-        self.tpot += _FAST * (tpot - self.tpot) if self.tpot else tpot
-        self.usual_tpot += _SLOW * (tpot - self.usual_tpot) if self.usual_tpot else tpot
+        self.tpot += _SHARE_OF_NEW * (tpot - self.tpot) if self.tpot else tpot
 
 
 class Ejectable(Protocol):
@@ -67,6 +67,7 @@ class OutlierEjection:
         self._workers = workers
         self._clock = clock
         self._on_ejected = on_ejected
+        self._swept = clock()
 
     def failed(self, worker: Ejectable) -> None:
         """A request failed through the worker's fault."""
@@ -81,20 +82,28 @@ class OutlierEjection:
     def sweep(self) -> None:
         """Looks for slow ones. Call it a few times a second."""
         now = self._clock()
+        share, self._swept = min(1.0, (now - self._swept) / _USUAL_SECONDS), now
         models: dict[str, list[Ejectable]] = {}
         for worker in self._workers():
             if worker.ejection.tpot:
                 models.setdefault(_model_of(worker), []).append(worker)
         for known in models.values():
             if len(known) > 1:
-                self._compare(known, now)
+                self._compare(known, now, share)
 
-    def _compare(self, known: Collection[Ejectable], now: float) -> None:
-        """Workers of one model with each other."""
-        median = statistics.median(worker.ejection.tpot for worker in known)
+    def _compare(self, known: Collection[Ejectable], now: float, share: float) -> None:
+        """Workers of one model with each other.
+
+        Args:
+            share: of what they are now in what is usual of them.
+        """
+        # Of two workers the faster one's: the mean of both is never a third of what the slower one takes.
+        median = statistics.median_low(worker.ejection.tpot for worker in known)
         for worker in known:
             record = worker.ejection
-            if record.tpot <= _SLOW_FACTOR * max(median, record.usual_tpot):
+            times = record.tpot / median
+            record.usual += share * (times - record.usual) if record.usual else times
+            if times <= _SLOW_FACTOR * max(1.0, record.usual):
                 record.slow_since = None
             elif record.slow_since is None:
                 record.slow_since = now

@@ -79,6 +79,7 @@ def test_workers_are_compared_with_those_of_their_model() -> None:
     for _ in range(200):
         for worker in workers:
             worker.ejection.decoded(10, 0.2 if worker.names == ("small",) else 4.0)
+    outliers.sweep()
     for _ in range(20):
         clock.now += 1
         workers[0].ejection.decoded(10, 2.0)
@@ -91,7 +92,8 @@ def test_a_worker_that_becomes_far_slower_rests_and_one_that_always_was_does_not
     for _ in range(200):
         for number, worker in enumerate(workers):
             worker.ejection.decoded(10, 2.0 if number == 3 else 0.2)  # the last one is ten times as slow by nature
-    for second in range(30):
+    outliers.sweep()
+    for second in range(20):
         clock.now += 1
         workers[0].ejection.decoded(10, 0.24)  # a fifth slower: no reason
         workers[1].ejection.decoded(10, 4.0)
@@ -100,3 +102,28 @@ def test_a_worker_that_becomes_far_slower_rests_and_one_that_always_was_does_not
             assert workers[1].ready
     assert [worker.ejection.ejections for worker in workers] == [0, 1, 0, 0]
     assert "ms per token" in workers[1].ejection.reason
+
+
+def test_the_slower_one_of_two_rests_however_busy_it_is() -> None:
+    clock, workers, outliers = fleet(2)
+    for _ in range(200):
+        for worker in workers:
+            worker.ejection.decoded(10, 0.2)
+    outliers.sweep()
+    for _ in range(15):
+        clock.now += 1
+        for worker, seconds in zip(workers, (1.0, 0.2), strict=True):
+            for _ in range(20):
+                worker.ejection.decoded(10, seconds)
+        outliers.sweep()
+    assert [worker.ejection.ejections for worker in workers] == [1, 0]
+
+
+def test_all_that_slow_down_together_serve_on() -> None:
+    clock, workers, outliers = fleet(2)
+    for number in range(200):
+        for worker in workers:
+            worker.ejection.decoded(10, 0.2 if number < 100 else 2.0)
+        clock.now += 1
+        outliers.sweep()
+    assert not any(worker.ejection.ejections for worker in workers)
