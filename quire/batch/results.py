@@ -57,6 +57,8 @@ class Results:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if not self._places:  # it would only stand in the way of an input that is set right
+            self.path.unlink(missing_ok=True)
 
     def _read_back(self, at: int) -> int:
         """Finds the whole lines; returns where they end."""

@@ -56,6 +56,12 @@ def test_a_run_goes_on_wherever_it_was_cut(tmp_path: Path, requests: BatchInput,
     ]  # fmt: skip
 
 
+def test_a_run_without_answers_leaves_nothing(tmp_path: Path, requests: BatchInput) -> None:
+    with pytest.raises(StartupError, match="no model"), Results(tmp_path / "partial", requests):
+        raise StartupError("There is no model.")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 def test_answers_to_other_requests_are_left_alone(tmp_path: Path, requests: BatchInput) -> None:
     path = tmp_path / "partial"
     path.write_text('{"quire batch": 1, "input": "other"}\n0 {}\n')
