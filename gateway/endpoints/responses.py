@@ -102,7 +102,7 @@ async def kept(request: Request) -> Response | EventStream:
 
 
 async def _retrieve(request: Request) -> Response | EventStream:
-    """A response that is kept, as far as it has come; or its events, from behind a number on.
+    """A response that is kept, without what it says while it is under way; or its events, from behind a number on.
 
     Raises:
         InvalidRequest: a parameter is malformed, or the events were not kept.
