@@ -44,7 +44,8 @@ class LogFile:
         return Path(f"{self.path}.1")
 
     def _begin(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        # Not what stands for something else, such as /dev/null, or /dev/stderr, which may lead to a file; nor a folder.
+        if self.path.is_file() and not self.path.is_symlink():
             self.path.replace(self._before)
         os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,21 @@ def test_a_named_file_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="--log-file"):
         choose_log_file(LogOptions(log_file=str(tmp_path / "file" / "log")), "8000")
+
+
+def test_what_is_no_file_stays_where_it_is(tmp_path: Path) -> None:
+    """A pipe, a folder, or what leads to something else as /dev/stderr does."""
+    file, folder, link, pipe = (tmp_path / name for name in ("file", "folder", "link", "pipe"))
+    file.touch()
+    link.symlink_to(file)
+    LogFile(link, max_bytes=-1).rotate()
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # somebody who reads, whom opening would wait for
+        LogFile(pipe)
+    folder.mkdir()
+    with pytest.raises(StartupError, match="Is a directory"):
+        choose_log_file(LogOptions(log_file=str(folder)), "8000")
+    assert sorted(tmp_path.iterdir()) == [file, folder, link, pipe]
 
 
 def test_a_system_without_a_state_folder_logs_to_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
