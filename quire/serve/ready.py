@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+
 import quire
+from quire.errors import QuireError, Unavailable
 from quire.rpc.channel import call_metadata, open_channel
 from quire.rpc.settings import CALL_SECONDS
+from quire.rpc.status import from_rpc_error
 from quire.serve.layout import Layout, StackOptions
 from quire.serve.ports import api_url
 from quire.serve.summary import format_summary
 from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
+
+T = TypeVar("T")
+_Arguments = Mapping[str, Any]  # of a call, beside its message
 
 
 async def node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
@@ -21,21 +31,20 @@ async def node_summary(options: StackOptions, layout: Layout, seconds: float) ->
 
 
 async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
-    """Asks services that are ready; on a machine that is busy starting others, they may answer late."""
-    metadata = call_metadata(options.security)
-    async with open_channel(layout.router[0], options.security) as channel:
-        router = router_pb2_grpc.RouterServiceStub(channel)
-        answer = await router.ListWorkers(
-            router_pb2.ListWorkersRequest(), metadata=metadata, timeout=CALL_SECONDS, wait_for_ready=True
-        )
-    tokenizer = await _tokenizer_info(layout.tokenizer[0], options) if layout.tokenizer else None
-    ready = [worker for worker in answer.workers if worker.state == router_pb2.WORKER_STATE_READY]
+    """Asks services that are ready; short where they are not any more."""
+    try:
+        router, answer = await _first_answer(layout.router, options, _workers)
+        tokenizer = None
+        if layout.tokenizer:
+            _, tokenizer = await _first_answer(layout.tokenizer, options, _tokenizer_info)
+    except QuireError as error:
+        return f"Quire {quire.__version__} was ready after {seconds:.1f} s at {api_url(options.gateway)}. Now: {error}"
     return format_summary(
-        ready[0].model_info,
+        next(worker for worker in answer.workers if _is_ready(worker)).model_info,
         workers=len(answer.workers),
         seconds=seconds,
         url=api_url(options.gateway),
-        router=layout.router[0],
+        router=router,
         services={name: (address, layout.metrics[name]) for name, address in layout.own.items()},
         tokenizer=tokenizer,
         api_key=bool(options.gateway.api_key),
@@ -47,11 +56,49 @@ async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
     )
 
 
-async def _tokenizer_info(address: str, options: StackOptions) -> tokenizer_pb2.GetTokenizerInfoResponse:
-    async with open_channel(address, options.security) as channel:
-        tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-        answer: tokenizer_pb2.GetTokenizerInfoResponse = await tokenizer.GetTokenizerInfo(
-            tokenizer_pb2.GetTokenizerInfoRequest(), metadata=call_metadata(options.security), timeout=CALL_SECONDS,
-            wait_for_ready=True,
-        )  # fmt: skip
+async def _first_answer(
+    addresses: Sequence[str], options: StackOptions, ask: Callable[[grpc.aio.Channel, _Arguments], Awaitable[T]]
+) -> tuple[str, T]:
+    """What the first of several replicas says that says something, and its address: others may be down.
+
+    Raises:
+        QuireError: none does.
+    """
+    failure: QuireError = Unavailable("nobody is there to be asked")
+    arguments = {
+        "metadata": call_metadata(options.security), "timeout": CALL_SECONDS,
+        "wait_for_ready": len(addresses) == 1,  # on a machine that is busy starting others, it may answer late
+    }  # fmt: skip
+    for address in addresses:
+        async with open_channel(address, options.security) as channel:
+            try:
+                return address, await ask(channel, arguments)
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error)
+            except QuireError as error:
+                failure = error
+    raise failure
+
+
+def _is_ready(worker: router_pb2.Worker) -> bool:
+    return bool(worker.state == router_pb2.WORKER_STATE_READY)
+
+
+async def _workers(channel: grpc.aio.Channel, arguments: _Arguments) -> router_pb2.ListWorkersResponse:
+    """
+    Raises:
+        Unavailable: none of them is ready.
+    """
+    router = router_pb2_grpc.RouterServiceStub(channel)
+    answer: router_pb2.ListWorkersResponse = await router.ListWorkers(router_pb2.ListWorkersRequest(), **arguments)
+    if not any(map(_is_ready, answer.workers)):
+        raise Unavailable("no engine worker is ready")
+    return answer
+
+
+async def _tokenizer_info(channel: grpc.aio.Channel, arguments: _Arguments) -> tokenizer_pb2.GetTokenizerInfoResponse:
+    tokenizer = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+    answer: tokenizer_pb2.GetTokenizerInfoResponse = await tokenizer.GetTokenizerInfo(
+        tokenizer_pb2.GetTokenizerInfoRequest(), **arguments
+    )
     return answer
