@@ -73,6 +73,7 @@ def main(
         if (http_logger := logging.getLogger(name)).level == logging.NOTSET:  # --log-config-file may have set it
             http_logger.setLevel(LOG_LEVELS[gateway.uvicorn_log_level])
     gateway.check()
+    security.check()
     check_addresses("--router-address", gateway.router_address)
     check_addresses(TOKENIZER_FLAG, gateway.tokenizer_address)
     admin = gateway.admin

@@ -39,8 +39,9 @@ def main(workers: WorkersOptions, security: RpcSecurityOptions) -> None:
 
     Raises:
         click.ClickException: the router does not answer, or knows no such request.
-        StartupError: the options of TLS are incomplete.
+        StartupError: the options of TLS are incomplete, or the token is none.
     """
+    security.check()
     weights = _weights(workers)
     if weights.ListFields() and not workers.explain:
         raise click.UsageError("--host-tier, --interference and --temperature need --explain REQUEST_ID.")

@@ -34,6 +34,18 @@ class RpcSecurityOptions:
             raise StartupError("TLS between services needs all of --grpc-tls-certfile, -keyfile and -ca-certs.")
         return all(files)
 
+    def check(self) -> None:
+        """
+        Raises:
+            StartupError: no call could carry the token.
+        """
+        token = self.grpc_token or ""
+        if unfit := next((char for char in token if not " " <= char <= "~"), ""):
+            raise StartupError(
+                f"--grpc-token (QUIRE_GRPC_TOKEN) has {unfit!r} in it, which no call can carry: make it of letters, "
+                "digits and signs of ASCII. A secret that was made from a file often ends with the file's line end."
+            )
+
 
 @dataclass(frozen=True)
 class GrpcServerOptions:
@@ -53,8 +65,9 @@ class GrpcServerOptions:
         """Refuses to expose an unprotected control plane.
 
         Raises:
-            StartupError: the address is reachable from other machines and TLS is off.
+            StartupError: the address is reachable from other machines and TLS is off; or the token is none.
         """
+        security.check()
         if self.host not in LOOPBACK and not security.tls and not self.insecure:
             raise StartupError(
                 f"--host {self.host} is reachable from other machines and TLS is off. Set --grpc-tls-certfile, "

@@ -306,6 +306,13 @@ async def test_drain_gives_up_after_its_timeout(start_server: StartServer) -> No
     assert not engine.live
 
 
+@pytest.mark.parametrize("token", ["hush\n", "hush\thush", "hüsh"])
+def test_a_token_that_no_call_could_carry_is_refused(token: str) -> None:
+    with pytest.raises(StartupError, match="--grpc-token"):
+        GrpcServerOptions().check(RpcSecurityOptions(grpc_token=token))
+    GrpcServerOptions().check(RpcSecurityOptions(grpc_token="az09 -._~+/="))
+
+
 def test_an_open_address_needs_tls_or_consent() -> None:
     registry, security = CollectorRegistry(), RpcSecurityOptions()
     with pytest.raises(StartupError, match="--insecure"):
