@@ -146,10 +146,17 @@ class GatewayOptions:
         """Refuses to expose an open server.
 
         Raises:
-            StartupError: options do not go together: the address is reachable from other machines and no key is asked
-                for; credentials are allowed from everywhere; half of TLS is set, or its files are not what they should
-                be; reasoning without a parser; parsers without text; a store of responses that there is not.
+            StartupError: a key is none; or options do not go together: the address is reachable from other machines and
+                no key is asked for; credentials are allowed from everywhere; half of TLS is set, or its files are not
+                what they should be; reasoning without a parser; parsers without text; a store of responses that there
+                is not.
         """
+        for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin.admin_api_key)):
+            if any(not key or key != key.strip() for key in keys):
+                raise StartupError(
+                    f"A key of {flag} is empty or has blanks around it, and no request can bring it: set another. Was "
+                    "it to come from a variable that is not set?"
+                )
         if not self.uds and self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
                 f"--host {self.host} is reachable from other machines and no --api-key is set. Set one "

@@ -134,6 +134,13 @@ async def test_a_port_that_is_open_to_others_is_refused(admin: Any, others: Any,
         GatewayOptions(admin=AdminOptions(**admin), **others).check()
 
 
+@pytest.mark.parametrize("key", ["", " ", "key\n"])
+async def test_a_key_that_no_request_can_bring_is_refused(key: str) -> None:
+    for options in (GatewayOptions(api_key=("k", key)), GatewayOptions(admin=AdminOptions(admin_api_key=(key,)))):
+        with pytest.raises(StartupError, match="api-key is empty or has blanks"):
+            options.check()
+
+
 @pytest.mark.parametrize(
     ("admin", "others"),
     [
