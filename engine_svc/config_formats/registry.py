@@ -72,6 +72,9 @@ def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise StartupError(f"{folder}: architectures is {names!r}; expected a list of names.")
+    text = config.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise StartupError(f"{folder}: text_config is {text!r}; expected a JSON object.")
     return config
 
 

@@ -399,14 +399,14 @@ def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch
     )
 
 
-def _dtype(own: str, chosen: str) -> torch.dtype:
+def _dtype(own: object, chosen: str) -> torch.dtype:
     """
     Raises:
         StartupError: the model's own is none that it can be computed in.
     """
-    if chosen == "auto" and own not in _DTYPES:
+    if chosen == "auto" and (not isinstance(own, str) or own not in _DTYPES):
         raise StartupError(f"The model's type is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
-    return _DTYPES[own if chosen == "auto" else chosen]
+    return _DTYPES[str(own) if chosen == "auto" else chosen]
 
 
 def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
+
 from engine_svc.models.config import (
     DeltaNetConfig,
+    LatentConfig,
     LightningConfig,
     Mamba2Config,
     MambaConfig,
     ModelConfig,
     MoeConfig,
+    RecurrentConfig,
     activation,
 )
 from quire.errors import StartupError
@@ -30,8 +36,12 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     """
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
-    if not isinstance(config.norm_eps, int | float):
-        raise StartupError(f"config.json: the epsilon of norms is {config.norm_eps!r}; expected a number.")
+    latent = () if config.latent is None else (config.latent,)
+    parts: Sequence[MoeConfig | LatentConfig | RecurrentConfig]
+    parts = (*filter(None, config.moe), *latent, *config.recurrent.values())
+    _check_numbers(config, least=0)  # a model may have no feed-forward layers, say
+    for part in parts:
+        _check_numbers(part, least=1)
     if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
         raise StartupError(
             f"config.json: num_kv_heads is {config.num_kv_heads}; expected a part of num_heads, {config.num_heads}."
@@ -42,9 +52,25 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
         )
     for window in filter(lambda each: each is not None, config.sliding_windows):
         _check_whole("sliding_window", window, 2**31)
-    for moe in filter(None, set(config.moe)):
+    for moe in filter(None, config.moe):
         _check_mixture(moe)
     _check_recurrent(config, recurrent_activation)
+
+
+def _check_numbers(shape: ModelConfig | MoeConfig | LatentConfig | RecurrentConfig, least: int) -> None:
+    """Whether what are to be numbers are such.
+
+    Args:
+        least: that whole ones may be.
+    """
+    for each in dataclasses.fields(shape):
+        value, (kind, _, other) = getattr(shape, each.name), str(each.type).partition(" | ")
+        if kind not in ("int", "float") or (value is None and other == "None"):
+            continue
+        if kind == "int" and not (isinstance(value, int) and value >= least):
+            raise StartupError(f"config.json: {each.name} is {value!r}; expected a whole number from {least} on.")
+        if kind == "float" and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise StartupError(f"config.json: {each.name} is {value!r}; expected a number.")
 
 
 def _check_whole(name: str, size: object, most: int) -> None:

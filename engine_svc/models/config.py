@@ -343,6 +343,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         StartupError: they differ between layers, and the family does not know how.
     """
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found = {name: value for name, value in found.items() if value is not None}  # some write null for what they lack
     if any(isinstance(value, Mapping) for value in found.values()):
         raise StartupError("rope_parameters that differ between layers are not supported.")
     found.setdefault("rope_type", found.pop("type", "default"))
@@ -350,7 +351,8 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if name != "rope_type" and isinstance(value, str):
             raise StartupError(f"rope_parameters has the {name} {value!r}, which is not a number.")
-    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    theta = config.get("rope_theta")
+    found.setdefault("rope_theta", 10000.0 if theta is None else theta)
     return found
 
 

@@ -65,17 +65,28 @@ def _refuse(settings: Settings) -> None:
     Raises:
         StartupError: there is such.
     """
-    sparse = settings.get("sparsity_config") or {}
+    sparse, transforms = (_object(settings, name) for name in ("sparsity_config", "transform_config"))
     if sparse.get("format", "dense") != "dense":
         raise StartupError(
             f"quantization_config: sparsity_config has the format {sparse['format']!r}; sparse weights are not "
             "supported. Take a checkpoint that is quantized and not sparse."
         )
-    if (settings.get("transform_config") or {}).get("config_groups"):
+    if transforms.get("config_groups"):
         raise StartupError(
             "quantization_config: transform_config rotates inputs and weights, which is not supported. Take a "
             "checkpoint without transforms."
         )
+
+
+def _object(settings: Settings, name: str) -> Settings:
+    """
+    Raises:
+        StartupError: the setting is something else.
+    """
+    found = settings.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise StartupError(f"quantization_config: {name} is {found!r}, not a JSON object.")
+    return found
 
 
 def _layer(group: Settings, form: ModelForm) -> LayerMethod:
@@ -83,8 +94,8 @@ def _layer(group: Settings, form: ModelForm) -> LayerMethod:
     Raises:
         StartupError: a group's weights have a form that is not supported.
     """
-    weights, kind = group.get("weights"), one_of(group, "format", _FORMATS, _PACKED)
-    if kind == "dense" or weights is None:
+    weights, kind = _object(group, "weights"), one_of(group, "format", _FORMATS, _PACKED)
+    if kind == "dense" or not weights:
         return PlainLayer(form.dtype)
     if kind == "nvfp4-pack-quantized":
         return nvfp4("weight_packed", "weight_global_scale", divides=True)
@@ -109,7 +120,7 @@ def _integers(group: Settings, weights: Settings, kind: str, form: ModelForm) ->
         return PackedIntegersLayer(bits, scales, symmetric, ordered, form.dtype)
     one_of(group, "format", _INTEGERS, None)
     bits = one_of(weights, "num_bits", (4, 8), 8)
-    inputs = group.get("input_activations") or {}
+    inputs = _object(group, "input_activations")
     if inputs.get("num_bits") == 8 and inputs.get("type") == "int" and bits == 8 and symmetric and not scales.inputs:
         return Int8Layer(scales)
     return IntegersLayer(bits, scales, symmetric)

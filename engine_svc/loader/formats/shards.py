@@ -21,9 +21,9 @@ def tensor_files(folder: Path, index: str) -> Mapping[str, Path]:
     try:
         weight_map: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         names = {str(tensor): str(name) for tensor, name in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StartupError(f"{path} is no index of a checkpoint: {type(error).__name__}: {error}") from error
-    if strange := [name for name in names.values() if Path(name).name != name]:
+    if strange := [name for name in names.values() if Path(name).name != name or name in ("", "..")]:
         raise StartupError(f"{path} names {strange[0]!r}, which is not a file of the folder.")
     return {tensor: folder / name for tensor, name in names.items()}
 

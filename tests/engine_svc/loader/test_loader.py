@@ -139,6 +139,11 @@ def truncate(file: Path) -> None:
 _GROUPED: dict[str, Any] = {
     "architectures": ["Dots1ForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
 }  # fmt: skip
+_WHOLE = _GROUPED | {"n_group": 1, "topk_group": 1}
+_LATENT = _WHOLE | {
+    "architectures": ["DeepseekV3ForCausalLM"], "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "kv_lora_rank": -3,
+}  # fmt: skip
 NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (remove("config.json"), r"no model folder.*config\.json"),
@@ -151,7 +156,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "rope field": (configured(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4}), "lack.*original_max"),
     "rope base": (configured(rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}), "division by"),
     "rope factor": (configured(rope_parameters={"rope_type": "linear", "factor": 0, "rope_theta": 1e4}), "no numbers"),
-    "epsilon": (configured(rms_norm_eps=None), "epsilon of norms is None"),
+    "epsilon": (configured(rms_norm_eps=None), "norm_eps is None; expected a number"),
     "sizes": (configured(hidden_size="x"), "hidden_size is 'x'; expected a whole number"),
     "no layers": (configured(num_hidden_layers=-1), "num_layers is -1; expected a whole number from 1 to 2,000"),
     "too many layers": (configured(num_hidden_layers=10**7), "num_layers is 10000000"),
@@ -175,17 +180,26 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "vocabulary": (configured(vocab_size=-5), "vocab_size is -5"),
     "positions": (configured(max_position_embeddings="many"), "max_position_embeddings is 'many'"),
     "type": (configured(dtype="strange"), "type is 'strange'; choose one of .*bfloat16"),
+    "type that is none": (configured(dtype=["float32"]), r"type is \['float32'\]; choose one of"),
+    "features": (configured(intermediate_size=None), "intermediate_size is None; expected a whole number from 0"),
+    "experts' features": (configured(**_WHOLE | {"moe_intermediate_size": 0}), "expert_size is 0; .* number from 1"),
+    "factor on experts": (configured(**_WHOLE, routed_scaling_factor="x"), "scale is 'x'; expected a number"),
+    "compressed attention": (configured(**_LATENT), "rank is -3; expected a whole number from 1"),
+    "text model": (configured(text_config=[1]), "text_config is .* expected a JSON object"),
     "names": (configured(architectures=[["x"]]), "expected a list of names"),
     "rope list": (configured(rope_parameters=[1]), "LlamaForCausalLM cannot have"),
     "rope text": (
         configured(rope_parameters={"rope_type": "linear", "factor": "a", "rope_theta": 1e4}), "factor 'a'.*not a num",
     ),
+    "rope null": (configured(rope_parameters={"rope_type": "linear", "factor": None}), "lack 'factor', which linear"),
     "more rows": (weights(lambda tensors: tensors.update({QUERY: tensors[QUERY].repeat(2, 1)})),
                   rf"model\.safetensors: {QUERY}: shape \[128, 64\] in the checkpoint, expected \[64, 64\]"),
     "other numbers": (weights(lambda tensors: tensors.update({QUERY: tensors[QUERY].long()})),
                       rf"model\.safetensors: {QUERY}: type int64 in the checkpoint, expected float32"),
     "truncated": (lambda folder: truncate(folder / "model.safetensors"), r"model\.safetensors is not a valid safeten"),
     "no index": (write("model.safetensors.index.json", "[1]"), "is no index of a checkpoint"),
+    "deep index": (write("model.safetensors.index.json", "[" * 100_000), "is no index of a checkpoint"),
+    "index of no file": (write("model.safetensors.index.json", '{"weight_map": {"a": ""}}'), "not a file of the fold"),
     "index of others": (
         write("model.safetensors.index.json", '{"weight_map": {"a": "model.safetensors"}}'),
         r"model\.safetensors lacks the tensor a, which model\.safetensors\.index\.json says is in it",

@@ -203,6 +203,9 @@ def test_which_modules_are_quantized(targets: list[str], ignore: list[str], quan
         (settings("pack-quantized", group(W4), ignore="lm_head"), "ignore is 'lm_head', not a list"),
         (settings("pack-quantized", group(W4), sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights"),
         (settings("pack-quantized", group(W4), transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (settings("pack-quantized", group(W4), sparsity_config="x"), "sparsity_config is 'x', not a JSON object"),
+        (settings("pack-quantized", group(W4), transform_config=[1]), r"transform_config is \[1\], not a JSON object"),
+        (settings("pack-quantized", group([1])), r"weights is \[1\], not a JSON object"),
         (settings("pack-quantized") | {"config_groups": None}, "config_groups is None"),
     ],
 )
