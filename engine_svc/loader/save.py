@@ -70,6 +70,11 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
     source = create_format(folder, options.load)
     if not isinstance(source, CheckpointFormat):
         raise StartupError(f"--load-format {options.load.load_format} holds no checkpoint that could be divided.")
+    if folder.is_file():
+        raise StartupError(
+            f"{folder} has configuration and tokenizer in itself, which files of ranks have not: serve it as it is, or "
+            "save the model's safetensors."
+        )
     if target.exists() and any(target.glob("*.safetensors")):
         raise StartupError(f"--output {target} has safetensors files already: name a new folder.")
     layout = layout_of(options.parallel)

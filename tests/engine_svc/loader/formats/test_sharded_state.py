@@ -19,6 +19,7 @@ from engine_svc.parallel.layout import ParallelLayout
 from quire.errors import StartupError
 from quire.options.load import LoadOptions
 from tests.support.engine_options import engine_options
+from tests.support.gguf_files import write_metadata
 from tests.support.run_engine import random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
@@ -129,6 +130,8 @@ def test_what_cannot_be_saved(original: Path, two_ranks: Path, tmp_path: Path) -
         save(original, two_ranks)
     with pytest.raises(StartupError, match="--load-format dummy holds no checkpoint that could be divided"):
         save(original, tmp_path / "a", load_format="dummy")
+    with pytest.raises(StartupError, match=r"model\.gguf has configuration and tokenizer in itself"):
+        save(write_metadata(tmp_path / "model.gguf", {}), tmp_path / "a")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))
     with pytest.raises(StartupError, match="OPTForCausalLM"):
         save(tmp_path, tmp_path / "b")
