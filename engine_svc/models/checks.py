@@ -39,7 +39,9 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     latent = () if config.latent is None else (config.latent,)
     parts: Sequence[MoeConfig | LatentConfig | RecurrentConfig]
     parts = (*filter(None, config.moe), *latent, *config.recurrent.values())
-    _check_numbers(config, least=0)  # a model may have no feed-forward layers, say
+    _check_numbers(config, least=0)
+    if config.norm_placement != "alone":  # else there may be none that feed forward
+        _check_whole("intermediate_size", config.intermediate_size, 2**24)
     for part in parts:
         _check_numbers(part, least=1)
     if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:

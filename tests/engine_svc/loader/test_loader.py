@@ -182,6 +182,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "type": (configured(dtype="strange"), "type is 'strange'; choose one of .*bfloat16"),
     "type that is none": (configured(dtype=["float32"]), r"type is \['float32'\]; choose one of"),
     "features": (configured(intermediate_size=None), "intermediate_size is None; expected a whole number from 0"),
+    "no features": (configured(intermediate_size=0), "intermediate_size is 0; expected a whole number from 1"),
     "experts' features": (configured(**_WHOLE | {"moe_intermediate_size": 0}), "expert_size is 0; .* number from 1"),
     "factor on experts": (configured(**_WHOLE, routed_scaling_factor="x"), "scale is 'x'; expected a number"),
     "compressed attention": (configured(**_LATENT), "rank is -3; expected a whole number from 1"),
