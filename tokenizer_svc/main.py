@@ -111,5 +111,5 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
         return {"default": chosen}
     try:
         return {"default": Path(chosen).read_text(encoding="utf-8")}
-    except OSError as error:
-        raise StartupError(f"--chat-template {chosen}: no template can be read there ({error.strerror}).") from error
+    except (OSError, ValueError) as error:  # the latter of what is no text
+        raise StartupError(f"--chat-template {chosen}: no template can be read there ({error}).") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
         value = fields.get(theirs)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise StartupError(f"generation config: {theirs} is {value!r}, which is not a number.")
         value = max(0, int(value)) if ours in _WHOLE else float(value)  # top_k -1 means all, as 0 does here
         try:
@@ -100,7 +101,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{file} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise StartupError(f"{file} is not a JSON object.")

@@ -77,6 +77,15 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     # A length limit or padding that training left in the file would change prompts silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    try:
+        return _with_config(tokenizer, definition, folder)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StartupError(
+            f"{folder}: tokenizer_config.json or a chat template cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _with_config(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any], folder: Path) -> TokenizerFiles:
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
     _add_missing_tokens(tokenizer, config, special_tokens)
@@ -100,7 +109,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StartupError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise StartupError(f"{path} must hold a JSON object.")

@@ -11,7 +11,9 @@ import pytest
 import transformers
 
 from quire.errors import StartupError
+from quire.options.tokenizer import TokenizerOptions
 from quire.tokenizer.files import read_tokenizer_files
+from tokenizer_svc.main import choose_templates
 from tokenizer_svc.text import TextCodec
 
 
@@ -82,6 +84,25 @@ def test_a_broken_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(StartupError, match="cannot be loaded"):
         read_tokenizer_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"chat_template": [{"template": "a"}]}, {"added_tokens_decoder": ["<a>"]}, {"additional_special_tokens": 3}],
+)
+def test_a_broken_configuration(folder: Path, changes: dict[str, Any]) -> None:
+    configure(folder, **changes)
+    with pytest.raises(StartupError, match=r"model: tokenizer_config\.json or a chat template cannot be read: "):
+        read_tokenizer_files(folder)
+
+
+def test_templates_that_are_no_text(folder: Path) -> None:
+    files, file = read_tokenizer_files(folder), folder / "chat_template.jinja"
+    file.write_bytes(b"\xe9")
+    with pytest.raises(StartupError, match="a chat template cannot be read: UnicodeDecodeError"):
+        read_tokenizer_files(folder)
+    with pytest.raises(StartupError, match=r"--chat-template .*: no template can be read there"):
+        choose_templates(files, TokenizerOptions(chat_template=str(file)))
 
 
 def test_letters_that_sentence_transformers_makes_small(folder: Path) -> None:

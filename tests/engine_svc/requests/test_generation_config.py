@@ -96,6 +96,16 @@ def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> Non
         read(tmp_path, EngineOptions())
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[" * 100_000, "is not JSON"), ('{"top_k": NaN}', "top_k is nan"), ('{"top_k": 1e400}', "top_k is inf")],
+)
+def test_what_json_alone_may_say(folder: Path, content: str, message: str) -> None:
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(StartupError, match=message):
+        read(folder, EngineOptions())
+
+
 def test_null_takes_a_default_away(folder: Path) -> None:
     options = engine_options(override_generation_config={"max_new_tokens": None})
     assert read(folder, options).sampling == {"temperature": 0.6, "top_k": 20}
