@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from quire.doctor.finding import Finding, fine, problem, warning
@@ -15,8 +15,14 @@ from quire.serve.devices import count_gpus
 from quire.serve.layout import StackOptions
 
 _GIB = 2**30
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-_TOKENIZERS = ("tokenizer.json", "tekken.json", "tokenizer.model", "vocab.json")
+_INDEX = "model.safetensors.index.json"
+_SAFETENSORS, _PICKLES = ("*.safetensors",), ("*.bin", "*.pt", "*.pth")
+_INDEXED = ("auto", "safetensors", "fastsafetensors", "runai_streamer", "bitsandbytes")
+# Files by --load-format. Of those that packages bring, and of weights that are elsewhere, nothing is known.
+_WEIGHTS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys((*_INDEXED, "sharded_state", "runai_streamer_sharded", "mistral"), _SAFETENSORS),
+    **dict.fromkeys(("pt", "npcache"), _PICKLES), "gguf": ("*.gguf",),
+}  # fmt: skip
 
 
 def model(options: StackOptions) -> Iterator[Finding]:
@@ -33,17 +39,25 @@ def model(options: StackOptions) -> Iterator[Finding]:
     if place.is_file():
         yield fine("model", f"{place}: {place.stat().st_size / _GIB:.2f} GiB")
         return
-    weights = sorted({file for pattern in _WEIGHTS for file in place.glob(pattern)})
-    yield from _configuration(place)
-    missing = _missing_shards(place)
+    if not options.engine.form.hf_config_path:
+        yield from _configuration(place)
+    load_format = options.engine.load.load_format
+    patterns = _WEIGHTS.get(load_format, ())
+    weights = sorted({file for pattern in patterns for file in place.glob(pattern)})
+    missing = _missing_shards(place) if load_format in _INDEXED else []
     if missing:
         yield problem("weights", f"{place} lacks {', '.join(missing[:3])}, which its index names. Download it again.")
-    elif not weights and options.engine.load.load_format != "dummy":
-        yield problem("weights", f"There are none in {place} ({', '.join(_WEIGHTS)}).")
-    elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
-    if not elsewhere and not any((place / file).exists() for file in _TOKENIZERS):
-        yield problem("tokenizer", f"There is none in {place}: name one by --tokenizer.")
+    elif patterns and not weights:
+        yield problem("weights", f"There are none in {place} for --load-format {load_format} ({', '.join(patterns)}).")
+    yield from _tokenizer(options, place)
     yield from _memory(options, sum(file.stat().st_size for file in weights))
+
+
+def _tokenizer(options: StackOptions, folder: Path) -> Iterator[Finding]:
+    file = "tekken.json" if options.model.tokenizer_mode == "mistral" else "tokenizer.json"
+    elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
+    if not elsewhere and not (folder / file).exists():
+        yield problem("tokenizer", f"There is no {file} in {folder}: name another folder by --tokenizer.")
 
 
 def _on_a_hub(name: str) -> Finding:
@@ -59,19 +73,24 @@ def _configuration(folder: Path) -> Iterator[Finding]:
         return
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        yield fine("model", f"{folder}: {', '.join(config.get('architectures') or [file.name])}")
-    except (ValueError, AttributeError) as error:
+        names = config.get("architectures") or [file.name]
+    except (ValueError, RecursionError, AttributeError) as error:
         yield problem("model", f"{file} is no JSON object: {error}. Download it again.")
+        return
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        yield fine("model", f"{folder}: {', '.join(names)}")
+    else:
+        yield problem("model", f"{file}: architectures is {names!r}; expected a list of names.")
 
 
 def _missing_shards(folder: Path) -> list[str]:
     """Names of files that the index of the weights has, and the folder has not."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / _INDEX
     if not index.exists():
         return []
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return [f"a readable {index.name}"]
     return sorted(name for name in names if not (folder / name).exists())
 

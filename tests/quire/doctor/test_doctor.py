@@ -91,7 +91,42 @@ def test_a_folder_that_lacks_shards(folder: Path) -> None:
     assert "lacks model-2.safetensors" in problems(stack(str(folder)))["weights"]
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "is no JSON object"), ("[1]", "is no JSON object")])
+@pytest.mark.parametrize(
+    ("there", "load_format", "is_found"),
+    [
+        ("pytorch_model.bin", "auto", False),
+        ("pytorch_model.bin", "pt", True),
+        ("model.tensors", "tensorizer", True),
+        ("model.gguf", "auto", False),
+        ("model.gguf", "gguf", True),
+    ],
+)
+def test_weights_are_those_of_the_format(folder: Path, there: str, load_format: str, is_found: bool) -> None:
+    (folder / "model.safetensors").rename(folder / there)
+    found = problems(stack(str(folder), engine_options(load_format=load_format)))
+    assert found.keys() == (set() if is_found else {"weights"})
+
+
+def test_files_of_slow_tokenizers_are_none(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    assert "no tokenizer.json" in problems(stack(str(folder)))["tokenizer"]
+
+
+def test_a_configuration_that_is_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (folder / "config.json").rename(other / "config.json")
+    assert not problems(stack(str(folder), engine_options(hf_config_path=str(other))))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is no JSON object"),
+        ("[1]", "is no JSON object"),
+        ('{"architectures": [3]}', "expected a list of names"),
+        ('{"architectures": "Llama"}', "expected a list of names"),
+    ],
+)
 def test_a_configuration_that_is_broken(folder: Path, text: str, words: str) -> None:
     (folder / "config.json").write_text(text)
     assert words in problems(stack(str(folder)))["model"]
