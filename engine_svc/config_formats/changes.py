@@ -21,6 +21,8 @@ def changed(config: dict[str, Any], form: ModelFormOptions) -> dict[str, Any]:
         StartupError: the model's layers have rotary settings of their own.
     """
     overrides, text = form.hf_overrides, config.get("text_config")
+    if "torch_dtype" in overrides:  # as Transformers 4 names it
+        overrides = {"dtype": overrides["torch_dtype"], **overrides}
     if not isinstance(text, dict):
         return _overridden(with_rope(config, form.rope_scaling, form.rope_theta), overrides)
     known = {*text, *_ROTARY}

@@ -107,6 +107,10 @@ def test_overrides(folder: Path) -> None:
     assert load(folder, hf_overrides={"max_position_embeddings": 64}).max_model_len == 128  # linear, factor 2
 
 
+def test_the_type_is_changed_by_its_former_name_too(folder: Path) -> None:
+    assert load(folder, hf_overrides={"torch_dtype": "bfloat16"}).dtype == "bfloat16"
+
+
 def test_dummy_weights_need_no_file(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert load(folder, load_format="dummy").vocab_size == 160
