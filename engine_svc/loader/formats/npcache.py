@@ -35,7 +35,7 @@ class _Copy(msgspec.Struct):
     """One tensor."""
 
     file: str
-    dtype: str  # numpy has no bfloat16: that is kept as int16
+    dtype: str  # of the tensor; see _save
 
 
 class _Copies(msgspec.Struct):
@@ -119,11 +119,16 @@ def _write(folder: Path, made_of: list[tuple[str, int, int]], tensors: Iterator[
 
 
 def _save(file: Path, tensor: torch.Tensor) -> None:
+    """Numpy has neither bfloat16 nor floating-point numbers of 8 bits: these are kept as whole ones of their size."""
     import numpy as np
     import torch
 
     tensor = tensor.cpu().contiguous()
-    np.save(file, (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy(), allow_pickle=False)
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.is_floating_point() and tensor.itemsize == 1:
+        tensor = tensor.view(torch.uint8)
+    np.save(file, tensor.numpy(), allow_pickle=False)
 
 
 def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
@@ -139,10 +144,10 @@ def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
     for name, copy in copies.tensors.items():
         try:
             array = np.load(folder / copy.file, mmap_mode="c", allow_pickle=False)
-            tensor = torch.from_numpy(array)
-        except (OSError, EOFError, ValueError, TypeError) as error:
+            tensor = torch.from_numpy(array).view(getattr(torch, copy.dtype))
+        except (OSError, EOFError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise StartupError(
                 f"{folder / copy.file}, the copy of {name}, cannot be read: {error}. Remove {folder} to have all "
                 "copies made anew."
             ) from error
-        yield name, HeldTensor(tensor.view(torch.bfloat16) if copy.dtype == "bfloat16" else tensor)
+        yield name, HeldTensor(tensor)

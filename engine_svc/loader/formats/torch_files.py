@@ -76,7 +76,7 @@ def read_tensors(file: Path, location: str | dict[str, str]) -> dict[str, torch.
                 f"({str(error).splitlines()[0][:200]})"
             ) from error
         raise StartupError(f"{file} cannot be read: {str(error)[:500]}") from error
-    return _checked(file, found)
+    return _checked(file, found, location)
 
 
 def _read(file: Path, location: str | dict[str, str]) -> Any:
@@ -87,17 +87,22 @@ def _read(file: Path, location: str | dict[str, str]) -> Any:
     return torch.load(file, map_location=location, weights_only=True, mmap=is_archive)
 
 
-def _checked(file: Path, found: Any) -> dict[str, torch.Tensor]:
+def _checked(file: Path, found: Any, location: str | dict[str, str]) -> dict[str, torch.Tensor]:
     import torch
 
     if not isinstance(found, dict):
         raise StartupError(f"{file} holds {type(found).__name__}; expected tensors by name.")
+    is_for_meta = "meta" in (location.values() if isinstance(location, dict) else (location,))
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise StartupError(
                 f"{file}: {name!r} is {type(value).__name__}; expected a tensor. Where the weights are a part of what "
                 "was saved, save that part alone."
             )
+        is_sparse = value.layout is not torch.strided
+        if is_sparse or (value.is_meta and not is_for_meta):
+            kind = "is sparse" if is_sparse else "has no values: it was on the device meta"
+            raise StartupError(f"{file}: {name} {kind}. Save a tensor with all of its values.")
     return found
 
 

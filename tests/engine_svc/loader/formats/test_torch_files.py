@@ -100,6 +100,8 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, name: str, archive: bool) -
         ([TENSORS["a"]], "holds list; expected tensors by name"),
         ({"step": 3, **TENSORS}, "'step' is int; expected a tensor"),
         ({"model": TENSORS}, "'model' is dict.*save that part alone"),
+        ({"a": torch.eye(2).to_sparse()}, "a is sparse"),
+        ({"a": torch.ones(2, device="meta")}, "a has no values"),
     ],
 )
 def test_what_is_no_state_of_a_model(tmp_path: Path, content: Any, words: str) -> None:
@@ -154,6 +156,15 @@ def test_copies_are_read_until_the_weights_change(tmp_path: Path, monkeypatch: p
     assert source.names() == {"e": tmp_path / "model.bin"}
     assert read(source).keys() == {"e"}
     assert len(list((tmp_path / "quire-np").iterdir())) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.bool])
+def test_copies_of_types_that_numpy_lacks(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.tensor([1.0, 4.0]).to(dtype)
+    torch.save({"a": values}, tmp_path / "model.bin")
+    for _ in range(2):  # makes them, and reads them
+        found = read(torch_files(tmp_path, "npcache"))["a"]
+        assert found.dtype == dtype and torch.equal(found.float(), values.float())
 
 
 def test_ranks_that_start_together_make_copies_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
