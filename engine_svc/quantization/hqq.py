@@ -109,14 +109,16 @@ class Hqq(QuantizationMethod):
             except (ValueError, RuntimeError) as error:
                 raise StartupError(f"{name}: {error}") from error
 
-    def _shown(self, kind: str, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    def _shown(self, kind: str, tensor: torch.Tensor, shape: object) -> torch.Tensor:
+        if not isinstance(shape, list) or [type(each) for each in shape] != [int, int]:
+            raise ValueError(f"its module's shape is {shape}, not a number of outputs and one of inputs")
         outputs, inputs = shape
         if inputs % self.group:
             raise ValueError(f"groups of {self.group} values do not fit rows of {inputs}")
         rows = outputs * inputs // self.group
         if kind == _CODES:
             tensor = _unpacked(tensor, self.bits)[:rows]
-        if len(tensor) != rows or tensor.numel() != rows * (self.group if kind == _CODES else 1):
+        if tensor.dim() == 0 or len(tensor) != rows or tensor.numel() != rows * (self.group if kind == _CODES else 1):
             raise ValueError(f"shape {list(tensor.shape)}, where {outputs} times {inputs} weights have {rows} groups")
         return tensor.reshape(outputs, -1)
 

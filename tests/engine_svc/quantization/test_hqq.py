@@ -85,6 +85,9 @@ def test_wrong_settings(said: dict[str, Any], words: str) -> None:
         ({"W_q": torch.zeros(32, 64)}, r"x\.W_q: shape \[64, 256\]"),
         ({"W_q": torch.zeros(32, 64, dtype=torch.int64)}, r"x\.W_q: type torch\.int64 .* expected torch\.uint8"),
         ({"scale": torch.zeros(3, 1)}, r"x\.scale: shape \[3, 1\]"),
+        ({"scale": torch.tensor(1.0)}, r"x\.scale: shape \[\]"),
+        ({"shape": torch.tensor([64.0, 64.0])}, r"shape is \[64\.0, 64\.0\], not a number of outputs"),
+        ({"shape": torch.tensor(64)}, "shape is 64, not a number of outputs and one of inputs"),
         ({"shape": torch.tensor([64, 96])}, r"groups of 64 values do not fit rows of 96"),
     ],
 )
