@@ -67,7 +67,10 @@ def create_method(name: str | None, settings: Mapping[str, Any] | None, form: Mo
         raise StartupError(
             f"--quantization {name}: the checkpoint's weights are quantized already, by {own}. Leave it out."
         )
-    return _method(own).of_checkpoint(settings, form)
+    try:
+        return _method(own).of_checkpoint(settings, form)
+    except (AttributeError, TypeError) as error:
+        raise StartupError(f"quantization_config has a value that {own} cannot have: {error}.") from error
 
 
 def _names(name: str) -> Sequence[str]:

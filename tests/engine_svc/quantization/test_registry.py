@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -37,6 +39,18 @@ def test_an_unknown_method() -> None:
 def test_a_checkpoint_of_another_method() -> None:
     with pytest.raises(StartupError, match=r"--quantization gptq: .*already, by awq\. Leave it out"):
         create_method("gptq", {"quant_method": "awq"}, FORM)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "quark", "global_quant_config": "x"},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": None}},
+    ],
+)
+def test_settings_of_another_kind(settings: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=f"has a value that {settings['quant_method']} cannot have"):
+        create_method(None, settings, FORM)
 
 
 def test_a_method_that_only_reads() -> None:
