@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.core.loop import EngineLoop, Sink
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.executor.base import Executor
+from engine_svc.fingerprint import fingerprint
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
@@ -61,6 +63,8 @@ class EngineWorker:
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
         self.administration = Administration(self.loop, options.upkeep)
         self._adapters: ServedAdapters | None = None
+        self._fingerprint: Callable[[], str] | None = None  # None: no sequence moves from here to another worker
+        self._renewals = 0  # of it
 
     @property
     def info(self) -> ModelInfo:
@@ -93,7 +97,17 @@ class EngineWorker:
         max_loras = self._options.lora.max_loras if self._options.lora.enable_lora else 0
         load = self.loop.load()
         status = self.administration.complete(load.status)
-        return replace(load, adapters_version=self.adapters.version, max_loras=max_loras, status=status)
+        version = self.adapters.version + self._renewals
+        return replace(load, adapters_version=version, max_loras=max_loras, status=status)
+
+    async def look_at_weights(self) -> None:
+        """To be called when they were read again: they may be others, in whose voice no other worker speaks."""
+        if self._fingerprint is None:
+            return
+        found = await asyncio.to_thread(self._fingerprint)
+        if found != self.info.fingerprint:
+            logger.info("the weights are others than before")
+            self._info, self._renewals = replace(self.info, fingerprint=found), self._renewals + 1
 
     async def load(self) -> ModelInfo:
         """Loads the model, in the engine's thread.
@@ -150,6 +164,7 @@ class EngineWorker:
             self._check_speculation(spec)
             size = size_kv_cache(spec, self._options)
             info = make_model_info(folder, self._model, self._options, spec, size, defaults)
+            self._fingerprint = partial(fingerprint, folder, self._options, spec, info.eos_token_ids)
             adapters = self._read_adapters(info, spec)
             report(Stage.WARMING_UP)
             self._executor.allocate(size.num_blocks, size.num_host_blocks)

@@ -11,7 +11,7 @@ from engine_svc.core.administration import Administration
 from engine_svc.service.convert import from_status
 from engine_svc.worker import EngineWorker
 from quire.errors import InvalidRequest
-from quire.sleep import PARTS, Leaving, SleepLevel
+from quire.sleep import PARTS, WEIGHTS, Leaving, SleepLevel
 from quire.v1 import admin_pb2, admin_pb2_grpc, engine_pb2
 
 _LEAVING: Mapping[int, Leaving] = MappingProxyType(
@@ -79,7 +79,10 @@ class _Obedience:
         for part in command.parts:
             if part not in PARTS:
                 raise InvalidRequest(f"{part[:64]!r} is no part of the memory: {', '.join(PARTS)}.", parameter="tags")
+        before = self._administration.status
         await self._administration.wake_up(command.parts or PARTS)
+        if before.sleep_level == SleepLevel.WEIGHTS_FORGOTTEN and WEIGHTS in before.asleep:
+            await self._worker.look_at_weights()
 
     async def drain(self, command: admin_pb2.Drain) -> None:
         self._administration.drain(wanted=True)

@@ -20,6 +20,7 @@ from quire.errors import (
     QuireError,
     Unavailable,
 )
+from quire.options.model import ModelOptions
 from quire.rpc.status import from_rpc_error
 from quire.sleep import Leaving
 from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, engine_pb2
@@ -88,6 +89,20 @@ async def test_streams_that_stay_go_on(level: int | None) -> None:
             status = (await ask(engine, wake_up=admin_pb2.WakeUp())).status
         assert status == common_pb2.EngineStatus()
         assert tokens(await running) == expected(PROMPT, 100)
+
+
+@pytest.mark.parametrize(("level", "content", "is_other"), [(2, b"new", True), (2, b"old", False), (1, b"new", False)])
+async def test_weights_that_are_read_anew_have_their_own_fingerprint(
+    tmp_path: Path, level: int, content: bytes, is_other: bool
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    async with running_engine(FakeExecutor(), ModelOptions(model=str(tmp_path)), enable_sleep_mode=True) as engine:
+        before, version = engine.worker.info, engine.worker.load_now().adapters_version
+        await ask(engine, sleep=admin_pb2.Sleep(level=level, leaving=KEEP))
+        (tmp_path / "model.safetensors").write_bytes(content)
+        await ask(engine, wake_up=admin_pb2.WakeUp())
+        assert (engine.worker.info.fingerprint != before.fingerprint) is is_other
+        assert (engine.worker.load_now().adapters_version != version) is is_other  # so that routers ask
 
 
 async def test_those_that_do_not_stay_end_with_what_they_have() -> None:
