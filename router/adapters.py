@@ -20,8 +20,13 @@ logger = logging.getLogger(__name__)
 class FleetAdapters:
     """Loads, unloads, and brings workers that join what the others have."""
 
-    def __init__(self, workers: Callable[[], Collection[RemoteWorker]]) -> None:
+    def __init__(self, workers: Callable[[], Collection[RemoteWorker]], aliases: Collection[str] = ()) -> None:
+        """
+        Args:
+            aliases: names that stand for models, which no adapter may have.
+        """
         self._workers = workers
+        self._aliases = aliases
         self._welcomes: set[asyncio.Task[None]] = set()
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
@@ -31,6 +36,7 @@ class FleetAdapters:
             QuireError: the first worker's that cannot.
         """
         workers = self._that_may_serve(request)
+        self._check_name(request.name, {worker.names[0] for worker in workers})
         had_it = {worker.address for worker in workers if request.name in worker.adapters}
         loading = (worker.load_adapter(request) for worker in workers)
         results = await asyncio.gather(*loading, return_exceptions=True)
@@ -101,6 +107,23 @@ class FleetAdapters:
         )
         found = {adapter.name: adapter for other in others for adapter in other.adapters}
         return [adapter for name, adapter in found.items() if name not in worker.adapters]
+
+    def _check_name(self, name: str, models: Collection[str]) -> None:
+        """
+        Args:
+            models: main names of those that the adapter is for.
+
+        Raises:
+            InvalidRequest: requests by that name are for something else.
+        """
+        if name in self._aliases:
+            raise InvalidRequest(f"{name} is an alias (--model-alias); name the adapter otherwise.", parameter="name")
+        others = served_models([each for each in self._workers() if each.names and each.names[0] not in models])
+        if name in others:
+            raise InvalidRequest(
+                f"{name} is a name of the model {others[name]}, or of an adapter on it; name the adapter otherwise.",
+                parameter="name",
+            )
 
     def _that_may_serve(self, request: engine_pb2.LoadAdapterRequest) -> Sequence[RemoteWorker]:
         """

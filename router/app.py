@@ -55,7 +55,7 @@ class Router:
         core = RouterCore(options, lambda: self.registry.workers, self._clock, self._counts, random.SystemRandom())
         self.core, self.index, self.table, self.dispatcher = core, core.index, core.table, core.dispatcher
         self.registry = WorkerRegistry(self._make_worker, core.on_beat)
-        self._adapters = FleetAdapters(lambda: self.registry.workers)
+        self._adapters = FleetAdapters(lambda: self.registry.workers, core.aliases.names)
         self._registrations = Registrations(self.registry, Leases(options.worker_lease_seconds))
         self._heartbeat = Heartbeat(lambda: self.registry.num_ready, core.waiting_by_model)
         self._dns = [

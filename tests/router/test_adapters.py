@@ -88,6 +88,22 @@ async def test_of_several_models_one_is_named(start_engine: StartEngine, start_r
     assert [list(engine.adapters) for engine in engines] == [[], ["a"]]
 
 
+async def test_a_name_that_stands_for_something_else_is_refused(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """Requests by it would reach that, or now one and now the other."""
+    engines = [await start_engine(max_loras=1, models=(name, f"{name}-large")) for name in ("one", "two")]
+    running = await start_router(*(engine.address for engine in engines), model_alias=("newest=two",))
+    await load(running, base="one")
+    for name in ("two", "two-large", "newest"):
+        with pytest.raises(InvalidRequest, match=rf"^{name} is (a name of the model two|an alias)") as refused:
+            await load(running, name, base="one")
+        assert refused.value.parameter == "name"
+    with pytest.raises(InvalidRequest, match="a is a name of the model one"):
+        await load(running, base="two")
+    assert [list(engine.adapters) for engine in engines] == [["a"], []]
+
+
 async def test_a_worker_that_joins_gets_what_the_others_have(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
