@@ -54,14 +54,19 @@ class ServedModel:
     prompt_embeds_size: int = 0  # values of each row of a prompt's embeddings; 0 where none are taken
     adapters: tuple[Adapter, ...] = ()
     adapter: Adapter | None = None  # that this is
-    parent: str | None = None  # the model's main name, for an adapter
+    base: str | None = None  # the model's main name, for an adapter
     runner: str = GENERATE  # what it is served for
     pooling: PoolingModel | None = None  # where it is served for pooling
 
     @property
     def main_name(self) -> str:
         """The model's, for an adapter too."""
-        return self.parent or self.served_model_names[0]
+        return self.base or self.served_model_names[0]
+
+    @property
+    def parent(self) -> str | None:
+        """What is told to be an adapter's base: as whoever loaded it says, else the model."""
+        return (self.adapter and self.adapter.base_model_name) or self.base
 
     @property
     def revision(self) -> str:
@@ -77,6 +82,6 @@ class ServedModel:
                 adapter.name,
                 replace(
                     self, served_model_names=(adapter.name,), model=adapter.path, adapters=(), adapter=adapter,
-                    parent=adapter.base_model_name or self.main_name,
+                    base=self.main_name,
                 ),
             )  # fmt: skip

@@ -55,6 +55,22 @@ async def test_one_is_loaded_asked_and_unloaded(stack: GatewayStack) -> None:
     assert "a" not in await models(stack)
 
 
+async def test_requests_are_counted_as_the_models_whatever_an_adapter_says_its_base_is(stack: GatewayStack) -> None:
+    await load(stack, "told", "/told", base_model_name="somebody/Base-7b")
+    assert (await models(stack))["told"]["parent"] == "somebody/Base-7b"
+
+    async def counted() -> dict[str, float]:
+        lines = [line for line in (await stack.client.get("/metrics")).text.splitlines() if "request_success" in line]
+        assert not [line for line in lines if "Base-7b" in line]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line[0] != "#"}
+
+    before = await counted()
+    await stack.complete(model="told", prompt="A", max_tokens=2)
+    after = await counted()
+    name = 'vllm:request_success_total{finished_reason="length",model_name="fake"}'
+    assert after[name] == before.get(name, 0) + 1
+
+
 async def test_metrics_tell_which_are_in_use(stack: GatewayStack) -> None:
     await load(stack, "b", "/b")
     stack.engine.extra_load.adapters.add(name="b", on_device=True, running_sequences=1)
