@@ -55,7 +55,7 @@ class AdapterRegistry:
         try:
             self._check_name(module.name)
             folder = Path(module.path).expanduser().resolve()
-            self.put(self._read(module.name, module.path, module.base_model_name, folder))
+            self.put(self._read(module.name, module.path, module.base_model_name or "", folder))
         except InvalidRequest as error:
             raise StartupError(f"--lora-modules {module.name}: {error.message}") from error
 

@@ -27,7 +27,7 @@ class LoraModule(msgspec.Struct, frozen=True):
 
     name: str  # by which requests ask for it, as their model
     path: str  # its folder, as the PEFT library writes it
-    base_model_name: str = ""  # what is told to be its base; the served model where it says none
+    base_model_name: str | None = None  # what is told to be its base; the served model where it says none
 
 
 def runtime_updating_option() -> Any:

@@ -37,6 +37,13 @@ def parse(*arguments: str, env: dict[str, str] | None = None) -> tuple[LoraOptio
         ("model", "--lora-modules", "a=/x", "--lora-modules", "b=/y=z", "--lora-modules", json.dumps(ONE)),
         ("--lora-modules", "a=/x", "b=/y=z", json.dumps([ONE]), "model"),
         ("--lora-modules", json.dumps([{"name": "a", "path": "/x"}, {"name": "b", "path": "/y=z"}, ONE]), "model"),
+        (
+            "--lora-modules",
+            "a=/x",
+            json.dumps({"name": "b", "path": "/y=z", "base_model_name": None}),
+            json.dumps(ONE),
+            "model",
+        ),
         ("--lora-modules", json.dumps(["a=/x", "b=/y=z", json.dumps(ONE)]), "--", "model"),
     ],
 )
