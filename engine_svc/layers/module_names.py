@@ -28,6 +28,7 @@ OTHERWISE = (
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # MiniMax
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),  # LFM2
     (".self_attn.o_proj.", ".self_attn.out_proj."), (".mixer.", ".conv."),  # the same
+    (".self_attn.g_proj.", ".self_attn.gate_proj."),  # LFM3
     (".mixer.", ".mamba."), (".mixer.", ".linear_attn."), (".self_attn.", ".attn.attention."),  # GPT-Neo
     (".self_attn.o_proj.", ".self_attn.c_proj."), (".mlp.fc_out.", ".mlp.c_proj."),  # GPT-2
     (".mlp.fc_in.", ".fc1."), (".mlp.fc_out.", ".fc2."),  # OPT

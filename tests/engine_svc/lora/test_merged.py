@@ -41,7 +41,7 @@ CASES = {
     "deepseek-v2": Case(("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "up_proj", "down_proj")),
     "deepseek-v2-plain": Case(("q_proj", "kv_b_proj")),
     "recurrent-gemma": Case(("linear_x", "linear_y", "linear_out", "q_proj", "o_proj", "up_proj")),
-    "lfm3": Case(("in_proj", "q_proj", "w1", "w2")),
+    "lfm3": Case(("in_proj", "q_proj", "gate_proj", "w1", "w2")),
     "mamba2": Case(("in_proj", "out_proj", "embeddings")),
     "gemma": Case(("embed_tokens",), {"tie_word_embeddings": False}),
     "qwen2": Case(("embed_tokens", "lm_head"), {"tie_word_embeddings": False}),
