@@ -224,9 +224,11 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, ada
 
 
 def _are_named(assignment: Assignment, block_size: int, adapter: str) -> bool:
-    """Whether the caller's keys are of such blocks. It may have those of another revision of an adapter."""
+    """Whether the caller's keys are of such blocks. It may have those of another revision of an adapter, or of another
+    model that its alias stands for."""
     generation = assignment.generation
-    if generation.prompt_block_size != block_size or not adapter or generation.HasField("prompt_embeds"):
+    is_sure = not adapter and assignment.model == generation.model
+    if generation.prompt_block_size != block_size or is_sure or generation.HasField("prompt_embeds"):
         return generation.prompt_block_size == block_size
     first = block_keys(generation.prompt_token_ids[:block_size], block_size, generation.cache_salt, adapter=adapter)
     return list(generation.prompt_block_keys[:1]) == first

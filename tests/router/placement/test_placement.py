@@ -27,13 +27,12 @@ _HOST_WEIGHT = 1 - PlacementCostOptions().host_tier_weight
 class Fleet:
     """A router's core over workers that do nothing, whose loads and caches are drawn."""
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, options: RouterOptions = RouterOptions()) -> None:
         self.random = random.Random(seed)
         self.workers: list[SilentWorker] = []
         self.core = RouterCore(
-            RouterOptions(), lambda: self.workers, asyncio.get_running_loop(), RouterMetrics(CollectorRegistry()),
-            self.random,
-        )  # fmt: skip
+            options, lambda: self.workers, asyncio.get_running_loop(), RouterMetrics(CollectorRegistry()), self.random
+        )
         self.session = self.core.dispatcher.open_session()
         self.held: dict[str, tuple[set[int], set[int]]] = {}
         for _ in range(count):
@@ -165,3 +164,32 @@ async def test_an_adapter_has_other_blocks_where_its_weights_are_others(held: in
         known = dict(zip(decision.addresses, decision.candidates.cached_tokens, strict=True))
         assert known == {worker.address: 19 * _BLOCK_SIZE * (worker is fleet.workers[held]) for worker in fleet.workers}
         fleet.core.dispatcher.abort(fleet.session, number)
+
+
+async def test_an_alias_of_a_model_and_its_adapter_finds_the_blocks_of_either() -> None:
+    """The caller's keys are those of the one that gets more."""
+    fleet = Fleet(1, seed=1, options=RouterOptions(model_alias=("canary=tuned:2,bench:1",)))
+    (worker,) = fleet.workers
+    prompt = list(range(_BLOCK_SIZE * 20))
+    worker.learn(
+        common_pb2.ModelInfo(
+            served_model_names=["bench"], block_size=_BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=512,
+            adapters=[common_pb2.AdapterInfo(name="tuned", revision="new")],
+        )
+    )  # fmt: skip
+    worker.load.heartbeat(common_pb2.EngineLoad(total_kv_blocks=100), 0.0)
+    fleet.core.index.store(worker.blocks, block_keys(prompt, _BLOCK_SIZE), on_host=False)
+    fleet.core.on_change()
+    keys, found = block_keys(prompt, _BLOCK_SIZE, adapter="new"), set[tuple[str, int]]()
+    for number in range(20):
+        request = common_pb2.Generation(
+            request_id=str(number), model="canary", prompt_token_ids=prompt, prompt_block_size=_BLOCK_SIZE,
+            prompt_block_keys=keys,
+        )  # fmt: skip
+        fleet.core.dispatcher.start(fleet.session, number, request)
+        decision = fleet.core.table.decisions.find(str(number))
+        assert decision is not None
+        (known,) = decision.candidates.cached_tokens
+        found.add((fleet.session.streams[number].request.model, int(known)))
+        fleet.core.dispatcher.abort(fleet.session, number)
+    assert found == {("bench", 19 * _BLOCK_SIZE), ("tuned", 0)}
