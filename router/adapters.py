@@ -13,6 +13,7 @@ from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireErro
 from quire.v1 import common_pb2, engine_pb2
 from router.workers.eligible import served_models
 from router.workers.remote import RemoteWorker
+from router.workers.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class FleetAdapters:
         self._welcomes: set[asyncio.Task[None]] = set()
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
-        """Has all ready workers of the model serve an adapter; where one cannot, none does that did not before.
+        """Has all workers of the model serve an adapter, those too that take no requests now and will later; where one
+        cannot, none does that did not before.
 
         Raises:
             QuireError: the first worker's that cannot.
@@ -103,7 +105,7 @@ class FleetAdapters:
         others = (
             other.model_info
             for other in self._workers()
-            if other is not worker and other.ready and other.model_info and other.names[0] == worker.names[0]
+            if other is not worker and _is_there(other) and other.model_info and other.names[0] == worker.names[0]
         )
         found = {adapter.name: adapter for other in others for adapter in other.adapters}
         return [adapter for name, adapter in found.items() if name not in worker.adapters]
@@ -130,17 +132,24 @@ class FleetAdapters:
         Raises:
             QuireError: no worker may, or it is not said which model the adapter is for.
         """
-        ready = [worker for worker in self._workers() if worker.ready]
-        if not ready:
+        there = [worker for worker in self._workers() if _is_there(worker)]
+        if not there:
             raise Unavailable("No engine worker is ready; try again in a moment.")
-        bases = sorted(set(served_models(ready).values()))
+        bases = sorted(set(served_models(there).values()))
         if len(bases) > 1:
-            ready = [worker for worker in ready if request.base_model_name in worker.names]
-            if not ready:
+            there = [worker for worker in there if request.base_model_name in worker.names]
+            if not there:
                 raise InvalidRequest(
                     f"base_model_name is {request.base_model_name[:256]!r}; name the model that the adapter is for: "
                     f"{', '.join(bases)}.", parameter="base_model_name",
                 )  # fmt: skip
-        if not any(worker.model_info and worker.model_info.max_loras for worker in ready):
+        if not any(worker.model_info and worker.model_info.max_loras for worker in there):
             raise FailedPrecondition("The engine workers serve no adapters; start them with --enable-lora.")
-        return ready
+        return there
+
+
+def _is_there(worker: RemoteWorker) -> bool:
+    """Whether it takes requests, or answers and takes some again later, with the adapters that it has then: it is left
+    alone by requests for a while, or an operator has paused, drained or put it to sleep."""
+    condition = worker.condition
+    return worker.model_info is not None and (condition.held or condition.state in (State.READY, State.EJECTED))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.errors import FailedPrecondition, InvalidRequest, NotFound
@@ -71,6 +73,22 @@ async def test_one_that_cannot_takes_it_from_all(start_engine: StartEngine, star
     with pytest.raises(InvalidRequest):
         await load(running, path="/broken")
     assert [list(engine.adapters) for engine in (well, broken)] == [["a"], ["a"]]  # it was there before
+
+
+@pytest.mark.parametrize("status", [{"is_paused": True}, {"is_draining": True}, {"sleep_level": 1}])
+async def test_one_that_an_operator_holds_has_the_same_as_the_others_when_it_goes_on(
+    start_engine: StartEngine, start_router: StartRouter, status: dict[str, Any]
+) -> None:
+    held, other = await start_engine(max_loras=1), await start_engine(max_loras=1)
+    running = await start_router(held.address, other.address)
+    await load(running)
+    held.extra_load.status.CopyFrom(common_pb2.EngineStatus(**status))
+    await eventually(lambda: running.router.registry.num_ready == 1, "the router does not know")
+    request = engine_pb2.LoadAdapterRequest(name="a", path="/new", in_place=True)
+    await running.client.stub.LoadAdapter(request, timeout=WAIT_SECONDS)
+    await load(running, "b", "/b")
+    assert {name: adapter.path for name, adapter in held.adapters.items()} == {"a": "/new", "b": "/b"}
+    assert held.adapters == other.adapters
 
 
 async def test_a_fleet_without_adapters_says_so(start_engine: StartEngine, start_router: StartRouter) -> None:
