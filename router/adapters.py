@@ -93,8 +93,12 @@ class FleetAdapters:
                 name=adapter.name, path=adapter.path, base_model_name=adapter.base_model_name
             )
             try:
+                if self._is_unloaded(adapter.name, worker):
+                    continue
                 await worker.load_adapter(request)
                 logger.info("worker %s got the adapter %s of the others", worker.address, adapter.name)
+                if self._is_unloaded(adapter.name, worker):  # while it was read
+                    await worker.unload_adapter(engine_pb2.UnloadAdapterRequest(name=adapter.name))
             except QuireError as error:
                 logger.warning("adapter %s of other workers is not served: %s", adapter.name, error.message)
 
@@ -102,13 +106,18 @@ class FleetAdapters:
         info = worker.model_info
         if info is None or not info.max_loras:
             return ()
-        others = (
-            other.model_info
-            for other in self._workers()
-            if other is not worker and _is_there(other) and other.model_info and other.names[0] == worker.names[0]
-        )
-        found = {adapter.name: adapter for other in others for adapter in other.adapters}
+        infos = (other.model_info for other in self._others(worker))
+        found = {adapter.name: adapter for other in infos if other for adapter in other.adapters}
         return [adapter for name, adapter in found.items() if name not in worker.adapters]
+
+    def _is_unloaded(self, name: str, worker: RemoteWorker) -> bool:
+        """Whether the others of a worker's model, if there are any, serve an adapter no more."""
+        others = self._others(worker)
+        return bool(others) and not any(name in other.adapters for other in others)
+
+    def _others(self, worker: RemoteWorker) -> Sequence[RemoteWorker]:
+        others = [each for each in self._workers() if each is not worker and _is_there(each)]
+        return [other for other in others if other.names[0] == worker.names[0]]
 
     def _check_name(self, name: str, models: Collection[str]) -> None:
         """

@@ -140,6 +140,24 @@ async def test_a_worker_that_joins_gets_what_the_others_have(
     assert not without.adapters
 
 
+async def test_a_worker_that_joins_keeps_nothing_that_is_unloaded_meanwhile(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    """While it reads it, or before."""
+    first, second = await start_engine(max_loras=2), await start_engine(max_loras=2)
+    running = await start_router(first.address)
+    for name in ("a", "b", "c"):
+        await load(running, name, f"/{name}")
+    second.may_load.clear()
+    running.router.registry.announce("test", [second.address])
+    await eventually(lambda: second.num_loads == 1, "nothing is brought")
+    for name in ("a", "b"):
+        await unload(running, name)
+    second.may_load.set()
+    await eventually(lambda: "c" in second.adapters, "it has not the rest")
+    assert list(second.adapters) == ["c"]
+
+
 async def test_a_worker_that_comes_back_gets_them_again(start_engine: StartEngine, start_router: StartRouter) -> None:
     engines = [await start_engine(max_loras=1) for _ in range(2)]
     running = await start_router(*(engine.address for engine in engines))

@@ -137,6 +137,9 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.extra_load = common_pb2.EngineLoad()
         self.adapters: dict[str, common_pb2.AdapterInfo] = {}
         self.adapters_version = 0
+        self.num_loads = 0  # of adapters that have begun
+        self.may_load = asyncio.Event()  # they end
+        self.may_load.set()
         self.pooling = FakePooling()
         self.rpc = GrpcServer(
             "engine", "quire.v1.EngineService", server or GrpcServerOptions(), security or RpcSecurityOptions(),
@@ -258,6 +261,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
     ) -> engine_pb2.LoadAdapterResponse:
         if not self.options.max_loras:
             raise FailedPrecondition("no adapters are served")
+        self.num_loads += 1
+        await self.may_load.wait()
         if request.path in self.options.broken_folders:
             raise InvalidRequest(f"{request.path} is broken", parameter="path")
         revision = hashlib.sha256(request.path.encode()).hexdigest()
