@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError, Unavailable
 from quire.v1 import common_pb2, engine_pb2
@@ -31,32 +32,34 @@ class FleetAdapters:
         self._welcomes: set[asyncio.Task[None]] = set()
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
-        """Has all workers of the model serve an adapter, those too that take no requests now and will later; where one
-        cannot, none does that did not before.
+        """Has all workers of the model serve an adapter, those too that take no requests now and will later, or join
+        meanwhile; where one cannot, none does that did not before.
 
         Raises:
             QuireError: the first worker's that cannot.
         """
         workers = self._that_may_serve(request)
-        self._check_name(request.name, {worker.names[0] for worker in workers})
-        had_it = {worker.address for worker in workers if request.name in worker.adapters}
-        loading = (worker.load_adapter(request) for worker in workers)
-        results = await asyncio.gather(*loading, return_exceptions=True)
-        loaded = [result for result in results if isinstance(result, common_pb2.AdapterInfo)]
-        failures: list[BaseException] = [result for result in results if isinstance(result, BaseException)]
-        if not failures and len({adapter.revision for adapter in loaded}) > 1:
-            failures.append(
-                FailedPrecondition(
-                    f"The folders {request.path!r} of the workers differ; give all of them the same files."
-                )
-            )
-        if not failures:
-            logger.info("adapter %s is on %d workers, from %s", request.name, len(workers), request.path)
-            return loaded[0]
-        undone = engine_pb2.UnloadAdapterRequest(name=request.name)
-        new = [worker for worker in workers if worker.address not in had_it and request.name in worker.adapters]
-        await asyncio.gather(*(worker.unload_adapter(undone) for worker in new), return_exceptions=True)
-        raise failures[0]
+        models = {worker.names[0] for worker in workers}
+        self._check_name(request.name, models)
+        results: dict[RemoteWorker, Any] = {}
+        new: list[RemoteWorker] = []
+        while workers:
+            new += [worker for worker in workers if request.name not in worker.adapters]
+            loading = (worker.load_adapter(request) for worker in workers)
+            results |= zip(workers, await asyncio.gather(*loading, return_exceptions=True), strict=True)
+            if failure := _failure(request, results.values()):
+                await self._undo(request.name, new)
+                raise failure
+            there = [worker for worker in self._workers() if _is_there(worker) and worker not in results]
+            workers = [worker for worker in there if worker.names[0] in models]
+        logger.info("adapter %s is on %d workers, from %s", request.name, len(results), request.path)
+        adapter: common_pb2.AdapterInfo = next(iter(results.values()))
+        return adapter
+
+    async def _undo(self, name: str, workers: Sequence[RemoteWorker]) -> None:
+        request = engine_pb2.UnloadAdapterRequest(name=name)
+        having = [worker for worker in workers if name in worker.adapters]
+        await asyncio.gather(*(worker.unload_adapter(request) for worker in having), return_exceptions=True)
 
     async def unload(self, request: engine_pb2.UnloadAdapterRequest) -> int:
         """Takes an adapter away from all workers that have it; requests that still ran with it after the wait.
@@ -155,6 +158,14 @@ class FleetAdapters:
         if not any(worker.model_info and worker.model_info.max_loras for worker in there):
             raise FailedPrecondition("The engine workers serve no adapters; start them with --enable-lora.")
         return there
+
+
+def _failure(request: engine_pb2.LoadAdapterRequest, results: Collection[Any]) -> BaseException | None:
+    """Why an adapter is not on all workers, by what each answered: the first one's error, or that they differ."""
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors or len({result.revision for result in results}) == 1:
+        return next(iter(errors), None)
+    return FailedPrecondition(f"The folders {request.path!r} of the workers differ; give all of them the same files.")
 
 
 def _is_there(worker: RemoteWorker) -> bool:

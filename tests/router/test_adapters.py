@@ -140,6 +140,26 @@ async def test_a_worker_that_joins_gets_what_the_others_have(
     assert not without.adapters
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_worker_that_joins_while_an_adapter_is_loaded_has_it_too(
+    start_engine: StartEngine, start_router: StartRouter, in_place: bool
+) -> None:
+    first, second = await start_engine(max_loras=2), await start_engine(max_loras=2)
+    running = await start_router(first.address)
+    if in_place:
+        await load(running)
+    first.may_load.clear()
+    request = engine_pb2.LoadAdapterRequest(name="a", path="/new", in_place=in_place)
+    loading = running.client.stub.LoadAdapter(request, timeout=WAIT_SECONDS)
+    await eventually(lambda: first.num_loads == 1 + in_place, "it is not loaded")
+    running.router.registry.announce("test", [second.address])
+    await eventually(lambda: running.router.registry.num_ready == 2, "it does not join")
+    await eventually(lambda: len(second.adapters) == in_place, "it has not what the other has")
+    first.may_load.set()
+    await loading
+    assert second.adapters["a"].path == first.adapters["a"].path == "/new"
+
+
 async def test_a_worker_that_joins_keeps_nothing_that_is_unloaded_meanwhile(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
