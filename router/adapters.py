@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError, Unavailable
 from quire.v1 import common_pb2, engine_pb2
@@ -30,6 +31,7 @@ class FleetAdapters:
         self._workers = workers
         self._aliases = aliases
         self._welcomes: set[asyncio.Task[None]] = set()
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of names that are being loaded, or wait for that
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
         """Has all workers of the model serve an adapter, those too that take no requests now and will later, or join
@@ -38,6 +40,14 @@ class FleetAdapters:
         Raises:
             QuireError: the first worker's that cannot.
         """
+        async with self._turn(request.name):
+            return await self._load(request)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        """Whose holder may change which workers serve a name."""
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    async def _load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
         workers = self._that_may_serve(request)
         models = {worker.names[0] for worker in workers}
         self._check_name(request.name, models)
@@ -68,7 +78,8 @@ class FleetAdapters:
             NotFound: no worker has it.
             QuireError: the first worker's that does not let it go; the others have.
         """
-        workers = [worker for worker in self._workers() if request.name in worker.adapters]
+        async with self._turn(request.name):  # workers that load it have it then
+            workers = [worker for worker in self._workers() if request.name in worker.adapters]
         if not workers:
             raise NotFound(f"No worker serves an adapter {request.name[:256]!r}.", parameter="name")
         unloading = (worker.unload_adapter(request) for worker in workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -138,6 +139,24 @@ async def test_a_worker_that_joins_gets_what_the_others_have(
     )
     assert not other.adapters
     assert not without.adapters
+
+
+async def test_what_is_unloaded_while_it_is_loaded_is_on_no_worker(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    slow, quick = await start_engine(max_loras=1), await start_engine(max_loras=1)
+    running = await start_router(slow.address, quick.address)
+    slow.may_load.clear()
+    loading = asyncio.create_task(load(running))
+    await eventually(lambda: slow.num_loads == 1 and "a" in quick.adapters, "it is not loaded")
+    (worker,) = [each for each in running.router.registry.workers if each.address == quick.address]
+    await eventually(lambda: worker.serves("a"), "the router does not know")
+    unloading = asyncio.create_task(unload(running))
+    await asyncio.sleep(0.1)  # it has reached the router
+    slow.may_load.set()
+    await loading
+    assert await unloading == 0
+    assert not slow.adapters and not quick.adapters
 
 
 @pytest.mark.parametrize("in_place", [False, True])
