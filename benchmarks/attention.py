@@ -64,7 +64,7 @@ class Case:
         return AttentionMetadata(
             (torch.arange(self.sequences + 1, dtype=torch.int32) * self.new).to(device),
             torch.tensor(lengths, dtype=torch.int32, device=device), table.to(device), slots.flatten().to(device),
-            [self.new] * self.sequences, lengths, self.new, self.context,
+            [self.new] * self.sequences, lengths,
         )  # fmt: skip
 
 

@@ -36,11 +36,6 @@ class Answer:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def first_seconds(self) -> float:
-        """TTFT."""
-        return self.times[0] - self.sent
-
-    @property
     def longest_gap(self) -> float:
         """Seconds between two tokens, at most."""
         return max((later - earlier for earlier, later in itertools.pairwise(self.times)), default=0.0)

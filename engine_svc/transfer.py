@@ -12,11 +12,9 @@ import torch
 _ALIGNMENT = 16  # bytes: of addresses that it divides Triton's kernels are compiled apart
 
 
-def to_device(
-    values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device: torch.device, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def to_device(values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The values on the device; on a CPU, an array's or tensor's own memory."""
-    tensor = torch.as_tensor(values, dtype=dtype, device="cpu")
+    tensor = torch.as_tensor(values, device="cpu")
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

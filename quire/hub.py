@@ -68,7 +68,7 @@ class Hub:
                 token=True if self.token == STORED_LOGIN else self.token,
             )  # fmt: skip
         except Exception as error:
-            raise StartupError(_explained(wanted, self.token, error)) from error
+            raise StartupError(_explained(wanted, error)) from error
         return Path(folder)
 
     def _from_modelscope(self, wanted: Wanted) -> Path:
@@ -101,7 +101,7 @@ class Hub:
         return folder
 
 
-def _explained(wanted: Wanted, token: str | None, error: Exception) -> str:
+def _explained(wanted: Wanted, error: Exception) -> str:
     """What went wrong with the Hugging Face hub, and what to do about it."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (

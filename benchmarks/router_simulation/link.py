@@ -8,7 +8,7 @@ from benchmarks.router_simulation.clock import EventClock
 from benchmarks.router_simulation.engine import Engine
 from benchmarks.router_simulation.requests import BLOCK_SIZE, SimRequest
 from quire.errors import QuireError, Unavailable
-from quire.rpc.settings import HEARTBEAT_SECONDS, LATE_SECONDS
+from quire.rpc.settings import HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS
 from quire.runners import GENERATE, wrong_runner
 from quire.v1 import common_pb2, engine_pb2
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
@@ -18,8 +18,7 @@ from router.workers.state import Condition, Facts, Health, assess
 
 _WIRE_SECONDS = 0.001  # from one end to the other
 _CACHE_EVENT_SECONDS = 0.004
-# As router/workers/remote.py and router/index/feed.py have them.
-_LOST_SECONDS = 2.0
+# As quire/rpc/session.py and router/index/feed.py have them.
 _SESSION_RETRY_SECONDS = 0.25
 _FEED_RETRY_SECONDS = 0.5
 _INQUEST_SECONDS = 0.02
@@ -165,14 +164,14 @@ class SimWorker(Worker):
         self._clock.call_at(now + HEARTBEAT_SECONDS, self._beat)
         answers = self.engine.alive and not self.engine.frozen
         if not self._connected:
-            if answers and self._last_heard < now - _LOST_SECONDS:  # it has thawed
+            if answers and self._last_heard < now - LOST_SECONDS:  # it has thawed
                 self.engine.abort_all(self)
                 self._connect()
         elif answers:
             self._last_heard = now
             self.load.heartbeat(self.engine.load(), now)
-        elif self.engine.alive and now - self._last_heard > _LOST_SECONDS:
-            self._lose(f"no heartbeat for more than {_LOST_SECONDS:g} s")
+        elif self.engine.alive and now - self._last_heard > LOST_SECONDS:
+            self._lose(f"no heartbeat for more than {LOST_SECONDS:g} s")
 
     def _connect(self) -> None:
         if self.engine.alive and not self.engine.frozen and not self._connected:

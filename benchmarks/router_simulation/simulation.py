@@ -37,7 +37,6 @@ class Simulation:
     """Runs a scenario once."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
         self.clock = EventClock()
         self.history = History()
         self._oracle = Oracle()

@@ -35,8 +35,6 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
     seq_lens_host: list[int]  # in what is recorded: the most that they come to together, in equal parts
-    max_query_len: int
-    max_seq_len: int  # what is recorded reads none
 
 
 @dataclass(frozen=True)

@@ -216,8 +216,8 @@ def _features(size: int, context: LayerContext) -> Part:
     if context.groups.layout.expert > 1 or group.world_size == 1:
         return Part(0, size, size)
     together = math.lcm(
-        features_together(context, "experts", "up", "outputs"),
-        features_together(context, "experts", "down", "inputs"),
+        features_together(context, "up", "outputs"),
+        features_together(context, "down", "inputs"),
     )
     unit = together if size % together == 0 else 1
     if size // unit < group.world_size:

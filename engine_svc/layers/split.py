@@ -181,9 +181,9 @@ def bias_of(dtype: torch.dtype) -> ParameterSpec:
     return ParameterSpec("bias", dtype, (OUTPUTS,))
 
 
-def features_together(context: LayerContext, kind: PlaceKind, part: str, along: Literal["outputs", "inputs"]) -> int:
-    """How many features of a matrix share entries of its parameters, and must stay on one rank."""
-    method = context.quantization.layer(context.place(kind, part))
+def features_together(context: LayerContext, part: str, along: Literal["outputs", "inputs"]) -> int:
+    """How many features of an expert's matrix share entries of its parameters, and must stay on one rank."""
+    method = context.quantization.layer(context.place("experts", part))
     axes = [axis for spec in method.parameters() for axis in spec.axes]
     return math.lcm(*(axis.features for axis in axes if axis.along == along and not axis.whole))
 

@@ -41,11 +41,6 @@ class ChannelConvolution(torch.nn.Module):
         self.weight = rows_parameter(parts, (taps, self.channels), context, lambda rows: rows.float()[:, 0].t())
         self.bias = rows_parameter(parts, (self.channels,), context) if bias else None
 
-    @property
-    def taps(self) -> int:
-        """Tokens that it sees."""
-        return self.weight.shape[0]
-
     def filters(self) -> Convolution:
         """As the operations take it."""
         return Convolution(self.weight, self.bias, self._activates)

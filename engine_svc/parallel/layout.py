@@ -73,11 +73,6 @@ class ParallelLayout:
         """Which rank stands there."""
         return (at.data * self.pipeline + at.pipeline) * self.tensor + at.tensor
 
-    def expert_part(self, rank: int) -> int:
-        """Which part of a layer's experts a rank has."""
-        at = self.coordinates(rank)
-        return (at.data * self.tensor + at.tensor) // (self.tensor * self.data // self.expert)
-
     def groups(self, purpose: Purpose) -> list[tuple[int, ...]]:
         """All groups of a purpose, each in the order of its ranks. Every rank is in exactly one."""
         found: dict[tuple[int, ...], list[int]] = {}

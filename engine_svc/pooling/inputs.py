@@ -68,7 +68,7 @@ class FlatBatch:
         metadata = AttentionMetadata(
             query_start_loc=there(self.starts), seq_lens=there(np.diff(self.starts)),
             block_table=there(self.block_table), slot_mapping=there(self.slots), query_lens_host=self.lengths,
-            seq_lens_host=self.lengths, max_query_len=max(self.lengths), max_seq_len=max(self.lengths),
+            seq_lens_host=self.lengths,
         )  # fmt: skip
         return Inputs(there(self.token_ids), there(self.positions), there(self.types), metadata)
 
@@ -114,6 +114,6 @@ class InputBuffers:
         metadata = AttentionMetadata(
             query_start_loc=self._starts[: sequences + 1], seq_lens=self._lengths[:sequences],
             block_table=self._block_table[:sequences], slot_mapping=slots, query_lens_host=[longest] * sequences,
-            seq_lens_host=[longest] * sequences, max_query_len=longest, max_seq_len=longest,
+            seq_lens_host=[longest] * sequences,
         )  # fmt: skip
         return Inputs(token_ids, positions, types, metadata)

@@ -78,8 +78,7 @@ class FlatBatch:
         metadata = [
             AttentionMetadata(
                 query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=slot_mapping,
-                query_lens_host=self.query_lens, seq_lens_host=self.lengths, max_query_len=max(self.query_lens),
-                max_seq_len=max(self.lengths),
+                query_lens_host=self.query_lens, seq_lens_host=self.lengths,
             )
             for slot_mapping, table in zip(moved[len(shared) : -len(tables)], tables, strict=True)
         ]  # fmt: skip

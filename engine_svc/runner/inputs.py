@@ -103,8 +103,7 @@ def recorded_metadata(
     metadata = [
         AttentionMetadata(
             query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=mapping,
-            query_lens_host=lengths, seq_lens_host=[shape.context] * shape.sequences, max_query_len=shape.query_len,
-            max_seq_len=shape.context,
+            query_lens_host=lengths, seq_lens_host=[shape.context] * shape.sequences,
         )
         for table, mapping in zip(tables, mappings, strict=True)
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import grpc
 
 from quire.errors import QuireError
 from quire.rpc.session import SessionLink
-from quire.rpc.settings import FAILOVER_SECONDS
+from quire.rpc.settings import LOST_SECONDS
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -39,7 +39,7 @@ class Replica(Generic[Out, In]):
         self._heard = False
         self.link: SessionLink[Out, In] = SessionLink(
             name, open_session, new_frame, self._take_frame, on_lost, on_connected=self._begin,
-            lost_seconds=FAILOVER_SECONDS,
+            lost_seconds=LOST_SECONDS,
         )  # fmt: skip
 
     @property

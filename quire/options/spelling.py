@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+_LEVELS = "--compilation-config"
+
 
 def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
     """The arguments with dashes for the underscores of flags, and one object for the keys of each.
@@ -42,19 +44,19 @@ def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
     return [*given, *spelled]
 
 
-def spell_out_levels(arguments: Sequence[str], flag: str = "--compilation-config") -> list[str]:
-    """The arguments with that flag for each `-O`."""
+def spell_out_levels(arguments: Sequence[str]) -> list[str]:
+    """The arguments with --compilation-config for each `-O`."""
     spelled: list[str] = []
     for index, word in enumerate(arguments):
         if word == "--":
             return spelled + list(arguments[index:])
         level = re.fullmatch(r"-O(\d+)|-O=(\d+)", word)
         if level:
-            spelled.append(f"{flag}.level={level[1] or level[2]}")
+            spelled.append(f"{_LEVELS}.level={level[1] or level[2]}")
         elif word == "-O" and re.fullmatch(r"\d+", arguments[index + 1] if index + 1 < len(arguments) else ""):
-            spelled.append(f"{flag}.level")
+            spelled.append(f"{_LEVELS}.level")
         else:
-            spelled.append(flag + word[2:] if re.match(r"-O([.=]|$)", word) else word)
+            spelled.append(_LEVELS + word[2:] if re.match(r"-O([.=]|$)", word) else word)
     return spelled
 
 

@@ -9,8 +9,6 @@ import msgspec
 
 from quire.options.base import option
 
-_DIR = "torch_profiler_dir"
-
 
 class ProfilerConfig(msgspec.Struct, frozen=True):
     """Keys of --profiler-config, with what they are when they are left out."""

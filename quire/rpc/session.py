@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from quire.errors import Internal, Overloaded, QuireError, Unavailable
-from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, LOST_SECONDS, MAX_MESSAGE_BYTES
+from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, MAX_MESSAGE_BYTES
 from quire.rpc.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -109,16 +109,15 @@ class SessionLink(Generic[Out, In]):
         new_frame: Callable[[], Out],
         on_frame: Callable[[In], None],
         on_lost: Callable[[QuireError], None],
-        heartbeats: bool = True,
-        on_connected: Callable[[], None] = lambda: None,
-        lost_seconds: float = LOST_SECONDS,
+        *,
+        on_connected: Callable[[], None],
+        lost_seconds: float,
         wait_for_peer: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
             name: of the peer, for logs and errors.
             open_call: starts the gRPC stream.
-            heartbeats: the peer sends a frame every HEARTBEAT_SECONDS at least, so silence means trouble.
             lost_seconds: silence after which the connection is given up.
             wait_for_peer: returns when a connection is worth its attempt, where something tells; called before each.
         """
@@ -127,7 +126,6 @@ class SessionLink(Generic[Out, In]):
         self._new_frame = new_frame
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._heartbeats = heartbeats
         self._on_connected = on_connected
         self._lost_seconds = lost_seconds
         self._wait_for_peer = wait_for_peer
@@ -146,7 +144,7 @@ class SessionLink(Generic[Out, In]):
     @property
     def late(self) -> bool:
         """Whether the peer's heartbeat is overdue: give it nothing new."""
-        return self._heartbeats and time.monotonic() - self._last_frame > LATE_SECONDS
+        return time.monotonic() - self._last_frame > LATE_SECONDS
 
     def give_up(self, fault: str = "answers and does nothing") -> None:
         """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
@@ -263,5 +261,5 @@ class SessionLink(Generic[Out, In]):
             if self._fault:
                 return Unavailable(f"{self.name} {self._fault}.")
             outbox.flush()
-            silence = silence + HEARTBEAT_SECONDS if self._heartbeats and self._last_frame == heard else 0.0
+            silence = silence + HEARTBEAT_SECONDS if self._last_frame == heard else 0.0
         return Unavailable(f"{self.name} sent no heartbeat for {self._lost_seconds:g} s.")

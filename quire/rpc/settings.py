@@ -11,11 +11,9 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 # Application heartbeats on sessions: pings prove only that gRPC's own threads run.
 HEARTBEAT_SECONDS = 0.25
-# A peer this late gets no new requests; a link this late is broken off.
+# A peer this late gets no new requests; a link this late is broken off, and its streams go on elsewhere.
 LATE_SECONDS = 1.0
-LOST_SECONDS = 10.0
-# The same where streams can go on elsewhere: they wait for a silent peer no longer than that.
-FAILOVER_SECONDS = 2.0
+LOST_SECONDS = 2.0
 
 CONNECT_SECONDS = 2.0
 CALL_SECONDS = 10.0

@@ -27,8 +27,8 @@ class WorkerRegistry:
     ) -> None:
         """
         Args:
-            on_beat: called with those that are ready when workers may have come, gone or changed their state; at each
-                `sweep` too.
+            on_beat: called with those that are ready at each announcement: workers may have come, gone or changed
+                their state.
         """
         self._make_worker = make_worker
         self._on_beat = on_beat
@@ -49,11 +49,6 @@ class WorkerRegistry:
             Overloaded: there are too many.
         """
         self._peers.announce(source, addresses, functools.partial(self._begin, source))
-        self._watch()
-
-    def sweep(self) -> None:
-        """Retires workers that nobody announces, lets go of those that are done, and logs changes of state."""
-        self._peers.sweep()
         self._watch()
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from quire.errors import QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
 from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.session import SessionLink
-from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, FAILOVER_SECONDS
+from quire.rpc.settings import CALL_SECONDS, CONNECT_SECONDS, LOST_SECONDS
 from quire.rpc.status import from_rpc_error
 from quire.v1 import admin_pb2, admin_pb2_grpc, common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from router.index.feed import KvFeed
@@ -78,7 +78,7 @@ class RemoteWorker(Worker):
         self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
         self._link = SessionLink(
             f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
-            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=FAILOVER_SECONDS,
+            self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=LOST_SECONDS,
             wait_for_peer=self._health.wait_serving,  # one that loads its model would end each session at once
         )  # fmt: skip
         self._admin = admin_pb2_grpc.EngineAdminServiceStub(self._channel)

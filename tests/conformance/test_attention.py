@@ -63,7 +63,7 @@ def metadata_of(
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
         block_table=torch.tensor(table, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, device=device),
-        query_lens_host=new, seq_lens_host=lengths, max_query_len=max(new), max_seq_len=max(lengths),
+        query_lens_host=new, seq_lens_host=lengths,
     )  # fmt: skip
 
 

@@ -118,8 +118,8 @@ class Browser:
     def type(self, text: str) -> None:
         self.command("Input.insertText", text=text)
 
-    def press(self, key: str, modifiers: int = 0) -> None:
-        given = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": modifiers}
+    def press(self, key: str) -> None:
+        given = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
         text = {"text": "\r"} if key == "Enter" else {}
         self.command("Input.dispatchKeyEvent", type="keyDown", **given, **text)
         self.command("Input.dispatchKeyEvent", type="keyUp", **given)

@@ -72,12 +72,12 @@ class FakeRouterState:
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     """Serves until `close`."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.state = FakeRouterState()
         self.live: list[FakeStream] = []
         self.outboxes: list[Outbox[Response]] = []
         self.rpc = GrpcServer(
-            "router", "quire.v1.RouterService", GrpcServerOptions(port=port), RpcSecurityOptions(), CollectorRegistry()
+            "router", "quire.v1.RouterService", GrpcServerOptions(port=0), RpcSecurityOptions(), CollectorRegistry()
         )
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, self.rpc.server)
         self._steps: asyncio.Task[None] | None = None

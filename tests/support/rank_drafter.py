@@ -43,8 +43,8 @@ class RankDrafter(Drafter):
 class NotedGuesses(RankDrafter):
     """Knows what was guessed behind which tokens."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__(most)
+    def __init__(self) -> None:
+        super().__init__(3)
         self.guesses: dict[tuple[int, ...], list[int]] = {}
 
     def take(self, sequence: Sequence, token_ids: list[int]) -> None:

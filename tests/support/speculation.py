@@ -42,12 +42,11 @@ def go_on(made: Sequence, run: list[int]) -> None:
 class FakeGuesser:
     """Guesses the fake model's tokens as far as `num_right` says of a sequence of that length, then wrong ones."""
 
-    def __init__(self, vocab_size: int, num_right: Callable[[Sequence], int], kind: int = 0) -> None:
+    def __init__(self, vocab_size: int, num_right: Callable[[Sequence], int]) -> None:
         self.num_right = num_right
         self.asked = 0
         self.forgotten = 0
         self._vocab_size = vocab_size
-        self._kind = kind
 
     def begin(self) -> None:
         pass
@@ -57,7 +56,7 @@ class FakeGuesser:
         right = self.num_right(sequence)
         tokens = expected_tokens(sequence.token_ids, most, self._vocab_size, sequence.sampling)
         wrong = ((token + (index >= right)) % self._vocab_size for index, token in enumerate(tokens))
-        return Guess(tuple(wrong), self._kind)
+        return Guess(tuple(wrong), 0)
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten += 1

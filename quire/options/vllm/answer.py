@@ -73,6 +73,6 @@ def refused(text: str, *, taken: tuple[str, ...] = ()) -> Answer:
     return Answer(Kind.REFUSED, text, taken=taken)
 
 
-def not_built(capability: str, text: str = "Leave it out.", *, taken: tuple[str, ...] = ()) -> Answer:
+def not_built(capability: str, text: str = "Leave it out.") -> Answer:
     """One that waits for a capability."""
-    return Answer(Kind.NOT_BUILT, text, capability=capability, taken=taken)
+    return Answer(Kind.NOT_BUILT, text, capability=capability)

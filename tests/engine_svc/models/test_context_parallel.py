@@ -154,7 +154,7 @@ def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: 
         (make_eagle if method == "eagle" else make_eagle3)(tmp_path, folder)
     config, found = {"method": method, "num_speculative_tokens": 3} | head, []
     for given in ({"block_size": 32}, shared()):
-        drafter = NotedGuesses(3)
+        drafter = NotedGuesses()
         options = {"speculative_config": config, "max_num_batched_tokens": 40} | given
         with running_engine(folder, drafter=drafter, **options) as engine:  # type: ignore[arg-type]
             outputs = [tokens(run(engine, prompts, SHORT)) for prompts in (PROMPTS[2:], PROMPTS[3:])]

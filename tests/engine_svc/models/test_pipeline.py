@@ -195,7 +195,7 @@ def test_heads_share_an_embedding_that_the_last_stage_has_for_them(
         make_eagle(tmp_path, folder)
     config, found = {"method": method, "num_speculative_tokens": 3} | head, []
     for given in ({}, staged(3)):
-        drafter = NotedGuesses(3)
+        drafter = NotedGuesses()
         with running_engine(folder, drafter=drafter, speculative_config=config, **given) as engine:
             found.append((tokens(run(engine, PROMPTS[3:5], SHORT)), drafter.guesses))
     assert found[0] == found[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,9 +53,6 @@ def test_groups_meet_where_they_should(layout: ParallelLayout) -> None:
         assert group[Purpose.TENSOR] & group[Purpose.PIPELINE] & group[Purpose.DATA] == {rank}
         assert group[Purpose.DECODE_CONTEXT] <= group[Purpose.TENSOR] <= group[Purpose.EXPERT]
         assert group[Purpose.DATA] <= group[Purpose.EXPERT]
-        parts = Counter(layout.expert_part(each) for each in group[Purpose.EXPERT])
-        assert set(parts) == set(range(layout.expert))
-        assert len(set(parts.values())) == 1
 
 
 def test_the_ranks_of_a_layer_are_neighbours() -> None:
@@ -67,7 +62,6 @@ def test_the_ranks_of_a_layer_are_neighbours() -> None:
     assert layout.groups(Purpose.DATA)[:2] == [(0, 8), (1, 9)]
     assert layout.groups(Purpose.EXPERT) == [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]
     assert layout.groups(Purpose.DECODE_CONTEXT)[:2] == [(0, 1), (2, 3)]
-    assert [layout.expert_part(rank) for rank in layout.groups(Purpose.EXPERT)[0]] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert layout.coordinates(13) == Coordinates(data=1, pipeline=1, tensor=1)
 
 

@@ -264,7 +264,7 @@ async def test_a_stream_does_not_move_for_ever(start_replicas: StartReplicas) ->
 async def test_a_stream_does_not_move_beyond_its_deadline(
     start_replicas: StartReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.services.replica.FAILOVER_SECONDS", 4.0)  # the deadline has passed by then
+    monkeypatch.setattr("gateway.services.replica.LOST_SECONDS", 4.0)  # the deadline has passed by then
     async with start_replicas(request_timeout_seconds=3.0) as replicas:
         reader, owner, other = await hold(replicas, 3, "/v1/completions", COMPLETION)
         owner.state.frozen = True

@@ -32,7 +32,7 @@ class Owner:
     # Sessions go over a Unix socket where there is one; else over gRPC.
     local = True
 
-    def __init__(self, address: str, lost_seconds: float = LOST_SECONDS) -> None:
+    def __init__(self, address: str, lost_seconds: float = 10.0) -> None:
         self.channel = open_channel(address, RpcSecurityOptions())
         sessions = session_channel(self.channel, address, RpcSecurityOptions()) if self.local else self.channel
         self.stub = engine_pb2_grpc.EngineServiceStub(sessions)
