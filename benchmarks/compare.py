@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,23 @@ def measure(shape: str, server: Server, client: Path, model: Path, some: Sequenc
             yield Measure(shape, load.name, FIRST, server.name, figures["mean_ttft_ms"])
             yield Measure(shape, load.name, BETWEEN, server.name, figures["mean_tpot_ms"])
         yield Measure(shape, "", MEMORY, server.name, found.resident_bytes() / 2**20)
+
+
+def measure_all(
+    arguments: argparse.Namespace,
+    servers: Callable[[argparse.Namespace, Path], Iterator[Server]],
+    some: Sequence[Load],
+) -> list[Measure]:
+    """All servers of each shape in turns, printed as they come."""
+    measures = []
+    for shape in arguments.shapes:
+        model = Path(".cache/models") / shape
+        build(shape, model)
+        for _, server in itertools.product(range(arguments.rounds), list(servers(arguments, model))):
+            for found in measure(shape, server, arguments.peer / "bin" / "vllm", model, some):
+                print(f"{found.shape} {found.load} {found.figure} {found.server} {found.value:.2f}", flush=True)
+                measures.append(found)
+    return measures
 
 
 def run(load: Load, port: int, client: Path, model: Path, result: Path) -> dict[str, Any]:
@@ -125,16 +142,7 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     arguments = _parse()
     print(heading())
-    measures = []
-    for shape in arguments.shapes:
-        model = Path(".cache/models") / shape
-        build(shape, model)
-        some, found_servers = loads(arguments.streams, arguments.output_len), list(servers(arguments, model))
-        for _, server in itertools.product(range(arguments.rounds), found_servers):
-            for found in measure(shape, server, arguments.peer / "bin" / "vllm", model, some):
-                print(f"{found.shape} {found.load} {found.figure} {found.server} {found.value:.2f}", flush=True)
-                measures.append(found)
-    print(report(measures))
+    print(report(measure_all(arguments, servers, loads(arguments.streams, arguments.output_len))))
 
 
 if __name__ == "__main__":

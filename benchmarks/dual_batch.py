@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import socket
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.models import build_config
+from quire.serve.ports import free_ports
 
 PROMPT, SEQUENCES, DECODED, STEPS = 1024, 64, 8, 5
 LAYOUTS = {"tensor": 1, "data": 2}  # the engines of two ranks
@@ -34,7 +34,7 @@ class Ranks:
     def __init__(self, stack: ExitStack, folder: str, count: int, **options: Any) -> None:
         self._threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
         if count > 1:
-            options |= {"data_parallel_size": count, "data_parallel_master_port": _free_port()}
+            options |= {"data_parallel_size": count, "data_parallel_master_port": free_ports(1)[0]}
         else:
             options |= {"tensor_parallel_size": 2}
         starting = [
@@ -52,11 +52,6 @@ class Ranks:
         """What all bring."""
         work = [thread.submit(do, engine) for thread, engine in zip(self._threads, self._engines, strict=True)]
         return [each.result() for each in work]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def compare(folder: str, count: int, worker: str, rounds: int) -> list[tuple[float, float]]:

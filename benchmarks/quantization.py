@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.compare import Load, loads, measure
+from benchmarks.compare import Load, loads, measure_all
 from benchmarks.comparison import FIRST, LLAMA, OWN, TOKENS, Goals, report
 from benchmarks.machine import heading
-from benchmarks.models import SHAPES, build
+from benchmarks.models import SHAPES
 from benchmarks.servers import Server, gguf_file, llama, quire
 from quire.options.model_form import QUANTIZATIONS
 
@@ -72,17 +72,8 @@ def _parse() -> argparse.Namespace:
 def main() -> None:
     arguments = _parse()
     print(heading())
-    measures = []
-    for shape in arguments.shapes:
-        model = Path(".cache/models") / shape
-        build(shape, model)
-        some = [*loads(arguments.streams, arguments.output_len)[:-1], prefill(4)]
-        found_servers = list(servers(arguments, model))
-        for _, server in itertools.product(range(arguments.rounds), found_servers):
-            for found in measure(shape, server, arguments.peer / "bin" / "vllm", model, some):
-                print(f"{found.shape} {found.load} {found.figure} {found.server} {found.value:.2f}", flush=True)
-                measures.append(found)
-    print(report(measures, _GOALS))
+    some = [*loads(arguments.streams, arguments.output_len)[:-1], prefill(4)]
+    print(report(measure_all(arguments, servers, some), _GOALS))
 
 
 if __name__ == "__main__":

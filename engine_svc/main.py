@@ -22,7 +22,7 @@ from engine_svc.service.admin import EngineAdminServicer
 from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import Place, keep_registered
 from engine_svc.service.servicer import EngineServicer
-from engine_svc.worker import EngineWorker
+from engine_svc.worker import EngineWorker, first_of
 from quire.errors import StartupError
 from quire.log import setup_logging
 from quire.metrics import new_registry, serve_metrics
@@ -96,26 +96,19 @@ async def serve(
     serving: asyncio.Future[None] = asyncio.create_task(grpc_server.serve_until_stopped(worker.loop.drain))
     loading: asyncio.Future[ModelInfo] = asyncio.create_task(worker.load())
     try:
-        await _first_of(serving, loading)
+        await first_of(serving, loading)
         if not loading.done():  # stopped before the model was there
             return False
         await grpc_server.set_serving(True)
         logger.info("serving on %s:%d", server.host, grpc_server.port)
         async with _companions(worker, grpc_server, engine, server, security):
-            await _first_of(serving, worker.loop.died)
+            await first_of(serving, worker.loop.died)
         return worker.loop.died.done()
     finally:
         for task in (serving, loading):
             task.cancel()
         await grpc_server.server.stop(grace=0.5)
         await worker.loop.stop()
-
-
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done; raises what it raised."""
-    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    for future in done:
-        future.result()
 
 
 def build_server(

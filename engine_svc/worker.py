@@ -242,3 +242,10 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         max_num_batched_tokens=spec.max_num_batched_tokens,
         eos_token_ids=frozenset(info.eos_token_ids),
     )
+
+
+async def first_of(*futures: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done; raises what it raised."""
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()

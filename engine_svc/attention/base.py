@@ -142,7 +142,7 @@ class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
     name: ClassVar[str]
-    block_dimension: ClassVar[int]  # of a layer's cache
+    block_dimension: ClassVar[int] = 1  # of a layer's cache
     query_lens: ClassVar[tuple[int, ...]] = (1,)  # of each kind that is attended to in a way of its own, but prompts
     # New tokens behind contexts that only so long ones have attended to in a way of their own, and how long.
     tails: ClassVar[tuple[tuple[int, int], ...]] = ()
@@ -164,9 +164,12 @@ class AttentionBackend(ABC):
         own are new with it."""
         return False
 
-    @abstractmethod
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """One cache for each layer, in the backend's own layout."""
+        """A cache for each layer, in the backend's own layout: here [planes, num_blocks, block_size, num_kv_heads,
+        head_dim]."""
+        shape = self.shape
+        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
         """The caches' second tier in host memory: the same layout with other blocks.

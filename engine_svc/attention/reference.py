@@ -36,13 +36,6 @@ class ReferenceBackend(AttentionBackend):
     """What the other backends are compared with. Works in any floating-point type."""
 
     name = "reference"
-    block_dimension = 1
-
-    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
-        shape = self.shape
-        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Nothing to prepare."""

@@ -62,7 +62,6 @@ class TritonBackend(AttentionBackend):
     """The cache of a layer is [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
 
     name = "triton"
-    block_dimension = 1
     query_lens = (2, 1)
     tails = ((_MOST_QUERIES + 1, _LONG_CONTEXT),)
 
@@ -89,12 +88,6 @@ class TritonBackend(AttentionBackend):
     def batch_invariant(self) -> bool:
         """See AttentionBackend.batch_invariant."""
         return self.shape.batch_invariant
-
-    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """See AttentionBackend.allocate."""
-        shape = self.shape
-        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """See AttentionBackend.most_positions."""

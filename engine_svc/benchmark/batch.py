@@ -14,7 +14,7 @@ from typing import Any
 from engine_svc.executor.base import create_executor
 from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.worker import EngineWorker
+from engine_svc.worker import EngineWorker, first_of
 from quire.errors import QuireError, StartupError
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
@@ -71,7 +71,7 @@ async def run_batch(worker: EngineWorker, prompts: Sequence[Prompt], n: int) -> 
         for number, prompt in enumerate(prompts):
             sampling = SamplingParameters(n=n, temperature=1.0, max_tokens=prompt.output_tokens, ignore_eos=True)
             worker.submit(GenerationRequest(f"bench-{number}", prompt.token_ids, sampling), answers)
-        await _first_of(answers.done, worker.loop.died)
+        await first_of(answers.done, worker.loop.died)
     except QuireError as error:
         raise StartupError(f"The engine cannot answer prompt {number}: {error.message}") from error
     seconds = time.perf_counter() - start
@@ -99,12 +99,6 @@ class _Answers:
                 self.done.set_exception(StartupError(f"The engine failed: {delta.error.message}"))
         if not self._missing and not self.done.done():
             self.done.set_result(None)
-
-
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    for future in done:
-        future.result()
 
 
 def write_json(path: str, result: Mapping[str, Any]) -> None:

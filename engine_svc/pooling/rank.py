@@ -8,13 +8,11 @@ import torch
 
 from engine_svc.pooling.runner import PoolingRunner
 from engine_svc.pooling_plan import PoolingPlan, PoolingResult
-from engine_svc.runner.profiler import RankProfiler
-from engine_svc.runner.sleeping import SleepingModel
-from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
+from engine_svc.runner.base_rank import BaseRank
 
 
-class PoolingRank:
-    """Owner of the runner. Called from the one thread that runs its steps."""
+class PoolingRank(BaseRank[PoolingRunner]):
+    """That of a worker which pools."""
 
     def __init__(self, make: Callable[[], PoolingRunner], device: torch.device) -> None:
         """
@@ -23,36 +21,11 @@ class PoolingRank:
 
         Raises: what that does.
         """
-        self._model = SleepingModel(make, lambda runner: runner.allocate(), device)
-        self._profiler = RankProfiler(0, device, lambda: None)
+        super().__init__(make, lambda runner: runner.allocate(), device)
         self.runner.allocate()
-
-    @property
-    def runner(self) -> PoolingRunner:
-        """What runs steps.
-
-        Raises:
-            RuntimeError: it sleeps.
-        """
-        return self._model.awake
 
     def run(self, plan: PoolingPlan) -> PoolingResult:
         """See PoolingRunner.run."""
         self._profiler.begin_step()
         with self._profiler.part("compute"):
             return self.runner.run(plan)
-
-    def upkeep(self, command: Upkeep) -> list[str]:
-        """See RankModel.upkeep."""
-        match command:
-            case StartProfile():
-                self._profiler.start(command)
-            case StopProfile():
-                return self._profiler.stop()
-            case _:
-                self._model.upkeep(command)
-        return []
-
-    def close(self) -> None:
-        """See RankModel.close."""
-        self._profiler.stop()

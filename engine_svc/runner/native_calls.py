@@ -98,9 +98,14 @@ class KernelsAlone(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func in _NEW:
             return self._arena.new(result)
-        if not _memories(result) or not _memories(result) <= _memories((args, kwargs)):
+        if not is_view(result, (args, kwargs)):
             raise NotRecordable(str(func))
         return result
+
+
+def is_view(result: Any, inputs: Any) -> bool:
+    """Whether an operator has made nothing new: its tensors lie in the memory of those that it was given."""
+    return bool(_memories(result)) and _memories(result) <= _memories(inputs)
 
 
 def _memories(values: Any) -> set[int]:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 import torch
 
 from engine_svc.plan import StepPlan, TokenMasks
+from engine_svc.runner.base_rank import BaseRank
 from engine_svc.runner.pending import BegunStep, PendingStep
-from engine_svc.runner.profiler import RankProfiler
 from engine_svc.runner.runner import Runner
-from engine_svc.runner.sleeping import SleepingModel
-from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
 from quire.errors import StartupError
 
 
-class RankModel:
-    """Owner of a rank's runner. Called from the one thread that runs its steps."""
+class RankModel(BaseRank[Runner]):
+    """That of a rank which generates."""
 
     def __init__(self, make: Callable[[], Runner], device: torch.device, rank: int = 0) -> None:
         """
@@ -26,19 +24,9 @@ class RankModel:
         Raises: what that does.
         """
         self._num_blocks, self._num_host_blocks = 0, 0
-        self._model = SleepingModel(
-            make, lambda runner: runner.allocate(self._num_blocks, self._num_host_blocks), device
+        super().__init__(
+            make, lambda runner: runner.allocate(self._num_blocks, self._num_host_blocks), device, rank, self._settle
         )
-        self._profiler = RankProfiler(rank, device, self._settle)
-
-    @property
-    def runner(self) -> Runner:
-        """What runs steps.
-
-        Raises:
-            RuntimeError: it sleeps.
-        """
-        return self._model.awake
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         """See Executor.allocate.
@@ -66,27 +54,6 @@ class RankModel:
         with self._profiler.part("sample"):
             return self.runner.finish(step, masks)
 
-    def upkeep(self, command: Upkeep) -> list[str]:
-        """Obeys; see there.
-
-        Raises:
-            StartupError: see SleepingModel.upkeep.
-        """
-        match command:
-            case StartProfile():
-                self._profiler.start(command)
-            case StopProfile():
-                return self._profiler.stop()
-            case _:
-                self._model.upkeep(command)
-        return []
-
     def _settle(self) -> None:
         if self._model.loaded is not None:
             self._model.loaded.settle()
-
-    def close(self) -> None:
-        """Ends what runs beside the steps."""
-        self._profiler.stop()
-        if self._model.loaded is not None:
-            self._model.loaded.close()

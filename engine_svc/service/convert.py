@@ -16,10 +16,10 @@ from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from quire.bounds import MAX_TIMEOUT_MS
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
+from quire.rpc.constraint import to_constraint
 from quire.rpc.prompt_embeds import to_prompt_embeds
 from quire.rpc.sampling import to_sampling
 from quire.rpc.status import to_request_error
-from quire.structured.base import Constraint
 from quire.v1 import common_pb2
 
 FINISH_REASONS = {
@@ -57,7 +57,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
         prompt_embeds=to_prompt_embeds(generation),
-        constraint=_to_constraint(generation.constraint) if generation.HasField("constraint") else None,
+        constraint=to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
 
@@ -94,10 +94,6 @@ def from_pooled(delta: SequenceDelta) -> common_pb2.PoolResponse:
     if delta.usage is not None:
         response.queue_seconds, response.compute_seconds = delta.usage.queue_seconds, delta.usage.prefill_seconds
     return response
-
-
-def _to_constraint(message: common_pb2.Constraint) -> Constraint:
-    return Constraint(message.backend, message.grammar, message.key)
 
 
 def add_delta(deltas: Any, delta: SequenceDelta, stream_id: int) -> None:

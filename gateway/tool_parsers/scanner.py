@@ -101,11 +101,7 @@ class Scanner:
 
     def peek_past_space(self) -> Steps[str]:
         """The next character that is no white space, which is taken."""
-        while True:
-            self.run(_SPACE)
-            if self._at < len(self._text):
-                return self._text[self._at]
-            yield from self.more()
+        return (yield from self.pour(_SPACE, lambda space: None))
 
     def run(self, pattern: re.Pattern[str]) -> str:
         """The next characters that match, as far as they are there. The pattern may match nothing and never fails."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from quire.options.server import GrpcServerOptions
 from router.app import Router
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor
-from tests.support.gateway_stack import SECURITY, Gateway, gateway_before, running_tokenizer
+from tests.support.gateway_stack import SECURITY, Gateway, gateway_before, running_tokenizer, serving
 from tests.support.waiting import eventually
 
 STEP_SECONDS = 0.002
@@ -66,7 +64,7 @@ async def running_admin_stack(
         gateway = await stack.enter_async_context(
             gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], **options)
         )
-        port = await stack.enter_async_context(_serving(gateway))
+        port = await stack.enter_async_context(serving(make_admin_server(gateway.context)))
         keys = gateway.context.options.admin.admin_api_key
         headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
         admin = await stack.enter_async_context(
@@ -80,15 +78,3 @@ async def running_admin_stack(
 def admin_options(*keys: str) -> AdminOptions:
     """Of a port that the test binds itself."""
     return AdminOptions(admin_port=1, admin_api_key=keys)
-
-
-@contextlib.asynccontextmanager
-async def _serving(gateway: Gateway) -> AsyncIterator[int]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        server = make_admin_server(gateway.context)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        await eventually(lambda: server.started, "uvicorn does not start")
-        yield int(listener.getsockname()[1])
-        server.should_exit = True
-        await serving

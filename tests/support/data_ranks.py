@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,14 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine_svc.core.engine import Engine
+from tests.support.engine_process import free_port
 from tests.support.run_engine import running_engine
 
 T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class DataRanks:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
+
+from engine_svc.runner.native_calls import is_view
 
 _NEW = {"empty", "new_empty", "empty_like", "empty_strided"}  # memory, and nothing in it
 
@@ -31,12 +31,6 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Torch's hook for each of its operators."""
         result, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
-        is_view = bool(_memories(result)) and _memories(result) <= _memories((args, kwargs))
-        if name not in _NEW and (func._schema.is_mutable or not is_view):
+        if name not in _NEW and (func._schema.is_mutable or not is_view(result, (args, kwargs))):
             self.names.append(name)
         return result
-
-
-def _memories(values: Any) -> set[int]:
-    """Of the tensors among them."""
-    return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, torch.Tensor)}

@@ -12,7 +12,7 @@ import pytest
 
 from engine_svc.executor.messages import Command
 from engine_svc.executor.waves import LockstepCommands
-from tests.support.data_ranks import free_port
+from tests.support.engine_process import free_port
 from tests.support.forked_ranks import run_forks
 
 CODE = """
