@@ -32,7 +32,6 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # of the deltas that brought tokens
     error: str = ""
-    usage: common_pb2.GenerationUsage = field(default_factory=common_pb2.GenerationUsage)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -58,7 +57,6 @@ class Answer:
         if delta.HasField("error"):
             self.error = delta.error.message
         if delta.is_final:
-            self.usage = delta.usage
             self.ended.set()
 
 

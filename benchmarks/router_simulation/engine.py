@@ -59,11 +59,6 @@ class Engine:
         self._began = self._each = 0.0
         self._event: Event | None = None
 
-    @property
-    def idle(self) -> bool:
-        """Nothing is running or waiting."""
-        return not self._jobs
-
     def start(self, listener: Listener, stream_id: int, request: SimRequest, position: int) -> None:
         """A request has arrived, with so many tokens generated elsewhere."""
         job = Job(listener, stream_id, request, position, self._clock.time(), sent=position)

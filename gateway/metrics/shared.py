@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.metrics.prometheus import WHOLE_FLEET
-
-logger = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 0.5
 _ALIVE_SECONDS = 5.0  # one that has not written for so long has nothing under way

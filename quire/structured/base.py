@@ -100,10 +100,6 @@ class Matcher(ABC):
         """Goes on with these tokens; how many of them fit. At the first that does not it stops where it is."""
 
     @abstractmethod
-    def copy(self) -> Matcher:
-        """Another at the same place; they know nothing of each other from here on."""
-
-    @abstractmethod
     def roll_back(self, num_tokens: int) -> None:
         """Forgets the last tokens, of those that were accepted."""
 

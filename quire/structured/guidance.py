@@ -135,10 +135,6 @@ class GuidanceMatcher(Matcher):
         """See Matcher.accept."""
         return 0 if self._matcher.is_error() else self._matcher.try_consume_tokens(list(token_ids))
 
-    def copy(self) -> Matcher:
-        """See Matcher.copy."""
-        return GuidanceMatcher(self._matcher.deep_copy(), self._eos)
-
     def roll_back(self, num_tokens: int) -> None:
         """See Matcher.roll_back."""
         self._matcher.rollback(num_tokens)

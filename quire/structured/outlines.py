@@ -78,19 +78,15 @@ class OutlinesGrammar(Grammar):
 
     def matcher(self) -> Matcher:
         """See Grammar.matcher."""
-        return OutlinesMatcher(self, [self.start])
+        return OutlinesMatcher(self)
 
 
 class OutlinesMatcher(Matcher):
     """See Matcher."""
 
-    def __init__(self, grammar: OutlinesGrammar, states: list[int]) -> None:
-        """
-        Args:
-            states: that it has been in; the last one is where it is.
-        """
+    def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
-        self._states = states
+        self._states = [grammar.start]  # that it has been in; the last one is where it is
 
     @property
     def error(self) -> str:
@@ -117,10 +113,6 @@ class OutlinesMatcher(Matcher):
             first = int(self._grammar.first[self._states[-1]])
             self._states.append(int(self._grammar.targets[first + at]))
         return len(token_ids)
-
-    def copy(self) -> Matcher:
-        """See Matcher.copy."""
-        return OutlinesMatcher(self._grammar, self._states.copy())
 
     def roll_back(self, num_tokens: int) -> None:
         """See Matcher.roll_back."""

@@ -117,10 +117,6 @@ class XGrammarMatcher(Matcher):
                 return count
         return len(token_ids)
 
-    def copy(self) -> Matcher:
-        """See Matcher.copy."""
-        return XGrammarMatcher(self._matcher.fork(), self._end)
-
     def roll_back(self, num_tokens: int) -> None:
         """See Matcher.roll_back."""
         self._matcher.rollback(num_tokens)

@@ -228,11 +228,11 @@ def test_a_model_without_an_end_of_sequence_can_say_all_that_it_has_tokens_for(n
 
 
 @every
-def test_copies_go_their_own_ways(name: str) -> None:
-    matcher = follow(name, CASES["regex"].request)
-    matcher.accept(vocabulary().encode(b"0123"))
-    other, before = matcher.copy(), allowed(matcher)
-    other.accept(vocabulary().encode(b"abcd"))
+def test_matchers_of_a_grammar_go_their_own_ways(name: str) -> None:
+    grammar = backend(name).read(compiled(name, CASES["regex"].request))
+    matcher, other = grammar.matcher(), grammar.matcher()
+    before = allowed(matcher)
+    other.accept(vocabulary().encode(b"0123abcd"))
     assert allowed(matcher) == before != allowed(other)
 
 

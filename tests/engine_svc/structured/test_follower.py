@@ -216,9 +216,6 @@ class Faulty(Grammar, Matcher):
     def accept(self, token_ids: Sequence[int]) -> int:
         raise ZeroDivisionError
 
-    def copy(self) -> Matcher:
-        return self
-
     def roll_back(self, num_tokens: int) -> None: ...
 
     def fill(self, row: Any) -> None:
@@ -252,9 +249,6 @@ class LateGrammar(Grammar, Matcher):
         fitting = [*token_ids] == [5] * len(token_ids) and self.accepted + len(token_ids) <= 2
         self.accepted += len(token_ids) * fitting
         return len(token_ids) * fitting
-
-    def copy(self) -> Matcher:
-        return self
 
     def roll_back(self, num_tokens: int) -> None:
         self.accepted -= num_tokens
