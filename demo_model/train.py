@@ -15,6 +15,7 @@ import transformers
 from demo_model.dataset import IGNORED, Encoder, batches
 
 MAX_POSITIONS = 2048
+_REPORT_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,6 @@ def train(
     recipe: Recipe,
     device: torch.device,
     report: Callable[[Point], None],
-    report_every: int = 50,
 ) -> None:
     """Trains in place; calls `report` every now and then.
 
@@ -112,8 +112,8 @@ def train(
                 optimizer.zero_grad()
             tokens += token_ids.numel()
             total += loss.detach()
-            if (steps + step) % report_every == 0:
-                report(Point(steps + step, tokens, total.item() / report_every, time.monotonic() - start))
+            if (steps + step) % _REPORT_STEPS == 0:
+                report(Point(steps + step, tokens, total.item() / _REPORT_STEPS, time.monotonic() - start))
                 total.zero_()
         steps += phase.steps
         ends.append([parameter.detach().clone() for parameter in model.parameters()])

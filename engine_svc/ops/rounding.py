@@ -26,9 +26,9 @@ def to_float8(weight: torch.Tensor) -> CodedWeight:
     return _coded(weight, weight.shape[-1], E4M3, _to_float8)
 
 
-def to_int8(weight: torch.Tensor, group: int | None = None) -> CodedWeight:
-    """[..., outputs, inputs], with a scale for each output, or for so many inputs of it."""
-    return _coded(weight, group or weight.shape[-1], INT8, _to_int8)
+def to_int8(weight: torch.Tensor) -> CodedWeight:
+    """[..., outputs, inputs], with a scale for each output."""
+    return _coded(weight, weight.shape[-1], INT8, _to_int8)
 
 
 def to_int4(weight: torch.Tensor, group: int) -> CodedWeight:

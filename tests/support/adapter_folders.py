@@ -22,15 +22,13 @@ _NOTHING = (
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def low_rank(
-    modules: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 0, dtype: str = "float32"
-) -> dict[str, npt.NDArray[Any]]:
+def low_rank(modules: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
     """Random tensors, by PEFT's names, for linear modules of (outputs, inputs)."""
     random = np.random.default_rng(seed)
     tensors = {}
     for module, (outputs, inputs) in modules.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = random.normal(size=(rank, inputs)).astype(dtype)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = random.normal(size=(outputs, rank)).astype(dtype)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = random.normal(size=(rank, inputs)).astype("float32")
+        tensors[f"base_model.model.{module}.lora_B.weight"] = random.normal(size=(outputs, rank)).astype("float32")
     return tensors
 
 

@@ -61,7 +61,6 @@ class FakeRouterState:
     drops: bool = False
     # There are no sessions; other calls are answered.
     closed: bool = False
-    ready: bool = True
     started: list[common_pb2.Generation] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     # (choice, tokens that count); and whether nothing comes of stops.
@@ -116,8 +115,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
             served_model_names=["fake"], model="fake", max_model_len=4096, vocab_size=VOCAB_SIZE, max_logprobs=20,
             block_size=BLOCK_SIZE,
         )  # fmt: skip
-        state = router_pb2.WORKER_STATE_READY if self.state.ready else router_pb2.WORKER_STATE_STARTING
-        worker = router_pb2.Worker(address="fake:1", state=state, model_info=info)
+        worker = router_pb2.Worker(address="fake:1", state=router_pb2.WORKER_STATE_READY, model_info=info)
         return router_pb2.ListWorkersResponse(workers=[worker])
 
     async def Session(

@@ -76,14 +76,14 @@ def _runner(config: Any, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return run
 
 
-def make_eagle(folder: Path, target_folder: Path, bias: bool = True) -> Reference:
+def make_eagle(folder: Path, target_folder: Path) -> Reference:
     """With a copy of the embedding, as it is published."""
     torch.manual_seed(3)
     target = _target(target_folder)
     config, size = target.config, target.config.hidden_size
     layer: Any = LlamaDecoderLayer(config, 0)
     layer.input_layernorm = torch.nn.Identity()
-    fc = torch.nn.Linear(2 * size, size, bias=bias)
+    fc = torch.nn.Linear(2 * size, size)
     _random(layer)
     _random(fc)
     tensors = {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}

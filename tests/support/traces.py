@@ -58,18 +58,18 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._spans.extend(spans_of(request))
             self._heard.notify_all()
 
-    def wait(self, names: Iterable[str], trace_id: str = TRACE_ID) -> dict[str, Told]:
-        """The spans of one trace by name, once those that are named have come."""
+    def wait(self, names: Iterable[str]) -> dict[str, Told]:
+        """The trace's spans by name, once those that are named have come."""
         with self._heard:
             wanted = set(names)
-            assert self._heard.wait_for(lambda: wanted <= self._of(trace_id).keys(), WAIT_SECONDS), self._of(trace_id)
-            return self._of(trace_id)
+            assert self._heard.wait_for(lambda: wanted <= self._told().keys(), WAIT_SECONDS), self._told()
+            return self._told()
 
     def close(self) -> None:
         self._server.stop(None)
 
-    def _of(self, trace_id: str) -> dict[str, Told]:
-        return {span.name: span for span in self._spans if span.trace_id == trace_id}
+    def _told(self) -> dict[str, Told]:
+        return {span.name: span for span in self._spans if span.trace_id == TRACE_ID}
 
 
 def spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> Iterable[Told]:
