@@ -16,7 +16,7 @@ from engine_svc.config_formats.registry import find_model_config
 from engine_svc.core.adapters import ServedAdapters
 from engine_svc.core.administration import Administration
 from engine_svc.core.engine import Engine, EngineFacts
-from engine_svc.core.loop import EngineLoop, Sink
+from engine_svc.core.loop import EngineLoop, Sink, still_loading
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.executor.base import Executor
 from engine_svc.fingerprint import fingerprint
@@ -38,7 +38,7 @@ from engine_svc.scheduler.drafter import Drafter
 from engine_svc.speculative.registry import make_speculation
 from engine_svc.speculative.vocabulary import check_vocabulary
 from engine_svc.structured.grammars import Grammars, unknown_vocabulary
-from quire.errors import LOADING, StartupError, Unavailable
+from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.lora import ENABLE_FLAG
 from quire.options.model import ModelOptions
@@ -74,7 +74,7 @@ class EngineWorker:
             Unavailable: the model is still loading.
         """
         if self._info is None:
-            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
+            raise still_loading()
         return self._info
 
     @property
@@ -85,7 +85,7 @@ class EngineWorker:
             Unavailable: the model is still loading.
         """
         if self._adapters is None:
-            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
+            raise still_loading()
         return self._adapters
 
     def load_now(self) -> EngineLoad:

@@ -23,7 +23,7 @@ _PROCESS = "QUIRE_SUPERVISOR_PROCESS"
 _NAME = "QUIRE_SUPERVISED_NAME"
 _SEND_SECONDS = 1.0
 _MAX_REPORT_BYTES = 2**16
-_CREDENTIALS = struct.Struct("iii")  # of whoever sends: process, user, group
+CREDENTIALS = struct.Struct("iii")  # of a peer: process, user, group
 _PR_SET_PDEATHSIG = 1
 
 
@@ -80,9 +80,9 @@ class Reports:
         Raises:
             BlockingIOError: nothing has come.
         """
-        data, ancillary, _, _ = self._socket.recvmsg(_MAX_REPORT_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        data, ancillary, _, _ = self._socket.recvmsg(_MAX_REPORT_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [
-            _CREDENTIALS.unpack(found)[1] for _, kind, found in ancillary if kind == socket.SCM_CREDENTIALS
+            CREDENTIALS.unpack(found)[1] for _, kind, found in ancillary if kind == socket.SCM_CREDENTIALS
         ]  # fmt: skip
         return Report.decode(data) if users == [os.getuid()] else None
 

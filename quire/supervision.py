@@ -16,7 +16,7 @@ import msgspec
 from quire.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidRequest, QuireError, Unavailable
 from quire.supervised import control_path
 
-_MAX_BYTES = 2**16
+MAX_BYTES = 2**16  # of a line
 _MARGIN_SECONDS = 10.0  # beyond the time that the supervisor was given
 _ERRORS: Mapping[str, type[QuireError]] = MappingProxyType(
     {error.reason: error for error in (DeadlineExceeded, FailedPrecondition, InvalidRequest, Unavailable)}
@@ -74,7 +74,7 @@ async def _ask(path: str, request: ScaleRequest) -> ScaleAnswer:
     try:
         found.setblocking(False)
         await asyncio.get_running_loop().sock_connect(found, path)  # uvloop's streams take no name without a file
-        reader, writer = await asyncio.open_unix_connection(sock=found, limit=_MAX_BYTES)
+        reader, writer = await asyncio.open_unix_connection(sock=found, limit=MAX_BYTES)
     except BaseException:
         found.close()
         raise

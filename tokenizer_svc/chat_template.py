@@ -167,11 +167,14 @@ class ChatTemplates:
         for piece in pieces:
             length += len(piece)
             if length > self._max_chars:
-                raise TemplateRejection(
-                    f"The rendered conversation has more than {self._max_chars} characters (--max-prompt-chars)."
-                )
+                raise too_long(self._max_chars)
             texts.append(piece)
         return "".join(texts)
+
+
+def too_long(max_chars: int) -> TemplateRejection:
+    """Of a text."""
+    return TemplateRejection(f"The rendered conversation has more than {max_chars} characters (--max-prompt-chars).")
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

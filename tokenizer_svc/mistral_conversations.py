@@ -13,7 +13,7 @@ from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-from tokenizer_svc.chat_template import TemplateRejection
+from tokenizer_svc.chat_template import TemplateRejection, too_long
 from tokenizer_svc.rendered import Rendered
 
 
@@ -60,9 +60,7 @@ class MistralConversations:
             raise TemplateRejection(f"mistral-common rejects the conversation: {str(error)[:1500]}") from error
         text = self._tokenizer.decode(tokens, special_token_policy=SpecialTokenPolicy.KEEP)
         if len(text) > self._max_chars:
-            raise TemplateRejection(
-                f"The rendered conversation has more than {self._max_chars} characters (--max-prompt-chars)."
-            )
+            raise too_long(self._max_chars)
         return Rendered(text, tuple(tokens))
 
 

@@ -22,7 +22,7 @@ from engine_svc.kv_cache.events import CacheContents, Changes
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.requests.admission import make_sequences
-from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta
+from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest
 from engine_svc.scheduler.adapter_slots import AdapterSlots
@@ -265,9 +265,7 @@ class Engine:
             busy=self._is_stepping,
             counters=self._counters(),
             adapters=scheduler.adapter_loads(),
-            status=EngineStatus(
-                is_paused=self.rest.is_paused, sleep_level=self.rest.level, asleep=tuple(sorted(self.rest.asleep))
-            ),
+            status=self.rest.status(),
         )
 
     def take_cache_changes(self) -> Changes | None:

@@ -256,7 +256,7 @@ class EngineLoop:
 
     def _ready(self) -> SteppedEngine:
         if self._engine is None:
-            raise Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
+            raise still_loading()
         if self.died.done():
             raise Unavailable("The engine has failed and is being restarted.", reason=ENGINE_FAULT)
         return self._engine
@@ -352,6 +352,11 @@ class EngineLoop:
                 heard.discard(key)
                 found.add(key)
         return found
+
+
+def still_loading() -> Unavailable:
+    """What is asked for is there once the model is."""
+    return Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
 
 
 def _pause_after(sequences: int) -> float:

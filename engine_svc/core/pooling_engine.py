@@ -18,7 +18,7 @@ from engine_svc.core.statistics import EngineStatistics
 from engine_svc.executor.base import ExecutorDead
 from engine_svc.kv_cache.events import CacheContents, Changes, Digest, Tier
 from engine_svc.pooling_plan import PooledOutput, PoolingPlan, PoolingResult
-from engine_svc.requests.outputs import EngineLoad, EngineStatus, FinishReason, SequenceDelta, Usage
+from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta, Usage
 from engine_svc.requests.pooling import MAX_LIVE_BYTES, PoolingFacts, PoolingRequest
 from engine_svc.scheduler.policies import POLICIES
 from engine_svc.upkeep import Upkeep
@@ -188,9 +188,7 @@ class PoolingEngine:
             total_kv_blocks=0, swapped_sequences=0, used_host_blocks=0, total_host_blocks=0,
             waiting_prefill_tokens=self._queue.num_tokens, step=self._num_steps,
             busy=bool(self._live) and not self.rest.is_paused, counters=counters,
-            status=EngineStatus(
-                is_paused=self.rest.is_paused, sleep_level=self.rest.level, asleep=tuple(sorted(self.rest.asleep))
-            ),
+            status=self.rest.status(),
         )  # fmt: skip
 
     def take_cache_changes(self) -> Changes | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from engine_svc.kv_cache.manager import KvCacheManager
+from engine_svc.requests.outputs import EngineStatus
 from engine_svc.scheduler.scheduler import Scheduler
 from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, Upkeep
 from quire.errors import Conflict, FailedPrecondition, StartupError, Unavailable
@@ -70,6 +71,10 @@ class Rest:
     def is_paused(self) -> bool:
         """No sequence gets on."""
         return self._held.is_paused
+
+    def status(self) -> EngineStatus:
+        """What of it others are told."""
+        return EngineStatus(is_paused=self.is_paused, sleep_level=self.level, asleep=tuple(sorted(self.asleep)))
 
     def pause(self) -> None:
         """From now on no sequence gets on; what there is of them stays."""

@@ -22,10 +22,10 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Tru
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import PoolingModel, ServedModel
 from gateway.requests.template_variables import template_variables
-from gateway.requests.validate import check_cache_salt
+from gateway.requests.validate import check_cache_salt, check_request_id, check_truncation
 from quire.bounds import PRIORITY_BOUND, check_token_ids
 from quire.errors import Cancelled, ContextTooLong, InvalidRequest
-from quire.rpc.context import current_request_id, is_request_id
+from quire.rpc.context import current_request_id
 from quire.runners import POOLING
 
 NEEDED_TASKS = {
@@ -55,8 +55,7 @@ class PoolingCall:
         if body.padding not in (None, "do_not_pad"):
             raise InvalidRequest("padding: sequences are never padded here; leave it out.", parameter="padding")
         PRIORITY_BOUND.check("priority", body.priority)
-        if body.request_id is not None and not is_request_id(body.request_id):
-            raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+        check_request_id(body.request_id)
         check_cache_salt(body.cache_salt)
         return cls(request, body, model, body.request_id or current_request_id())
 
@@ -86,10 +85,7 @@ class PoolingCall:
         limit, side = self.body.truncate_prompt_tokens, self.body.truncation_side
         if limit is None:
             return None
-        if limit != -1 and limit < 1:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
-            )
+        check_truncation(limit)
         most = self.model.max_model_len
         return Truncation(most if limit == -1 else min(limit, most), None if side is None else side == "left")
 

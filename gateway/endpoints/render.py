@@ -44,17 +44,19 @@ async def render_completion(request: Request) -> Response:
     context_of(request).require_tokenizer("Rendering")
     if body.prompt_embeds is not None:
         raise InvalidRequest("prompt_embeds are no token ids and cannot be rendered.", parameter="prompt_embeds")
-    for name in ("use_beam_search", "echo"):
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)
+    _check(body)
     generation, wanted = await completions.prepare(request, body), constraint_of(body)
     return json_response([rendered(body, generation, number, wanted) for number in range(len(generation.prompts))])
 
 
 async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
-    for name in ("use_beam_search", "echo"):
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)
+    _check(body)
     generation = await chat.prepare(request, body, [body.messages])
     _, wanted = await chat.asked_of(request, body)
     return json_response(rendered(body, generation, 0, wanted))
+
+
+def _check(body: ChatCompletionRequest | CompletionRequest) -> None:
+    for name in ("use_beam_search", "echo"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)

@@ -15,7 +15,7 @@ from gateway.requests.generation_request import DetokenizeOptions, GenerationReq
 from gateway.requests.processors import encoded_xargs, processor_calls
 from gateway.requests.served_model import ServedModel
 from gateway.requests.thinking import Thinking
-from gateway.requests.validate import stop_strings
+from gateway.requests.validate import check_truncation, stop_strings
 from quire.bounds import MANY_LOGPROBS, MAX_MANY_LOGPROB_ENTRIES, check_context_length
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
@@ -179,10 +179,7 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
     limit = body.truncate_prompt_tokens
     if limit is None:
         return prompt
-    if limit != -1 and limit < 1:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
-        )
+    check_truncation(limit)
     most = max_model_len - 1 if limit == -1 else limit
     if prompt.num_tokens <= most:
         return prompt

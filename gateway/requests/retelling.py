@@ -16,11 +16,11 @@ from gateway.requests.convert import detokenize_options
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 from gateway.requests.served_model import ServedModel
 from gateway.requests.thinking import Thinking
-from gateway.requests.validate import check_choices
+from gateway.requests.validate import check_choices, check_request_id
 from quire.bounds import Bound, check_count, check_token_ids
 from quire.errors import InvalidRequest
 from quire.options.gateway import GatewayOptions
-from quire.rpc.context import current_request_id, is_request_id
+from quire.rpc.context import current_request_id
 from quire.sampling import SamplingParameters
 
 _RANK = Bound(0, 2**31 - 1)
@@ -62,8 +62,7 @@ class Retelling:
             InvalidRequest: there are too many, or the id is malformed.
         """
         check_choices(len(prompts), n, options.max_choices_per_request)
-        if request_id is not None and not is_request_id(request_id):
-            raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+        check_request_id(request_id)
         names, marks = self.model.served_model_names, self.thinking.marks if self.thinking else None
         return GenerationRequest(
             request_id=request_id or current_request_id(),

@@ -66,13 +66,28 @@ def check_generation(body: GenerationFields, model: ServedModel) -> None:
     _check_lists(body, model.vocab_size)
     check_cache_salt(body.cache_salt)
     for name in ("session_id", "prompt_cache_key", "user"):
-        if len(getattr(body, name) or "") > MAX_CALLER_NAME_LENGTH:
-            raise InvalidRequest(
-                f"{name} has {len(getattr(body, name))} characters; at most {MAX_CALLER_NAME_LENGTH} are allowed.",
-                parameter=name,
-            )
-    if body.request_id is not None and not is_request_id(body.request_id):
+        check_count(name, len(getattr(body, name) or ""), MAX_CALLER_NAME_LENGTH, "characters")
+    check_request_id(body.request_id)
+
+
+def check_request_id(request_id: str | None) -> None:
+    """
+    Raises:
+        InvalidRequest: it is malformed.
+    """
+    if request_id is not None and not is_request_id(request_id):
         raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+
+
+def check_truncation(limit: int) -> None:
+    """
+    Raises:
+        InvalidRequest: it is neither -1 nor positive.
+    """
+    if limit != -1 and limit < 1:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {limit}; it must be -1 or positive.", parameter="truncate_prompt_tokens"
+        )
 
 
 def check_cache_salt(salt: str | None) -> None:
@@ -125,10 +140,7 @@ def num_alternatives(value: int | None, model: ServedModel) -> int | None:
 
 def _check_lists(body: GenerationFields, vocab_size: int) -> None:
     stops = stop_strings(body)
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"stop has {len(stops)} strings; at most {MAX_STOP_STRINGS} are allowed.", parameter="stop"
-        )
+    check_count("stop", len(stops), MAX_STOP_STRINGS, "strings")
     if any(not 1 <= len(stop) <= MAX_STOP_STRING_LENGTH for stop in stops):
         raise InvalidRequest(f"stop needs strings of 1 to {MAX_STOP_STRING_LENGTH} characters each.", parameter="stop")
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
@@ -166,11 +178,7 @@ def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
     Raises:
         InvalidRequest: there are too many entries; keys are no token ids, all of which it names; a value is too large.
     """
-    if len(logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
-        raise InvalidRequest(
-            f"logit_bias has {len(logit_bias)} entries; at most {MAX_LOGIT_BIAS_ENTRIES} are allowed.",
-            parameter="logit_bias",
-        )
+    check_count("logit_bias", len(logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
     if wrong := [key[:_SHOWN] for key in logit_bias if not (_TOKEN_ID.fullmatch(key) and int(key) < vocab_size)]:
         raise InvalidRequest(
             f"logit_bias has keys that are no token ids, or out of vocabulary: {', '.join(map(repr, wrong))}. The "

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
 from quire.errors import InvalidRequest, QuireError
-from quire.supervision import ScaleAnswer, ScaleRequest
+from quire.supervised import CREDENTIALS
+from quire.supervision import MAX_BYTES, ScaleAnswer, ScaleRequest
 
 _READ_SECONDS = 10.0
-_MAX_BYTES = 2**16
-_CREDENTIALS = struct.Struct("iii")  # of the peer: process, user, group
 
 Answering = Callable[[ScaleRequest], Awaitable[ScaleAnswer]]
 
@@ -31,7 +29,7 @@ async def control_socket(path: str, answering: Answering) -> AsyncIterator[None]
         live.add(task)
         task.add_done_callback(live.discard)
 
-    server = await asyncio.start_unix_server(connected, path, limit=_MAX_BYTES)
+    server = await asyncio.start_unix_server(connected, path, limit=MAX_BYTES)
     try:
         yield
     finally:
@@ -59,8 +57,8 @@ def _check_peer(writer: asyncio.StreamWriter) -> None:
     Raises:
         PermissionError: it is another user's process, who can see the socket's name.
     """
-    told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    if _CREDENTIALS.unpack(told)[1] != os.getuid():
+    told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    if CREDENTIALS.unpack(told)[1] != os.getuid():
         raise PermissionError
 
 

@@ -16,7 +16,7 @@ Holders = Callable[[int], int]  # key → mask, 0 for a block that nobody holds
 
 _MOST_MASKS = 65536
 _PART = 16384  # keys of a dictionary when there is no room left
-_SLICE = 4096
+SLICE = 4096  # keys that are taken in or out before others have their turn on the event loop
 
 
 class BlockIndex:
@@ -89,9 +89,9 @@ class BlockIndex:
         for holders in self._parts:
             looked_at += len(holders)
             held = [key for key, mask in holders.items() if mask & dropped]
-            for start in range(0, len(held) or 1, _SLICE):
-                self.remove(dropped, held[start : start + _SLICE])
-                if held or looked_at >= _SLICE:
+            for start in range(0, len(held) or 1, SLICE):
+                self.remove(dropped, held[start : start + SLICE])
+                if held or looked_at >= SLICE:
                     looked_at = 0
                     yield
 

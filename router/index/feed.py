@@ -12,6 +12,7 @@ import grpc
 
 from quire.rpc.status import from_rpc_error
 from quire.v1 import engine_pb2
+from router.index.block_index import SLICE
 from router.index.prefix_index import PrefixIndex, WorkerBlocks
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,6 @@ logger = logging.getLogger(__name__)
 Subscribe = Callable[[engine_pb2.SubscribeKvEventsRequest], AsyncIterator[engine_pb2.SubscribeKvEventsResponse]]
 
 _RETRY_SECONDS = 0.5
-_SLICE = 4096  # keys taken in before others have their turn on the event loop
 
 
 class Tally:
@@ -143,9 +143,9 @@ class KvFeed:
         on_host = change.tier == engine_pb2.CACHE_TIER_HOST
         tally, sign = self._host if on_host else self._device, 1 if kind == "stored" else -1
         apply = self._index.store if kind == "stored" else self._index.remove
-        for start in range(0, len(keys), _SLICE):
-            some = keys[start : start + _SLICE]
-            if len(keys) > _SLICE:
+        for start in range(0, len(keys), SLICE):
+            some = keys[start : start + SLICE]
+            if len(keys) > SLICE:
                 async with self._index.turn:  # one feed at a time, or many of them together would hold others up
                     await asyncio.sleep(0)
             tally.change(some, sign)

@@ -6,13 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from router.index.block_index import BlockIndex, Holders, match
+from router.index.block_index import SLICE, BlockIndex, Holders, match
 from router.index.members import Blocks, Members
 
 # A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
 _CONFIRM_SECONDS = 2.0
-# So many keys of them are forgotten at once.
-_SLICE = 4096
 # Where less than this share of the room is taken, more blocks are kept again; seconds between two such changes.
 _ROOMY = 0.25
 _REFINE_SECONDS = 30.0
@@ -164,8 +162,8 @@ class PrefixIndex:
         yield from self.device.clean(bits)
         yield from self._host.clean(bits)
         held = [key for key, mask in self.expected.items() if mask & bits]
-        for start in range(0, len(held), _SLICE):
-            self._take_out(bits, held[start : start + _SLICE])
+        for start in range(0, len(held), SLICE):
+            self._take_out(bits, held[start : start + SLICE])
             yield
         self._left &= ~bits
         self._free_bits += _bits(bits)
@@ -193,7 +191,7 @@ class PrefixIndex:
         """A slice of those that are due; whether there may be more."""
         now, forgotten = self._clock(), 0
         while self._confirming and self._confirming[0][0] <= now:
-            if forgotten >= _SLICE:
+            if forgotten >= SLICE:
                 return True
             placed = self._confirming.popleft()[1]
             self._unexpect(placed)

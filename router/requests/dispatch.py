@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH
+from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count
 from quire.errors import (
     ENGINE_FAULT,
     WORKER_LOST,
@@ -233,11 +233,7 @@ class Dispatcher:
         sampling = generation.sampling
         SAMPLING_BOUNDS["n"].check("n", max(1, sampling.n))  # each sequence has a journal here
         for name in ("tenant", "session_id"):
-            length = len(getattr(generation, name))
-            if length > MAX_CALLER_NAME_LENGTH:
-                raise InvalidRequest(
-                    f"{name} has {length} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.", parameter=name
-                )
+            check_count(name, len(getattr(generation, name)), MAX_CALLER_NAME_LENGTH, "characters")
         longest = sampling.max_tokens if sampling.HasField("max_tokens") else self._output_tokens
         request = RouteRequest(
             request_id=generation.request_id,

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.bounds import MAX_CALLER_NAME_LENGTH
+from quire.bounds import MAX_CALLER_NAME_LENGTH, check_count
 from quire.errors import (
     ENGINE_FAULT,
     WORKER_LOST,
     DeadlineExceeded,
-    InvalidRequest,
     Overloaded,
     QuireError,
     Unavailable,
@@ -164,11 +163,7 @@ class PoolDispatcher:
             raise Overloaded(
                 f"The router has {len(self._calls)} requests running, its --max-inflight-requests; try again later."
             )
-        if len(message.tenant) > MAX_CALLER_NAME_LENGTH:
-            raise InvalidRequest(
-                f"tenant has {len(message.tenant)} characters; at most {MAX_CALLER_NAME_LENGTH} are taken.",
-                parameter="tenant",
-            )
+        check_count("tenant", len(message.tenant), MAX_CALLER_NAME_LENGTH, "characters")
         request = RouteRequest(
             request_id=message.request_id,
             model=self._aliases.resolve(message.model, message.request_id),
