@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -88,6 +88,14 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     def is_greedy(self) -> bool:
         """Whether it takes the likeliest token, always."""
         return is_greedy(self.temperature)
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not neutral."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in fields.items() if value != getattr(NEUTRAL, name)}
+
+
+NEUTRAL = SamplingParameters()
 
 
 def _notes() -> dict[str, tuple[object, ...]]:

@@ -16,9 +16,8 @@ import torch
 
 from engine_svc.sampling.noise import exponentials
 from engine_svc.transfer import to_device
-from quire.sampling import SamplingParameters
+from quire.sampling import NEUTRAL, SamplingParameters
 
-NEUTRAL = SamplingParameters()
 ALL_LIMITS = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1)  # for warming up
 # So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
 _CANDIDATES = 1024

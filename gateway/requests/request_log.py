@@ -9,16 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from gateway.answers.deltas import ChoiceUpdate, content_of
 from gateway.requests.state import RequestState
 from quire.options.gateway import GatewayOptions
-from quire.sampling import SamplingParameters
 
 logger = logging.getLogger(__name__)
-
-_NEUTRAL = SamplingParameters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ class RequestLog:
             prompts = [self._cut(prompt.token_ids) for prompt in request.prompts]
             logger.info(
                 "request %s for %s: prompt token ids %s, %s",
-                request.request_id, request.answering_model, prompts, _told(request.sampling),
+                request.request_id, request.answering_model, prompts, request.sampling.given(),
             )  # fmt: skip
 
     def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:
@@ -68,9 +63,3 @@ class RequestLog:
 
     def _cut(self, said: Sequence[Any]) -> Sequence[Any]:
         return said if self._most is None else said[: self._most]
-
-
-def _told(sampling: SamplingParameters) -> dict[str, Any]:
-    """What is not neutral."""
-    fields = msgspec.structs.asdict(sampling)
-    return {name: value for name, value in fields.items() if value != getattr(_NEUTRAL, name)}

@@ -11,8 +11,6 @@ from quire.reasoning import ReasoningMarks
 from quire.sampling import LogitsProcessorCall, RepetitionDetection, SamplingParameters
 from quire.v1 import common_pb2
 
-_NEUTRAL = SamplingParameters()
-
 
 def to_sampling(message: common_pb2.SamplingParams) -> SamplingParameters:
     """The fields that are set, by their names; the others have their neutral values (of `n`, 0 stands for 1)."""
@@ -21,8 +19,7 @@ def to_sampling(message: common_pb2.SamplingParams) -> SamplingParameters:
 
 def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
     """The message that `to_sampling` reads as this."""
-    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
-    given = {name: value for name, value in fields.items() if value != getattr(_NEUTRAL, name)}
+    given = sampling.given()
     if sampling.logit_bias:
         given["logit_bias"] = dict(sampling.logit_bias)
     if sampling.bad_words:
