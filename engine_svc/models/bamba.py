@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import Mamba2Config, ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import Mamba2Config, ModelConfig, base_config
 
 _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "norm"}
 
@@ -14,11 +14,9 @@ _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "no
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Biases, where there are any, are on all four projections of the attention."""
     attending = config.get("attn_layer_indices") or ()
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", 0.5)
     bias, mamba2 = bool(config.get("attention_bias")), mamba2_config(config)
     return base_config(
-        dict(config) | {"rope_parameters": parameters},
+        {**config, "partial_rotary_factor": 0.5},
         recurrent={index: mamba2 for index in range(config["num_hidden_layers"]) if index not in attending},
         qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias")), module_names=_NAMES,
         norm_eps=config.get("rms_norm_eps", 1e-5),

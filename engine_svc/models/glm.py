@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, base_config
 
 # Of the models of 2025, which have norms around attention and feed-forward.
 _NORMS = {
@@ -17,10 +17,8 @@ _NORMS = {
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Biases are on query, key and value."""
     is_glm4 = config["architectures"][0] == "Glm4ForCausalLM"
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return base_config(
-        dict(config) | {"rope_parameters": parameters},
+        {"partial_rotary_factor": 0.5, **config},
         head_dim=config.get("head_dim") or 128, qkv_bias=bool(config.get("attention_bias", True)),
         norm_eps=config.get("rms_norm_eps", 1.5625e-7), rope_interleaved=True,
         norm_placement="around" if is_glm4 else "before", module_names=_NORMS if is_glm4 else {},

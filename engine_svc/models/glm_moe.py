@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.models import deepseek
-from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """The first layers are dense. Half of each head is rotated where the configuration says nothing."""
     if config["architectures"][0] == "Glm4MoeLiteForCausalLM":
         return deepseek.config_of({"first_k_dense_replace": 1, **config})
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return base_config(
-        dict(config) | {"rope_parameters": parameters},
+        {"partial_rotary_factor": 0.5, **config},
         qkv_bias=bool(config.get("attention_bias")), qk_norm="head" if config.get("use_qk_norm") else "none",
         moe=deepseek.mixtures(config),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_svc.layers.part import Layout
-from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, base_config
 
 _MODULES = {
     "gpt_neox": "model", "embed_in": "embed_tokens", "final_layer_norm": "norm", "embed_out": "lm_head",
@@ -19,10 +19,11 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """A part of each head is rotated; a checkpoint has query, key and value of each side by side."""
     is_parallel, bias = config.get("use_parallel_residual", True), bool(config.get("attention_bias", True))
     heads = config["num_attention_heads"]
-    parameters = rope_parameters({"rope_theta": config.get("rotary_emb_base", 10000.0), **config})
-    parameters.setdefault("partial_rotary_factor", config.get("rotary_pct", 0.25))
     return base_config(
-        {**config, "hidden_act": config.get("hidden_act", "gelu"), "rope_parameters": parameters},
+        {
+            "hidden_act": "gelu", "rope_theta": config.get("rotary_emb_base", 10000.0), **config,
+            "partial_rotary_factor": config.get("rotary_pct", 0.25),
+        },
         num_kv_heads=heads, head_dim=config["hidden_size"] // heads, qkv_layout=Layout(groups=heads), qkv_bias=bias,
         output_bias=bias, norm="layer", norm_bias=True, norm_eps=config.get("layer_norm_eps", 1e-5),
         norm_placement="parallel norms" if is_parallel else "before", mlp_gated=False, mlp_bias=True,

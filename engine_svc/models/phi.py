@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, base_config
 from quire.errors import StartupError
 
 _MODULES = {"dense": "o_proj", "fc1": "fc_in", "fc2": "fc_out", "final_layernorm": "norm"}
@@ -19,10 +19,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """
     if config.get("qk_layernorm"):
         raise StartupError("config.json says qk_layernorm, which is not supported; use --model-impl transformers.")
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return base_config(
-        {**config, "hidden_act": config.get("hidden_act", "gelu_new"), "rope_parameters": parameters},
+        {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new", **config},
         qkv_bias=True, output_bias=True, mlp_gated=False, mlp_bias=True, head_bias=True,
         norm="layer", norm_bias=True, norm_eps=config.get("layer_norm_eps", 1e-5), norm_placement="parallel",
         module_names=_MODULES,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import DeltaNetConfig, ModelConfig, MoeConfig, base_config, rope_parameters
+from engine_svc.models.config import DeltaNetConfig, ModelConfig, MoeConfig, base_config
 from engine_svc.models.qwen_moe import mixtures
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Every fourth layer attends, unless its type says otherwise; a quarter of each head is rotated."""
     layers = range(config["num_hidden_layers"])
-    parameters, bias = rope_parameters(config), bool(config.get("attention_bias"))
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
-    interval = config.get("full_attention_interval", 4)
+    bias, interval = bool(config.get("attention_bias")), config.get("full_attention_interval", 4)
     types = config.get("layer_types") or [
         "linear_attention" if (index + 1) % interval else "full_attention" for index in layers
     ]
@@ -23,7 +21,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     if config.get("num_experts") or config.get("num_local_experts"):
         moe = mixtures(config, shares_expert=True, renormalize=bool(config.get("norm_topk_prob", True)))
     return base_config(
-        {"intermediate_size": 0, **config, "rope_parameters": parameters},
+        {"intermediate_size": 0, "partial_rotary_factor": 0.25, **config},
         head_dim=config.get("head_dim") or 256, qkv_bias=bias, output_bias=bias, qk_norm="head", norm_offset=1.0,
         gates_attention=True, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},
         moe=moe, ignored_names=("mtp.", "visual."),  # of layers that guess ahead, and that see

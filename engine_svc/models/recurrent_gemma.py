@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine_svc.models.config import GatedUnitsConfig, ModelConfig, activation, base_config, rope_parameters
+from engine_svc.models.config import GatedUnitsConfig, ModelConfig, activation, base_config
 
 _MODULES = {
     "temporal_block": "self_attn", "temporal_pre_norm": "input_layernorm", "mlp_block": "mlp",
@@ -32,11 +32,9 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     units = GatedUnitsConfig(
         channels=config.get("lru_width") or size, heads=heads, taps=config.get("conv1d_width", 4), activation=activated
     )
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.5))
     return base_config(
         {
-            "max_position_embeddings": _LENGTH, **config, "rope_parameters": parameters,
+            "max_position_embeddings": _LENGTH, "partial_rotary_factor": 0.5, **config,
             "intermediate_size": config["intermediate_size"] // 2,  # of gates, and of what they let through
         },
         activation=activated, head_dim=size // heads, qkv_bias=bool(config.get("attention_bias")), output_bias=True,

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, base_config
 
 _MODULES = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """The largest norms each head, and has attention and feed-forward side by side, of one norm."""
-    parameters = rope_parameters(config)
-    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
     return base_config(
-        {**config, "rope_parameters": parameters},
+        {"partial_rotary_factor": 0.25, **config},
         qkv_bias=bool(config.get("use_qkv_bias")), qk_norm="each" if config.get("qk_layernorm") else "none",
         norm="layer", norm_bias=True, norm_eps=config.get("layer_norm_eps", 1e-5),
         norm_placement="parallel" if config.get("use_parallel_residual") else "before", module_names=_MODULES,
