@@ -76,15 +76,10 @@ class BytesLayer(LayerMethod):
 
 
 @dataclass(frozen=True)
-class OnLoadLayer(LayerMethod):
+class OnLoadLayer(PlainLayer):
     """See LayerMethod. Weights of 16 or 32 bits become codes of four bits, or whole numbers of eight."""
 
-    dtype: torch.dtype
     grid: Grid | None
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """See LayerMethod.parameters."""
-        return PlainLayer(self.dtype).parameters()
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import torch
 
 from engine_svc.ops.rounding import to_int8
 from engine_svc.ops.weights import Weight
-from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
-from engine_svc.quantization.unquantized import PlainLayer
+from engine_svc.quantization.on_load import OnLoadMethod
 
 
-@dataclass(frozen=True)
-class Int8ExpertsLayer(PlainLayer):
-    """Plain in the checkpoint."""
+class ExpertsInt8(OnLoadMethod):
+    """See the module."""
 
-    def weight(self, parameters: Parameters) -> Weight:
-        """See LayerMethod.weight."""
-        return to_int8(parameters["weight"])
+    kinds = ("experts",)
 
-
-@dataclass(frozen=True)
-class ExpertsInt8(QuantizationMethod):
-    """See QuantizationMethod."""
-
-    form: ModelForm
-
-    @classmethod
-    def on_load(cls, name: str, form: ModelForm) -> ExpertsInt8:
-        """See QuantizationMethod.on_load."""
-        return cls(form)
-
-    def layer(self, place: Place) -> LayerMethod:
-        """See QuantizationMethod.layer."""
-        return (Int8ExpertsLayer if place.kind == "experts" else PlainLayer)(self.form.dtype)
+    def rounded(self, weight: torch.Tensor) -> Weight:
+        """See OnLoadMethod.rounded."""
+        return to_int8(weight)

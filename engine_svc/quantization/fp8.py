@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_svc.ops.rounding import to_float8
-from engine_svc.ops.weights import Weight
-from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, Place, QuantizationMethod
+from engine_svc.quantization.base import LayerMethod, ModelForm, Place, QuantizationMethod
 from engine_svc.quantization.float8 import Float8Layer
+from engine_svc.quantization.on_load import RoundedLayer
 from engine_svc.quantization.scales import TENSOR, Scales
 from engine_svc.quantization.settings import names, one_of
 from engine_svc.quantization.unquantized import PlainLayer
@@ -17,15 +17,6 @@ from quire.errors import StartupError
 
 _SCHEMES = ("static", "dynamic")  # of inputs
 _NAMES = ("weight_scale", "weight_scale_inv")
-
-
-@dataclass(frozen=True)
-class RoundedLayer(PlainLayer):
-    """Plain in the checkpoint."""
-
-    def weight(self, parameters: Parameters) -> Weight:
-        """See LayerMethod.weight."""
-        return to_float8(parameters["weight"])
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Fp8(QuantizationMethod):
     @classmethod
     def on_load(cls, name: str, form: ModelForm) -> Fp8:
         """See QuantizationMethod.on_load."""
-        return cls(RoundedLayer(form.dtype), PlainLayer(form.dtype))
+        return cls(RoundedLayer(form.dtype, to_float8), PlainLayer(form.dtype))
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""

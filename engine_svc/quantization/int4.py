@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import torch
 
 from engine_svc.ops.weights import Weight
-from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, ParameterSpec, Place, QuantizationMethod
-from engine_svc.quantization.unquantized import PlainLayer
+from engine_svc.quantization.on_load import OnLoadMethod
 
 _GROUP = 128
 
 
-@dataclass(frozen=True)
-class Int4Layer(LayerMethod):
-    """Plain in the checkpoint. Each rank's part is divided into groups by itself."""
+class Int4(OnLoadMethod):
+    """In groups of inputs."""
 
-    form: ModelForm
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """See LayerMethod.parameters."""
-        return PlainLayer(self.form.dtype).parameters()
-
-    def weight(self, parameters: Parameters) -> Weight:
-        """See LayerMethod.weight."""
-        return self.form.ops.quantize_groups(parameters["weight"], _GROUP)
-
-
-@dataclass(frozen=True)
-class Int4(QuantizationMethod):
-    """See QuantizationMethod."""
-
-    form: ModelForm
-
-    @classmethod
-    def on_load(cls, name: str, form: ModelForm) -> Int4:
-        """See QuantizationMethod.on_load."""
-        return cls(form)
-
-    def layer(self, place: Place) -> LayerMethod:
-        """See QuantizationMethod.layer."""
-        return Int4Layer(self.form) if place.kind in ("linear", "experts") else PlainLayer(self.form.dtype)
+    def rounded(self, weight: torch.Tensor) -> Weight:
+        """See OnLoadMethod.rounded."""
+        return self.form.ops.quantize_groups(weight, _GROUP)

@@ -5,39 +5,15 @@ Symmetric, with a scale for each output of a weight and for each row of inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import torch
 
 from engine_svc.ops.weights import Weight
-from engine_svc.quantization.base import LayerMethod, ModelForm, Parameters, ParameterSpec, Place, QuantizationMethod
-from engine_svc.quantization.unquantized import PlainLayer
+from engine_svc.quantization.on_load import OnLoadMethod
 
 
-@dataclass(frozen=True)
-class Int8Layer(LayerMethod):
-    """See LayerMethod."""
+class Int8(OnLoadMethod):
+    """See the module."""
 
-    form: ModelForm
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """See LayerMethod.parameters."""
-        return PlainLayer(self.form.dtype).parameters()
-
-    def weight(self, parameters: Parameters) -> Weight:
-        """See LayerMethod.weight."""
-        return self.form.ops.quantize_rows(parameters["weight"])
-
-
-@dataclass(frozen=True)
-class Int8(QuantizationMethod):
-    """See QuantizationMethod."""
-
-    form: ModelForm
-
-    @classmethod
-    def on_load(cls, name: str, form: ModelForm) -> Int8:
-        """See QuantizationMethod.on_load."""
-        return cls(form)
-
-    def layer(self, place: Place) -> LayerMethod:
-        """See QuantizationMethod.layer."""
-        return Int8Layer(self.form) if place.kind in ("linear", "experts") else PlainLayer(self.form.dtype)
+    def rounded(self, weight: torch.Tensor) -> Weight:
+        """See OnLoadMethod.rounded."""
+        return self.form.ops.quantize_rows(weight)

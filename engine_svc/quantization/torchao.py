@@ -96,15 +96,10 @@ class HalvesLayer(LayerMethod):
 
 
 @dataclass(frozen=True)
-class OnLoadLayer(LayerMethod):
+class OnLoadLayer(PlainLayer):
     """See LayerMethod. Weights of 16 or 32 bits take one of these forms."""
 
-    dtype: torch.dtype
     form: BytesLayer | FloatsLayer | HalvesLayer
-
-    def parameters(self) -> tuple[ParameterSpec, ...]:
-        """See LayerMethod.parameters."""
-        return PlainLayer(self.dtype).parameters()
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight.
