@@ -279,17 +279,10 @@ def without_windows(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
 
 
-def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
-    """The fields that most families name alike, and those that the family gives.
-
-    Raises:
-        StartupError: they do not go together.
-    """
+def common_fields(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """What nearly all models name alike, encoders too; their layers attend to all, and are dense."""
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
-    head_dim = family.get("head_dim") or config.get("head_dim") or config["hidden_size"] // heads
-    parameters = rope_parameters(config)
-    rotated = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    fields: dict[str, Any] = {
+    return {
         "architecture": config["architectures"][0],
         "dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
         "vocab_size": config["vocab_size"],
@@ -297,16 +290,30 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
         "intermediate_size": config["intermediate_size"],
         "num_layers": layers,
         "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "num_kv_heads": heads,
         "head_dim": head_dim,
         "max_position_embeddings": config["max_position_embeddings"],
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "tie_word_embeddings": config.get("tie_word_embeddings", False),
-        "rope_parameters": parameters,
-        "rotary_dim": int(head_dim * rotated),
         "attention_scale": head_dim**-0.5,
         "sliding_windows": (None,) * layers,
         "moe": (None,) * layers,
+    }
+
+
+def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
+    """The fields that most families name alike, and those that the family gives.
+
+    Raises:
+        StartupError: they do not go together.
+    """
+    heads = config["num_attention_heads"]
+    head_dim = family.get("head_dim") or config.get("head_dim") or config["hidden_size"] // heads
+    parameters = rope_parameters(config)
+    fields = common_fields(config, head_dim) | {
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "rope_parameters": parameters,
+        "rotary_dim": int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)),
     }
     if "activation" not in family:
         fields["activation"] = activation(config.get("hidden_act", "silu"))
@@ -337,7 +344,7 @@ def activation(name: str) -> Activation:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings, from `rope_parameters` (Transformers 5) or `rope_theta` and `rope_scaling` (4).
+    """Rotary settings, from `rope_parameters` (Transformers 5), or `rope_scaling` (4) and fields beside it.
 
     Raises:
         StartupError: they differ between layers, and the family does not know how.
@@ -353,6 +360,8 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
             raise StartupError(f"rope_parameters has the {name} {value!r}, which is not a number.")
     theta = config.get("rope_theta")
     found.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    if config.get("partial_rotary_factor") and not found.get("partial_rotary_factor"):
+        found["partial_rotary_factor"] = config["partial_rotary_factor"]
     return found
 
 

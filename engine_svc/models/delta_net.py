@@ -21,6 +21,8 @@ from engine_svc.recurrence.registry import create_recurrence
 class DeltaNet(RecurrentLayer):
     """See RecurrentLayer. Every rank has some of the key heads, and the value heads that they serve."""
 
+    # Of what is convolved, gates, strengths and time steps.
+    _projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     _norm_name, _output_name = "norm", "out_proj"
     _gate: Literal["silu", "sigmoid"] = "silu"
 
@@ -68,18 +70,19 @@ class DeltaNet(RecurrentLayer):
 
     def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
         values, keys = self._of_heads(self._served * self._config.value_dim), self._of_heads(self._config.key_dim)
-        heads = {"": self._of_heads(self._served)}
-        self._add(hidden_size, "in_proj_qkv", {"q": keys, "k": keys, "v": values}, context)
-        self._add(hidden_size, "in_proj_z", {"": values}, context)
-        self._add(hidden_size, "in_proj_b", heads, context)
-        self._add(hidden_size, "in_proj_a", heads, context)
+        convolved, gates, *of_heads = self._projections
+        self._add(hidden_size, convolved, {"q": keys, "k": keys, "v": values}, context)
+        self._add(hidden_size, gates, {"": values}, context)
+        for name in of_heads:
+            self._add(hidden_size, name, {"": self._of_heads(self._served)}, context)
 
     def _add(self, inputs: int, name: str, parts: Mapping[str, Part], context: LayerContext) -> None:
         self.add_module(name, ColumnParallelLinear(inputs, parts, bias=False, context=context.at(name)))
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What is convolved (queries, keys, values), gates, strengths and time steps, of each token."""
-        return self.in_proj_qkv(hidden), self.in_proj_z(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
+        convolved, gates, strengths, steps = (getattr(self, name)(hidden) for name in self._projections)
+        return convolved, gates, strengths, steps
 
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
         """See RecurrentLayer.forward."""
@@ -118,18 +121,8 @@ class HeadwiseDeltaNet(DeltaNet):
 class ApartDeltaNet(DeltaNet):
     """One whose checkpoints have queries, keys and values each by itself (OLMo Hybrid)."""
 
+    _projections = ("qkv_proj", "g_proj", "b_proj", "a_proj")
     _norm_name, _output_name = "o_norm", "o_proj"
-
-    def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
-        values, keys = self._of_heads(self._served * self._config.value_dim), self._of_heads(self._config.key_dim)
-        self._add(hidden_size, "qkv_proj", {"q": keys, "k": keys, "v": values}, context)
-        self._add(hidden_size, "g_proj", {"": values}, context)
-        for name in ("b_proj", "a_proj"):
-            self._add(hidden_size, name, {"": self._of_heads(self._served)}, context)
-
-    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See DeltaNet."""
-        return self.qkv_proj(hidden), self.g_proj(hidden), self.b_proj(hidden), self.a_proj(hidden)
 
 
 class KimiDeltaNet(ApartDeltaNet):

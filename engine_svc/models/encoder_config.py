@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine_svc.models.config import ModelConfig, activation
+from engine_svc.models.config import ModelConfig, activation, common_fields
 from engine_svc.ops.base import PlainActivation
 
 # What names in a checkpoint become, by ModelConfig.renames, from which nothing is loaded; and those of a head.
@@ -61,19 +61,8 @@ def head_activation(name: str) -> HeadActivation:
 
 def encoder_config(config: Mapping[str, Any], **family: Any) -> EncoderConfig:
     """The fields that most encoders name alike, and those that the family gives."""
-    heads, layers, size = config["num_attention_heads"], config["num_hidden_layers"], config["hidden_size"]
-    head_dim = config.get("head_dim") or size // heads
-    fields: dict[str, Any] = {
-        "architecture": config["architectures"][0],
-        "dtype": config.get("dtype") or config.get("torch_dtype") or "float32",
-        "vocab_size": config["vocab_size"],
-        "hidden_size": size,
-        "intermediate_size": config["intermediate_size"],
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": config["max_position_embeddings"],
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    fields = common_fields(config, head_dim) | {
         "norm": "layer",
         "norm_bias": True,
         "norm_eps": config.get("layer_norm_eps", 1e-12),
@@ -81,9 +70,6 @@ def encoder_config(config: Mapping[str, Any], **family: Any) -> EncoderConfig:
         "tie_word_embeddings": False,
         "rope_parameters": {},
         "rotary_dim": head_dim,
-        "attention_scale": head_dim**-0.5,
-        "sliding_windows": (None,) * layers,
-        "moe": (None,) * layers,
         "type_vocab_size": config.get("type_vocab_size") or 0,
         "bidirectional": True,
     }
