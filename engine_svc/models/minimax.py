@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import Balance, LightningConfig, ModelConfig, MoeConfig, base_config, rope_parameters
+from engine_svc.models.config import Balance, LightningConfig, ModelConfig, MoeConfig, base_config
 
 # Of what is told by config.json, and what the released configurations call it.
 _FACTORS = {"attention": "full_attention", "recurrent": "linear_attention", "mlp": "mlp"}
@@ -14,16 +14,15 @@ _FACTORS = {"attention": "full_attention", "recurrent": "linear_attention", "mlp
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Layers attend where their type says so, or their number in `attn_type_list`; else every second one does."""
     layers, heads = range(config["num_hidden_layers"]), config["num_attention_heads"]
-    head_dim, parameters = config.get("head_dim") or config["hidden_size"] // heads, rope_parameters(config)
-    if rotated := config.get("rotary_dim"):
-        parameters.setdefault("partial_rotary_factor", rotated / head_dim)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rotation = {"partial_rotary_factor": config["rotary_dim"] / head_dim} if config.get("rotary_dim") else {}
     attends = [bool(each) for each in config.get("attn_type_list") or ()]
     if types := config.get("layer_types"):
         attends = [each == "full_attention" for each in types]
     attends = attends or [index % 2 == 0 for index in layers]
     moe = MoeConfig(config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], True)
     return base_config(
-        {"rope_theta": 1e6, **config, "rope_parameters": parameters}, head_dim=head_dim,
+        {"rope_theta": 1e6, **config, **rotation}, head_dim=head_dim,
         norm_eps=config.get("rms_norm_eps", 1e-5), moe=(moe,) * len(layers), norm_placement="residual",
         balance=Balance(**{part: _balance(config, name) for part, name in _FACTORS.items()}),
         recurrent={

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, MoeConfig, base_config, rope_parameters
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
@@ -14,10 +14,9 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], renormalize=True,
         scoring="sigmoid", choice_bias=True,
     )  # fmt: skip
-    head_dim, parameters = config.get("head_dim") or 128, rope_parameters(config)
-    if rotated := config.get("rotary_dim"):
-        parameters.setdefault("partial_rotary_factor", rotated / head_dim)
+    head_dim = config.get("head_dim") or 128
+    rotation = {"partial_rotary_factor": config["rotary_dim"] / head_dim} if config.get("rotary_dim") else {}
     return base_config(
-        dict(config) | {"rope_parameters": parameters}, head_dim=head_dim, qk_norm="all",
+        {**config, **rotation}, head_dim=head_dim, qk_norm="all",
         moe=(moe,) * config["num_hidden_layers"],
     )  # fmt: skip
