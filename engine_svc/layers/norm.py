@@ -19,11 +19,9 @@ class RMSNorm(torch.nn.Module):
             offset: is added to the checkpoint's weight (Gemma's is one too low).
         """
         super().__init__()
-        self._offset = offset
         self._ops = context.ops
         self.epsilon = epsilon
-        self.weight = LoadedParameter((size,), context.dtype, context.device)
-        self.weight.loader = self._load_weight
+        self.weight = _offset_weight(size, offset, context)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
@@ -36,10 +34,6 @@ class RMSNorm(torch.nn.Module):
         if residual is None:
             return self._ops.rms_norm(hidden, self.weight, self.epsilon, output)
         return self._ops.add_rms_norm(hidden, residual, self.weight, self.epsilon)
-
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (slice(None),))
-        self.weight.add_(self._offset)
 
 
 class LayerNorm(torch.nn.Module):
@@ -55,16 +49,11 @@ class LayerNorm(torch.nn.Module):
             has_weight: a checkpoint has one; else it is one.
         """
         super().__init__()
-        self._offset = offset
         self._ops = context.ops
         self._epsilon = epsilon
-        self.weight = LoadedParameter((size,), context.dtype, context.device)
-        self.weight.loader = self._load_weight
+        self.weight = _offset_weight(size, offset, context)
         self.weight.default = None if has_weight else 1.0
-        self.bias: LoadedParameter | None = None
-        if bias:
-            self.bias = LoadedParameter((size,), context.dtype, context.device)
-            self.bias.loader = self._load_bias
+        self.bias = LoadedParameter((size,), context.dtype, context.device) if bias else None
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
@@ -75,13 +64,16 @@ class LayerNorm(torch.nn.Module):
             return self._ops.layer_norm(hidden, affine, self._epsilon, output)
         return self._ops.add_layer_norm(hidden, residual, affine, self._epsilon)
 
-    def _load_weight(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (slice(None),))
-        self.weight.add_(self._offset)
 
-    def _load_bias(self, source: TensorSlice, part: str) -> None:
-        if self.bias is not None:
-            self.bias.write(part, self.bias, source, (slice(None),))
+def _offset_weight(size: int, offset: float, context: LayerContext) -> LoadedParameter:
+    weight = LoadedParameter((size,), context.dtype, context.device)
+
+    def load(source: TensorSlice, part: str) -> None:
+        weight.write(part, weight, source, (slice(None),))
+        weight.add_(offset)
+
+    weight.loader = load
+    return weight
 
 
 class HeadLayerNorm(torch.nn.Module):
@@ -115,7 +107,7 @@ class HeadLayerNorm(torch.nn.Module):
 
 
 class ParallelRMSNorm(torch.nn.Module):
-    """The same over features of which every rank has a range."""
+    """RMSNorm over features of which every rank has a range."""
 
     def __init__(self, part: Part, epsilon: float, *, context: LayerContext) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ class LoadedParameter(torch.nn.Parameter):
     left behind can be the next one's.
     """
 
-    loader: Load
+    loader: Load  # that of one which every rank has whole, unless another is set
     missing: set[str]
     default: float | None  # what a shard is that a checkpoint does not have; None: it must
 
@@ -33,6 +33,7 @@ class LoadedParameter(torch.nn.Parameter):
         parameter = super().__new__(cls, nothing, requires_grad=False)
         parameter.missing = set(shards)
         parameter.default = None
+        parameter.loader = parameter._load_whole
         return parameter
 
     def allocate(self) -> None:
@@ -50,6 +51,9 @@ class LoadedParameter(torch.nn.Parameter):
         """
         self.allocate()
         self.loader(source, part)
+
+    def _load_whole(self, source: TensorSlice, part: str) -> None:
+        self.write(part, self, source, (slice(None),) * self.dim())
 
     def fill_missing(self) -> None:
         """Makes it its default, if it has one: a checkpoint has none of it."""

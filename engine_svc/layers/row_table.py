@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.parameter import LoadedParameter, TensorSlice
+from engine_svc.layers.parameter import LoadedParameter
 
 
 class RowTable(torch.nn.Module):
@@ -19,11 +19,7 @@ class RowTable(torch.nn.Module):
         super().__init__()
         self._ops, self._first = context.ops, first
         self.weight = LoadedParameter((count, size), context.dtype, context.device)
-        self.weight.loader = self._load
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """int64 [tokens] → [tokens, size]."""
         return self._ops.take_rows(self.weight[self._first :], indices)
-
-    def _load(self, source: TensorSlice, part: str) -> None:
-        self.weight.write(part, self.weight, source, (slice(None), slice(None)))
