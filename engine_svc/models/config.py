@@ -21,6 +21,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 # What the first Phi 3 called it.
 _ROPE_TYPES = {"su": "longrope"}
+# The base of rotations, of families that do not have 10,000 where a configuration says nothing.
+_THETAS = {
+    "CohereForCausalLM": 5e5, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5,
+    "GptOssForCausalLM": 1.5e5, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
+    "Llama4ForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6,
+    "MiniMaxText01ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6,
+    "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6,
+}  # fmt: skip
 
 NormPlacement = Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual"]
 
@@ -358,8 +366,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if name != "rope_type" and isinstance(value, str):
             raise StartupError(f"rope_parameters has the {name} {value!r}, which is not a number.")
-    theta = config.get("rope_theta")
-    found.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    found.setdefault("rope_theta", theta_of(config))
     if config.get("partial_rotary_factor") and not found.get("partial_rotary_factor"):
         found["partial_rotary_factor"] = config["partial_rotary_factor"]
     return found
@@ -391,6 +398,15 @@ def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration whose rotation differs by the layers' type, with that of layers without window only."""
     found = config.get("rope_parameters") or {}
     return dict(config) | ({"rope_parameters": found["full_attention"]} if "full_attention" in found else {})
+
+
+def theta_of(config: Mapping[str, Any]) -> float:
+    """What is written beside the other fields, or what the family's configurations have where they say nothing."""
+    theta: float | None = config.get("rope_theta")
+    if theta is not None:
+        return theta
+    architecture, *_ = config.get("architectures") or ("",)
+    return _THETAS.get(architecture, 10000.0)
 
 
 def local_rotation(config: Mapping[str, Any], theta: float) -> dict[str, Any]:

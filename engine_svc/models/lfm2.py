@@ -23,7 +23,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     convolution = ShortConvolutionConfig(taps=config.get("conv_L_cache", 3), bias=bool(config.get("conv_bias")))
     is_mixture = "num_experts" in config
     return base_config(
-        {"rope_theta": 1e6, "intermediate_size": None, **config},
+        {"intermediate_size": None, **config},
         intermediate_size=config["intermediate_size"] if is_mixture else _intermediate_size(config), qk_norm="head",
         norm_eps=config.get("norm_eps", 1e-5), module_names=LFM_MODULES,
         tie_word_embeddings=config.get("tie_embedding", config.get("tie_word_embeddings", True)),

@@ -22,7 +22,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     attends = attends or [index % 2 == 0 for index in layers]
     moe = MoeConfig(config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], True)
     return base_config(
-        {"rope_theta": 1e6, **config, **rotation}, head_dim=head_dim,
+        {**config, **rotation}, head_dim=head_dim,
         norm_eps=config.get("rms_norm_eps", 1e-5), moe=(moe,) * len(layers), norm_placement="residual",
         balance=Balance(**{part: _balance(config, name) for part, name in _FACTORS.items()}),
         recurrent={

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import ModelConfig, base_config, local_rotation, one_rotation, sliding_windows
+from engine_svc.models.config import ModelConfig, base_config, local_rotation, one_rotation, sliding_windows, theta_of
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
@@ -14,7 +14,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     windows: dict[str, Any] = {}
     if config["architectures"][0] == "Olmo3ForCausalLM":
         windows["sliding_windows"] = sliding_windows(config, 4)
-        windows["local_rope_parameters"] = local_rotation(config, config.get("rope_theta", 500000.0))
+        windows["local_rope_parameters"] = local_rotation(config, theta_of(config))
     return base_config(
         one_rotation(config), qkv_bias=bias, output_bias=bias, qk_norm="all", norm_placement="after", **windows
     )

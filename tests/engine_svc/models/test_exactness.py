@@ -12,13 +12,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks.models import build
 from engine_svc.executor.base import create_executor
 from engine_svc.models.config import rope_parameters
+from engine_svc.models.registry import ARCHITECTURES, config_for
 from engine_svc.requests.outputs import FinishReason
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import StartupError
@@ -192,6 +195,29 @@ def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: 
     expected = reference_tokens(folder, prompts, max_tokens)
     with running_engine(folder, max_model_len=max_model_len) as engine:
         assert tokens(run(engine, prompts, replace(GREEDY, max_tokens=max_tokens))) == expected
+
+
+def test_families_have_thetas_of_their_own() -> None:
+    """Where config.json says nothing, those of Transformers' classes."""
+    kinds = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
+    theirs = {
+        name: getattr(CONFIG_MAPPING[kinds[name]]().get_text_config(), "rope_parameters", None) or {}
+        for name in ARCHITECTURES if name in kinds
+    }  # fmt: skip
+    expected = {name: found["rope_theta"] for name, found in theirs.items() if "rope_theta" in found}
+    found = {name: rope_parameters({"architectures": [name]})["rope_theta"] for name in expected}
+    assert found == expected
+    assert len(found) > 30
+
+
+@pytest.mark.parametrize("family", ["minimax", "mixtral", "smollm3", "olmo3"])
+def test_a_config_without_a_theta(model_folder: ModelFolder, family: str) -> None:
+    folder = model_folder(family)
+    written = json.loads((folder / "config.json").read_text())
+    theirs = AutoConfig.for_model(**{**written, "rope_parameters": None}).rope_parameters
+    theta = theirs.get("full_attention", theirs)["rope_theta"]
+    del written["rope_parameters"]
+    assert config_for(written).rope_parameters["rope_theta"] == theta > 10000.0
 
 
 def test_the_first_name_of_longrope() -> None:

@@ -197,12 +197,6 @@ def test_released_configurations(model_folder: ModelFolder, family: str) -> None
     assert dataclasses.replace(found, architecture=expected.architecture) == expected
 
 
-def test_minimax_has_a_theta_of_its_own(model_folder: ModelFolder) -> None:
-    written = json.loads((model_folder("minimax") / "config.json").read_text())
-    del written["rope_parameters"]
-    assert config_for(written).rope_parameters["rope_theta"] == 1e6
-
-
 def test_kimi_linear_with_positions_is_refused(model_folder: ModelFolder) -> None:
     written = json.loads((model_folder("kimi-linear") / "config.json").read_text())
     with pytest.raises(StartupError, match="mla_use_nope"):
