@@ -86,41 +86,13 @@ def _find_part(
     do_not_specialize=["count", "queries", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"]
 )
 def _decode_kernel(
-    query_ptr,
-    cache_ptr,
-    partial_ptr,
-    best_ptr,
-    total_ptr,
-    block_table_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
-    sequences_ptr,
-    slopes_ptr,
-    scale,
-    softcap,
-    query_stride,
-    block_table_stride,
-    value_offset,
-    count,
-    queries,
-    WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    PLANES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    MAIN: tl.constexpr,
-    REST: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PART_KEYS: tl.constexpr,
-    TILE_N: tl.constexpr,
-    part_of_context,
-    CONTEXT_PARTS: tl.constexpr,
-    ALIBI: tl.constexpr,
-    BIDIRECTIONAL: tl.constexpr,
-):
+    query_ptr, cache_ptr, partial_ptr, best_ptr, total_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr,
+    sequences_ptr, slopes_ptr, scale, softcap, query_stride, block_table_stride, value_offset, count, queries,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, PLANES: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PART_KEYS: tl.constexpr, TILE_N: tl.constexpr, part_of_context,
+    CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr,
+):  # fmt: skip
     """One program for some parts, and so many rows of a kv head: the heads of its group, one query after the other."""
     tiles = tl.num_programs(1) // KV_HEADS
     kv_head = tl.program_id(1) // tiles
