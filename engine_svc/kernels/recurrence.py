@@ -3,6 +3,9 @@ state in registers.
 
 So a token's arithmetic is the same alone and among many, however a prompt is cut, and whatever the batch has beside it.
 States of fewer than 32 bits are rounded after each token.
+
+A prompt takes as long as its tokens wait for one another. So programs are single warps, which sum over a state without
+waiting for others, and what the next token reads is on its way while one is computed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ import triton.language as tl
 
 TILE_TOKENS = 16
 TILE_CHANNELS = 64
+TILE_UNITS = 32
+WARPS = 1
+_NUMBERS = 1024  # of a state, that a program has at most: 32 registers of each thread
+_COLUMNS = 16  # of a state, at most: there are programs for all schedulers of a GPU
 _NORM_EPSILON = tl.constexpr(1e-6)  # of queries and keys of the delta rule
 
 
@@ -52,6 +59,24 @@ def _hold(held_ptr, values, row, column, rows, columns):
     """Puts it back."""
     where = held_ptr + row[:, None] * columns + column[None, :]
     tl.store(where, values, mask=(row < rows)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
+def _of_token(pointer, token, stride, column, wanted):
+    """A token's part of a row, as it lies there; 0 where it is not wanted."""
+    return tl.load(pointer + token * stride + column, mask=wanted, other=0.0)
+
+
+@triton.jit
+def _first_of(first, length):
+    """The first token; any, where there is none."""
+    return tl.maximum(first + tl.minimum(length, 1) - 1, 0)
+
+
+@triton.jit
+def _next_of(first, time, length):
+    """The token behind the one at this time, or the last one again."""
+    return first + tl.minimum(time + 1, length - 1)
 
 
 @triton.jit
@@ -159,16 +184,25 @@ def scan_channels_kernel(
     state = _held(held_ptr, entry, channel, size * is_known, channels)
     rates = _held(rate_ptr, entry, channel, size, channels)
     skip = tl.load(skip_ptr + channel, mask=own, other=0.0)
+    token = _first_of(first, length)
+    next_hidden = _of_token(hidden_ptr, token, hidden_stride, channel, own)
+    next_step = _of_token(step_ptr, token, step_stride, channel, own)
+    next_write = _of_token(write_ptr, token, write_stride, entry, kept)
+    next_read = _of_token(read_ptr, token, read_stride, entry, kept)
+    next_gate = _of_token(gate_ptr, token, gate_stride, channel, own)
     for time in range(length):
-        token = first + time
-        hidden = tl.load(hidden_ptr + token * hidden_stride + channel, mask=own, other=0.0).to(tl.float32)
-        step = _softplus(tl.load(step_ptr + token * step_stride + channel, mask=own, other=0.0).to(tl.float32))
-        write = tl.load(write_ptr + token * write_stride + entry, mask=kept, other=0.0).to(tl.float32)
-        read = tl.load(read_ptr + token * read_stride + entry, mask=kept, other=0.0).to(tl.float32)
-        gate = tl.load(gate_ptr + token * gate_stride + channel, mask=own, other=0.0).to(tl.float32)
+        hidden, step = next_hidden.to(tl.float32), next_step.to(tl.float32)
+        write, read, gate = next_write.to(tl.float32), next_read.to(tl.float32), next_gate.to(tl.float32)
+        token = _next_of(first, time, length)
+        next_hidden = _of_token(hidden_ptr, token, hidden_stride, channel, own)
+        next_step = _of_token(step_ptr, token, step_stride, channel, own)
+        next_write = _of_token(write_ptr, token, write_stride, entry, kept)
+        next_read = _of_token(read_ptr, token, read_stride, entry, kept)
+        next_gate = _of_token(gate_ptr, token, gate_stride, channel, own)
+        step = _softplus(step)
         state = state * tl.exp(step[None, :] * rates) + (step * hidden)[None, :] * write[:, None]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
-        tl.store(output_ptr + token * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
+        tl.store(output_ptr + (first + time) * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
         state = _as_stored(state, state_ptr)
     _hold(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
 
@@ -208,19 +242,29 @@ def scan_heads_kernel(
     held_ptr = state_ptr + (slot * heads + head) * size * dim
     state = _held(held_ptr, entry, column, size * is_known, dim)
     rate, skip = tl.load(rate_ptr + head), tl.load(skip_ptr + head)
-    group = (head // sharing) * size + entry
+    group, numbers = (head // sharing) * size + entry, head * dim + column
+    bias = 0.0
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + head)
+    token = _first_of(first, length)
+    next_hidden = _of_token(hidden_ptr, token, hidden_stride, numbers, own)
+    next_step = tl.load(step_ptr + token * step_stride + head)
+    next_write = _of_token(write_ptr, token, write_stride, group, kept)
+    next_read = _of_token(read_ptr, token, read_stride, group, kept)
     for time in range(length):
-        token = first + time
-        hidden = tl.load(hidden_ptr + token * hidden_stride + head * dim + column, mask=own, other=0.0).to(tl.float32)
-        step = tl.load(step_ptr + token * step_stride + head).to(tl.float32)
+        hidden, step = next_hidden.to(tl.float32), next_step.to(tl.float32)
+        write, read = next_write.to(tl.float32), next_read.to(tl.float32)
+        token = _next_of(first, time, length)
+        next_hidden = _of_token(hidden_ptr, token, hidden_stride, numbers, own)
+        next_step = tl.load(step_ptr + token * step_stride + head)
+        next_write = _of_token(write_ptr, token, write_stride, group, kept)
+        next_read = _of_token(read_ptr, token, read_stride, group, kept)
         if HAS_BIAS:
-            step += tl.load(bias_ptr + head)
+            step += bias
         step = tl.minimum(tl.maximum(_softplus(step), least), most)
-        write = tl.load(write_ptr + token * write_stride + group, mask=kept, other=0.0).to(tl.float32)
-        read = tl.load(read_ptr + token * read_stride + group, mask=kept, other=0.0).to(tl.float32)
         state = state * tl.exp(step * rate) + write[:, None] * (hidden * step)[None, :]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
-        tl.store(output_ptr + (token * heads + head) * dim + column, output, mask=own)
+        tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = _as_stored(state, state_ptr)
     _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
@@ -228,6 +272,12 @@ def scan_heads_kernel(
 @triton.jit
 def _unit(vector):
     return vector * tl.rsqrt(tl.sum(vector * vector, 0) + _NORM_EPSILON)
+
+
+@triton.jit
+def _steps(pointer, head, entry, size, BY_KEY: tl.constexpr):
+    """What a head has for each entry of its state, or for all."""
+    return tl.load(pointer + head * size + entry, mask=entry < size, other=0.0) if BY_KEY else tl.load(pointer + head)
 
 
 @triton.jit
@@ -266,24 +316,30 @@ def delta_kernel(
     held_ptr = state_ptr + (slot * heads + head) * size * dim
     state = _held(held_ptr, entry, column, size * is_known, dim)
     rate = tl.load(rate_ptr + head)
-    shared = (head // sharing) * size + entry
+    shared, numbers = (head // sharing) * size + entry, head * dim + column
+    bias = _steps(bias_ptr, head, entry, size, BY_KEY)
+    token = _first_of(first, length)
+    next_query = _of_token(query_ptr, token, query_stride, shared, kept)
+    next_key = _of_token(key_ptr, token, key_stride, shared, kept)
+    next_value = _of_token(value_ptr, token, value_stride, numbers, own)
+    next_step = _steps(step_ptr + token * step_stride, head, entry, size, BY_KEY)
+    next_strength = tl.load(strength_ptr + token * strength_stride + head)
     for time in range(length):
-        token = first + time
-        query = _unit(tl.load(query_ptr + token * query_stride + shared, mask=kept, other=0.0).to(tl.float32)) * scale
-        key = _unit(tl.load(key_ptr + token * key_stride + shared, mask=kept, other=0.0).to(tl.float32))
-        value = tl.load(value_ptr + token * value_stride + head * dim + column, mask=own, other=0.0).to(tl.float32)
-        strength = tl.load(strength_ptr + token * strength_stride + head).to(tl.float32)
-        if BY_KEY:
-            steps = tl.load(step_ptr + token * step_stride + head * size + entry, mask=kept, other=0.0).to(tl.float32)
-            steps += tl.load(bias_ptr + head * size + entry, mask=kept, other=0.0)
-            state *= tl.exp(rate * _softplus(steps))[:, None]
-        else:
-            step = tl.load(step_ptr + token * step_stride + head).to(tl.float32) + tl.load(bias_ptr + head)
-            state *= tl.exp(rate * _softplus(step))
+        query, key, value = next_query.to(tl.float32), next_key.to(tl.float32), next_value.to(tl.float32)
+        step, strength = next_step.to(tl.float32), next_strength.to(tl.float32)
+        token = _next_of(first, time, length)
+        next_query = _of_token(query_ptr, token, query_stride, shared, kept)
+        next_key = _of_token(key_ptr, token, key_stride, shared, kept)
+        next_value = _of_token(value_ptr, token, value_stride, numbers, own)
+        next_step = _steps(step_ptr + token * step_stride, head, entry, size, BY_KEY)
+        next_strength = tl.load(strength_ptr + token * strength_stride + head)
+        query, key = _unit(query) * scale, _unit(key)
+        fading = tl.exp(rate * _softplus(step + bias))
+        state *= fading[:, None] if BY_KEY else fading
         news = (value - tl.sum(state * key[:, None], 0)) * (tl.sigmoid(strength) * strongest)
         state += key[:, None] * news[None, :]
         output = tl.sum(state * query[:, None], 0)
-        tl.store(output_ptr + (token * heads + head) * dim + column, output, mask=own)
+        tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = _as_stored(state, state_ptr)
     _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
@@ -316,15 +372,21 @@ def units_kernel(
     rate = tl.load(rate_ptr + channel, mask=own, other=0.0)
     input_bias = tl.load(input_bias_ptr + channel, mask=own, other=0.0)
     decay_bias = tl.load(decay_bias_ptr + channel, mask=own, other=0.0)
+    token = _first_of(first, length)
+    next_hidden = _of_token(hidden_ptr, token, hidden_stride, channel, own)
+    next_opened = _of_token(input_ptr, token, input_stride, channel, own)
+    next_fading = _of_token(decay_ptr, token, decay_stride, channel, own)
     for time in range(length):
-        token = first + time
-        hidden = tl.load(hidden_ptr + token * hidden_stride + channel, mask=own, other=0.0).to(tl.float32)
-        opened = tl.load(input_ptr + token * input_stride + channel, mask=own, other=0.0).to(tl.float32)
-        fading = tl.load(decay_ptr + token * decay_stride + channel, mask=own, other=0.0).to(tl.float32)
+        hidden, opened = next_hidden.to(tl.float32), next_opened.to(tl.float32)
+        fading = next_fading.to(tl.float32)
+        token = _next_of(first, time, length)
+        next_hidden = _of_token(hidden_ptr, token, hidden_stride, channel, own)
+        next_opened = _of_token(input_ptr, token, input_stride, channel, own)
+        next_fading = _of_token(decay_ptr, token, decay_stride, channel, own)
         decay = tl.exp(rate * tl.sigmoid(fading + decay_bias))
         share = tl.where(is_known + time == 0, 1.0, tl.sqrt(1.0 - decay * decay))
         state = state * decay + hidden * tl.sigmoid(opened + input_bias) * share
-        tl.store(output_ptr + token * channels + channel, state, mask=own)
+        tl.store(output_ptr + (first + time) * channels + channel, state, mask=own)
         state = _as_stored(state, state_ptr)
     tl.store(held_ptr, state, mask=channel < channels * tl.minimum(length, 1))
 
@@ -361,6 +423,6 @@ def gated_norm_kernel(
     tl.store(output_ptr + token * size * GROUPS + column, hidden, mask=own)
 
 
-def columns(dim: int) -> int:
-    """Of a head, those that a program has: with 128 entries of the state each, 32 registers of each thread."""
-    return min(triton.next_power_of_2(dim), 32)
+def columns(size: int, dim: int) -> int:
+    """Of so many, with a state of so many entries each, those that a program has."""
+    return min(triton.next_power_of_2(dim), _COLUMNS, max(1, _NUMBERS // triton.next_power_of_2(size)))

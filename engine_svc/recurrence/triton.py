@@ -8,7 +8,7 @@ import torch
 import triton
 
 from engine_svc.kernels import recurrence as kernels
-from engine_svc.kernels.recurrence import TILE_CHANNELS, TILE_TOKENS, columns
+from engine_svc.kernels.recurrence import TILE_CHANNELS, TILE_TOKENS, TILE_UNITS, WARPS, columns
 from engine_svc.recurrence.base import (
     Convolution,
     DeltaInputs,
@@ -43,10 +43,11 @@ class TritonRecurrence(Recurrence):
         """See Recurrence.scan_channels."""
         size, channels = parameters.rates.shape
         output = inputs.hidden.new_empty(inputs.hidden.shape)
-        kernels.scan_channels_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_CHANNELS)](
+        tile = columns(size, channels)
+        kernels.scan_channels_kernel[len(state.sequences.slots), triton.cdiv(channels, tile)](
             *inputs, gates, output, state.recurrent, parameters.rates, parameters.skip, *_whose(state.sequences),
-            *_strides(inputs), gates.stride(0), channels, size, SIZE=triton.next_power_of_2(size),
-            TILE_C=TILE_CHANNELS,
+            *_strides(inputs), gates.stride(0), channels, size, SIZE=triton.next_power_of_2(size), TILE_C=tile,
+            num_warps=WARPS,
         )  # fmt: skip
         return output
 
@@ -54,9 +55,9 @@ class TritonRecurrence(Recurrence):
         """See Recurrence.gated_units."""
         output = inputs.hidden.new_empty(inputs.hidden.shape)
         channels = output.shape[1]
-        kernels.units_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_CHANNELS)](
+        kernels.units_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_UNITS)](
             *inputs, output, state.recurrent, parameters.rates, parameters.input_bias, parameters.decay_bias,
-            *_whose(state.sequences), *_strides(inputs), channels, TILE_C=TILE_CHANNELS,
+            *_whose(state.sequences), *_strides(inputs), channels, TILE_C=TILE_UNITS, num_warps=WARPS,
         )  # fmt: skip
         return output
 
@@ -64,11 +65,12 @@ class TritonRecurrence(Recurrence):
         """See Recurrence.scan_heads."""
         _, heads, size, dim = state.recurrent.shape
         output = inputs.hidden.new_empty(inputs.hidden.shape)
-        sharing, tile = heads // (inputs.writes.shape[1] // size), columns(dim)
+        sharing, tile = heads // (inputs.writes.shape[1] // size), columns(size, dim)
         kernels.scan_heads_kernel[len(state.sequences.slots), heads, triton.cdiv(dim, tile)](
             *inputs, output, state.recurrent, parameters.rates, parameters.skip, parameters.time_bias,
             *_whose(state.sequences), *_strides(inputs), heads, sharing, size, dim, *parameters.time_limits,
             HAS_BIAS=parameters.time_bias is not None, SIZE=triton.next_power_of_2(size), TILE_D=tile,
+            num_warps=WARPS,
         )  # fmt: skip
         return output
 
@@ -76,11 +78,12 @@ class TritonRecurrence(Recurrence):
         """See Recurrence.delta_rule."""
         _, heads, size, dim = state.recurrent.shape
         output = inputs.value.new_empty(inputs.value.shape)
-        sharing, tile = heads // (inputs.key.shape[1] // size), columns(dim)
+        sharing, tile = heads // (inputs.key.shape[1] // size), columns(size, dim)
         kernels.delta_kernel[len(state.sequences.slots), heads, triton.cdiv(dim, tile)](
             *inputs, output, state.recurrent, parameters.rates, parameters.time_bias, *_whose(state.sequences),
             *_strides(inputs), heads, sharing, size, dim, parameters.strongest, size**-0.5,
             BY_KEY=inputs.time_steps.shape[1] != heads, SIZE=triton.next_power_of_2(size), TILE_D=tile,
+            num_warps=WARPS,
         )  # fmt: skip
         return output
 
