@@ -82,7 +82,9 @@ def test_plain_in_pieces(operation: Operation, stored: torch.dtype) -> None:
 
 @every_operation
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_triton(operation: Operation, dtype: torch.dtype) -> None:
+def test_triton(monkeypatch: pytest.MonkeyPatch, operation: Operation, dtype: torch.dtype) -> None:
+    if dtype is torch.float16:
+        of_few_programs(monkeypatch)
     check_formula(triton_recurrence(), operation, dtype)
 
 
@@ -91,8 +93,7 @@ def test_triton(operation: Operation, dtype: torch.dtype) -> None:
 def test_triton_in_pieces_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, operation: Operation, stored: torch.dtype
 ) -> None:
-    """By fewer programs than a GPU has, as the interpreter runs one after the other."""
-    monkeypatch.setattr("engine_svc.recurrence.triton.columns", lambda _, dim: 1 << (dim - 1).bit_length())
+    of_few_programs(monkeypatch)
     for whole, found in zip(*in_pieces(triton_recurrence(), operation, torch.float32, stored), strict=True):
         assert torch.equal(whole, found)
 
@@ -101,6 +102,11 @@ def test_triton_in_pieces_bit_for_bit(
 def test_triton_norm(gates_first: bool) -> None:
     check_norm(triton_recurrence(), gates_first, torch.float32)
     check_norm(triton_recurrence(), gates_first, torch.float16, "sigmoid")
+
+
+def of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs one after the other."""
+    monkeypatch.setattr("engine_svc.recurrence.triton.columns", lambda _, dim: 1 << (dim - 1).bit_length())
 
 
 def triton_recurrence() -> Recurrence:

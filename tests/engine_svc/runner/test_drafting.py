@@ -27,7 +27,7 @@ PROMPT = random_prompts(40)[0]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("llama"), "llama")
+    return make_model(tmp_path_factory.mktemp("llama"), "llama", num_hidden_layers=2)
 
 
 @contextmanager

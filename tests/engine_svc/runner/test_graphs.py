@@ -155,7 +155,7 @@ def not_a_number_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("not_a_number_in_new_memory")
-@pytest.mark.parametrize(("family", "most"), [("llama", 2), ("qwen3-moe", 2), ("llama", 9)])
+@pytest.mark.parametrize(("family", "most"), [("qwen3-moe", 2), ("llama", 9)])
 def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, most: int) -> None:
     """Of up to so many tokens, more of some sequences than of others; as many sequences as a graph has, and fewer. Rows
     of nobody, whose attention nobody computes, hold anything. Keys are split among programs, whether drafts are few or
@@ -164,7 +164,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
-    prompts = random_prompts(3, 5, 4, 40)
+    prompts = random_prompts(3, 5, 4, 33)
     asked = [
         GenerationRequest(str(key), prompt, replace(GREEDY, max_tokens=4 + 2 * key))
         for key, prompt in enumerate(prompts)
@@ -172,7 +172,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
     recorder, drafter = Recorder(), ReplayingDrafter(VOCAB_SIZE, most=most)
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=most + 1))
     with running_engine(
-        folder, attention_backend="triton", max_num_seqs=6, drafter=drafter, enable_prefix_caching=False
+        folder, attention_backend="triton", max_num_seqs=4, drafter=drafter, enable_prefix_caching=False
     ) as engine:
         found = run_requests(engine, asked)
         drafter.know(asked, [[choice.token_ids for choice in choices] for choices in found])
