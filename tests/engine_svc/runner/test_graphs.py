@@ -94,7 +94,7 @@ def test_batch_invariance_by_a_gpus_kernels(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = make_model(tmp_path / "llama", "llama")
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
     prompts = random_prompts(3, 3, 3)
     recorder = Recorder()
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, query_len=3))
@@ -109,7 +109,8 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
 def test_contexts_that_graphs_have_no_room_for_are_computed_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, prompts = make_model(tmp_path / "llama", "llama"), random_prompts(3, 17, 28)
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
+    prompts = random_prompts(3, 17, 28)
     recorder = Recorder()
     monkeypatch.setattr(TritonBackend, "most_positions", lambda backend, sequences, query_len: 59)
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
