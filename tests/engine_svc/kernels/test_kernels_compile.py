@@ -190,14 +190,14 @@ constants["CHUNK"] = step_inputs._CHUNK
 types |= dict.fromkeys(("known_ptr", "place_ptr", "token_id_ptr"), "*i64")
 types |= dict.fromkeys(("packed_ptr", "table_ptr"), "*i32")
 for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)) if element == "fp32" else ():
-    known = {"SCORING": scoring, "BIAS": scoring == 1, "RENORMALIZE": True, "EXPERTS": count, "GROUPS": groups,
+    given = {"BIAS": scoring == 1, "PRESENT": count > 16}
+    known = {**given, "SCORING": scoring, "RENORMALIZE": True, "EXPERTS": count, "GROUPS": groups,
              "GROUPS_PADDED": groups, "SIZE_PADDED": triton.next_power_of_2(count // groups), "CHOSEN_GROUPS": 4,
              "CHOSEN": 6, "CHOSEN_PADDED": 8}
-    if scoring != 1:
-        known["bias_ptr"] = None
+    known |= {f"{name.lower()}_ptr": None for name, there in given.items() if not there}
     signature = {
-        name: "constexpr" if name in known else "*i64" if name == "id_ptr" else "*fp32" if name.endswith("_ptr")
-        else "fp32" for name in routing._choose_kernel.arg_names
+        name: "constexpr" if name in known else {"id_ptr": "*i64", "present_ptr": "*i32"}.get(name, "*fp32")
+        if name.endswith("_ptr") else "fp32" for name in routing._choose_kernel.arg_names
     }
     source = ASTSource(fn=routing._choose_kernel, signature=signature, constexprs=known)
     triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
