@@ -23,6 +23,7 @@ from tests.engine_svc.runner.test_drafting import Driver
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
+from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
 from tests.support.recorder import Recorder
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
@@ -87,6 +88,17 @@ def test_heads_are_replayed(made: Made) -> None:
     check_guesses(made, runner)
     # Of the head for each guess, and of the target for each step, but for the first of each.
     assert recorder.replays == (4 + 3 + 5) + 5 - 2
+
+
+@needs_native
+@pytest.mark.parametrize("made", ["eagle", "eagle3"], indirect=True)
+def test_passes_of_heads_are_recorded(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """By C++ kernels, as the target's are; see tests/engine_svc/runner/test_native_calls.py."""
+    with caplog.at_level("DEBUG", "engine_svc.runner.native_calls"):
+        check_guesses(made, run_head(made))
+    kinds = {record.getMessage().partition(";")[0] for record in caplog.records}
+    assert len(kinds) == 2  # calls of the target's pass, and of the head's
+    assert all(kind.startswith("recorded") for kind in kinds)
 
 
 def run_head(made: Made, **chosen: Any) -> Runner:
