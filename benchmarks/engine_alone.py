@@ -6,6 +6,7 @@ import itertools
 import random
 import statistics
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -90,18 +91,25 @@ class EngineAlone:
         self._finish()
         return time.perf_counter() - start
 
-    def decode_seconds(self, sequences: int, prompt: int, steps: int) -> float:
-        """Median time of a step in which all sequences decode."""
+    def decode_seconds(
+        self, sequences: int, prompt: int, steps: int, watch: AbstractContextManager[object] = nullcontext()
+    ) -> float:
+        """Median time of a step in which all sequences decode.
+
+        Args:
+            watch: is entered while such steps run.
+        """
         for _ in range(sequences):
             self._add(prompt, 10 * steps)
         while self._engine.load().waiting_prefill_tokens or self._engine.load().waiting_requests:
             self._engine.step()
         times, executed = [], [self._executed()]
-        for _ in range(steps):
-            start = time.perf_counter()
-            self._engine.step()
-            times.append(time.perf_counter() - start)
-            executed.append(self._executed())
+        with watch:
+            for _ in range(steps):
+                start = time.perf_counter()
+                self._engine.step()
+                times.append(time.perf_counter() - start)
+                executed.append(self._executed())
         self.execute_milliseconds = statistics.median(after - before for before, after in itertools.pairwise(executed))
         for key in range(self._next_key + 1):
             self._engine.abort(key)

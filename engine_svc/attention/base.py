@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
@@ -35,6 +37,8 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
     seq_lens_host: list[int]  # in what is recorded: the most that they come to together, in equal parts
+    # int32 [plan_size], what the backend plans on the host for each step of a recording that is of any batch.
+    plan: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -222,9 +226,21 @@ class AttentionBackend(ABC):
         positions all together."""
         return 0
 
+    def plan_size(self, sequences: int, tokens: int) -> int:
+        """Numbers that `plan` gives for a pass of so many sequences and new tokens; 0 where none can be recorded but of
+        sequences that have as many new tokens each."""
+        return 0
+
+    def plan(
+        self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
+    ) -> npt.NDArray[np.int32] | None:
+        """What a recorded pass of at most so many sequences and new tokens has to know of a batch; None where it is
+        better computed by itself."""
+        return None
+
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """Once per step: what the layers share."""
+        """Once per step: what the layers share. With a plan in it, for all batches of a recording."""
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine_svc.attention.base import (
     AttentionBackend,
@@ -21,11 +22,12 @@ from engine_svc.attention.base import (
     Prepared,
     Rotation,
 )
+from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.rotary import Slots, rotate
-from engine_svc.kernels.tiles import Tiles, decode_tiles, prefill_tiles
+from engine_svc.kernels.tiles import Tiles, column_tiles, decode_tiles, prefill_tiles
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
@@ -83,6 +85,8 @@ class TritonBackend(AttentionBackend):
         if shape.batch_invariant:
             self._decode = [self._prefill] * 2
         self._long_part = PART if shape.batch_invariant else _LONG_PART
+        is_whole = column_tiles(shape.head_dim)[1] == 0
+        self._copies_tiles = capability >= (9, 0) and is_whole and shape.stored == shape.dtype != torch.float32
 
     @property
     def batch_invariant(self) -> bool:
@@ -122,19 +126,50 @@ class TritonBackend(AttentionBackend):
         parts = seq_lens // (self._long_part * self.shape.part.size) + 1
         return (seq_lens > np.maximum(_LONG_CONTEXT, 2 * share)) & (query_lens * parts <= self._most_parts)
 
+    def plan_size(self, sequences: int, tokens: int) -> int:
+        """See AttentionBackend.plan_size."""
+        return sequences + 2 * self._most_tiles(sequences, tokens)
+
+    def _most_tiles(self, sequences: int, tokens: int) -> int:
+        return tokens * self._group // self._prefill.rows + min(sequences, tokens)
+
+    def plan(
+        self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
+    ) -> npt.NDArray[np.int32] | None:
+        """See AttentionBackend.plan. Guesses are computed as prompts are, where their contexts are not long."""
+        single = np.flatnonzero(query_lens == 1)
+        prompts = np.flatnonzero(query_lens > 1)
+        is_long = seq_lens[prompts] > _LONG_CONTEXT
+        outlast = self._outlast(query_lens[prompts], seq_lens[prompts]) | (query_lens[prompts] <= _MOST_QUERIES)
+        if (is_long & outlast).any():
+            return None
+        found = np.full(self.plan_size(sequences, tokens), -1, np.int32)
+        found[: len(single)] = single
+        of, starts = self._cut(prompts, query_lens[prompts])
+        places, rows = found[sequences:].reshape(2, -1)
+        places[: len(of)], rows[: len(of)] = of, starts
+        return found
+
+    def _cut(
+        self, sequences: npt.NDArray[np.int64], query_lens: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The sequences' tiles: of which each is, and its first row."""
+        tiles = self._num_tiles(query_lens)
+        first = np.repeat(np.cumsum(tiles) - tiles, tiles)
+        return np.repeat(sequences, tiles), (np.arange(len(first)) - first) * self._prefill.rows
+
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
         """Cuts the prompts into tiles; one copy to the device for all."""
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
+        if metadata.plan is not None:
+            ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])
+            return _Prepared(metadata, self._together(ones, seq_lens, 1, self._decode[0], PART), *tiles.chunk(2))
         single = np.flatnonzero(query_lens == 1)
         several = np.flatnonzero((query_lens > 1) & (query_lens <= _MOST_QUERIES))
         prompts = np.flatnonzero(query_lens > _MOST_QUERIES)
         outlasts = self._outlast(query_lens[prompts], seq_lens[prompts])
         long, prefilling = prompts[outlasts], prompts[~outlasts]
-        tiles = self._num_tiles(query_lens[prefilling])
-        sequences = np.repeat(prefilling, tiles)
-        first = np.repeat(np.cumsum(tiles) - tiles, tiles)
-        starts = (np.arange(len(sequences)) - first) * self._prefill.rows
-        lists = (single, several, long, sequences, starts)
+        lists = (single, several, long, *self._cut(prefilling, query_lens[prefilling]))
         packed = to_device(np.concatenate(lists).astype(np.int32), self.shape.device)
         ones, others, longs, of, starting_at = packed.split([len(each) for each in lists])
         most = [int(query_lens[each].max(initial=1)) for each in (several, long)]
@@ -203,22 +238,29 @@ class TritonBackend(AttentionBackend):
         metadata = prepared.metadata
         if query.stride()[1:] != (query.shape[2], 1):  # the kernels read them where they lie beside keys and values
             query = query.contiguous()
-        output = query.new_empty(query.shape)  # a graph of several tokens a sequence leaves nobody's rows as they are
+        # A graph leaves nobody's rows as they are; of any batch, they may be most, and are better numbers.
+        output = query.new_empty(query.shape) if metadata.plan is None else query.new_zeros(query.shape)
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
             prompts = (prepared.tile_sequences, prepared.tile_starts)
             part_keys = PART if self.batch_invariant else 0
             paged_prefill(
-                query, cache, output, *where, *prompts, options, self._prefill, part_keys, self.shape.part, lse
-            )
+                query, cache, output, *where, *prompts, options, self._prefill, part_keys, self.shape.part, lse,
+                self._descriptor(cache, self._prefill),
+            )  # fmt: skip
         programs, part = _PROGRAMS_EACH * self._multiprocessors, self.shape.part
         for sequences, positions, queries, tiles, part_keys in prepared.in_parts:
             capacity = most_parts(positions, len(sequences), part, part_keys, options.sliding_window, queries)
             paged_decode(
                 query, cache, output, *where, sequences, capacity, programs, options, tiles, part_keys, queries, part,
-                lse, in_turn=self.batch_invariant,
+                lse, self._descriptor(cache, tiles), in_turn=self.batch_invariant,
             )  # fmt: skip
         return output
+
+    def _descriptor(self, cache: torch.Tensor, tiles: Tiles) -> TensorDescriptor | None:
+        """With which a GPU copies whole tiles by itself, where it can and they are in one block each."""
+        in_blocks = self.shape.block_size % tiles.keys == 0
+        return block_descriptor(cache, tiles.keys) if self._copies_tiles and in_blocks else None
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -5,8 +5,10 @@ Prefill and decode call the same code on tiles of the same shape, so that they c
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine_svc.kernels.eight_bits import widen
 
@@ -65,8 +67,8 @@ def store_columns(
 
 @triton.jit
 def attend_keys(
-    query, query_rest, positions, best, total, result, result_rest, cache_ptr, table_ptr, value_offset, kv_head,
-    first, last, scale, softcap, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
+    query, query_rest, positions, best, total, result, result_rest, cache_ptr, descriptor, table_ptr, value_offset,
+    kv_head, first, last, scale, softcap, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
     PLANES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr, part_of_context, CONTEXT_PARTS: tl.constexpr, slopes,
     ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr = False,
@@ -83,6 +85,7 @@ def attend_keys(
             as products have them. positions: [rows], of each query.
         best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result and
             result_rest: as the query, the weighted sum of values.
+        descriptor: of the cache as [places, KV_HEADS * DIM], with which a GPU copies whole tiles by itself; or None.
         table_ptr: the sequence's row of the block table.
         first: a multiple of TILE_N where there is no window.
         PLANES: 1 where keys are values.
@@ -100,12 +103,19 @@ def attend_keys(
         for place in range(bounds[section], bounds[section + 1], TILE_N):
             keys = place + tl.arange(0, TILE_N)
             present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
-            if section == 1:
-                block = tl.load(table_ptr + keys // BLOCK_SIZE)
+            if section == 1 and BLOCK_SIZE % TILE_N == 0:  # one block has them all
+                place_in_cache = tl.load(table_ptr + place // BLOCK_SIZE) * BLOCK_SIZE + place % BLOCK_SIZE
+                rows = ((place_in_cache.to(tl.int64) + tl.arange(0, TILE_N)) * KV_HEADS + kv_head) * DIM
             else:
-                block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-            rows = ((block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM
-            key = widen(load_columns(cache_ptr, rows, present, section != 1, 0, MAIN, DIM), query.dtype)
+                if section == 1:
+                    block = tl.load(table_ptr + keys // BLOCK_SIZE)
+                else:
+                    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+                rows = ((block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM
+            if section == 1 and descriptor is not None:
+                key = descriptor.load([place_in_cache, kv_head * DIM])
+            else:
+                key = widen(load_columns(cache_ptr, rows, present, section != 1, 0, MAIN, DIM), query.dtype)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
             if REST > 0:
                 key_rest = widen(load_columns(cache_ptr, rows, present, section != 1, MAIN, REST, DIM), query.dtype)
@@ -128,8 +138,12 @@ def attend_keys(
             weights = weights.to(query.dtype)
             value = key
             if PLANES > 1:
-                value = load_columns(cache_ptr + value_offset, rows, present, section != 1, 0, MAIN, DIM)
-                value = widen(value, query.dtype)
+                if section == 1 and descriptor is not None:
+                    value_place = place_in_cache + (value_offset // (KV_HEADS * DIM)).to(tl.int32)
+                    value = descriptor.load([value_place, kv_head * DIM])
+                else:
+                    value = load_columns(cache_ptr + value_offset, rows, present, section != 1, 0, MAIN, DIM)
+                    value = widen(value, query.dtype)
             result = tl.dot(weights, value, result * shrink[:, None], input_precision="ieee")
             if REST > 0:
                 value = key_rest
@@ -152,3 +166,9 @@ def log_sum(best, total):
 def add_shrunk(first, shrink, second):
     """first * shrink + second, rounded the same wherever it is compiled."""
     return tl.fma(first, shrink, second)
+
+
+def block_descriptor(cache: torch.Tensor, keys: int) -> TensorDescriptor:
+    """Of a cache [planes, num_blocks, block_size, num_kv_heads, head_dim], for tiles of so many keys of a head."""
+    places, dim = cache[..., 0, 0].numel(), cache.shape[-1]
+    return TensorDescriptor.from_tensor(cache.view(places, -1), [keys, dim])

@@ -65,7 +65,7 @@ def _multiply_kernel(
         weight = tl.load(
             weight_ptr + column[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0
         )
-        sums = tl.dot(codes, tl.trans(weight), sums)
+        sums = tl.dot(codes, tl.trans(weight), sums, out_dtype=tl.int32)
     scale = tl.load(scale_ptr + row, mask=present, other=0.0)
     weight_scale = tl.load(weight_scale_ptr + column, mask=within, other=0.0)
     result = sums.to(tl.float32) * scale[:, None] * weight_scale[None, :]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
@@ -51,8 +52,8 @@ def _parts_of(
     CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
     """How many parts the sequences at these places have, none where there is no sequence."""
-    present = index < count
-    sequence = tl.load(sequences_ptr + index, mask=present, other=0)
+    sequence = tl.load(sequences_ptr + index, mask=index < count, other=-1)
+    present, sequence = sequence >= 0, tl.maximum(sequence, 0)
     seq_len = tl.load(seq_lens_ptr + sequence, mask=present, other=1)
     query_len = 1
     if WINDOW > 0:
@@ -86,7 +87,7 @@ def _find_part(
     do_not_specialize=["count", "queries", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"]
 )
 def _decode_kernel(
-    query_ptr, cache_ptr, partial_ptr, best_ptr, total_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr,
+    query_ptr, cache_ptr, descriptor, partial_ptr, best_ptr, total_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr,
     sequences_ptr, slopes_ptr, scale, softcap, query_stride, block_table_stride, value_offset, count, queries,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, PLANES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
@@ -127,7 +128,7 @@ def _decode_kernel(
         positions = tl.minimum(seq_len - query_len + queries_of, seq_len - 1)
         best, total, result, rest = attend_keys(
             query, query_rest, positions, tl.full([ROWS], -1.0e30, tl.float32), tl.zeros([ROWS], tl.float32),
-            tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr,
+            tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr, descriptor,
             block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible),
             last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM,
             MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
@@ -170,6 +171,8 @@ def _combine_kernel(
     query = tl.program_id(0) % queries
     head = tl.program_id(1)
     sequence = tl.load(sequences_ptr + index)
+    if sequence < 0:
+        return
     query_len = _query_len(query_start_ptr, sequence)
     if query >= query_len:
         return
@@ -242,6 +245,7 @@ def paged_decode(
     queries: int = 1,
     part: ContextPart = ContextPart(),
     lse: torch.Tensor | None = None,
+    descriptor: TensorDescriptor | None = None,
     *,
     in_turn: bool = False,
 ) -> None:
@@ -251,7 +255,7 @@ def paged_decode(
         query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
-        sequences: int32 [decoding].
+        sequences: int32 [decoding]; -1 is nobody.
         capacity: parts that all of them have together, at least; see `most_parts`.
         programs: that run at a time, about; the result is the same with any number of them.
         tiles: with those of paged_prefill, parts as long as there, and added `in_turn`, both round alike.
@@ -259,6 +263,7 @@ def paged_decode(
         queries: new tokens of a sequence, at most.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
+        descriptor: see `paged_prefill`.
         in_turn: one part after the other, not many at a time.
     """
     num_heads, dim = query.shape[1:]
@@ -270,8 +275,8 @@ def paged_decode(
     window, (main, rest) = options.sliding_window or 0, column_tiles(dim)
     head_tiles = num_kv_heads * triton.cdiv(group * queries, tiles.rows)
     _decode_kernel[(min(capacity, triton.cdiv(programs, head_tiles)), head_tiles)](
-        query, in_bytes(cache), partial, best, total, block_table, query_start_loc, seq_lens, sequences, options.slopes,
-        options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
+        query, in_bytes(cache), descriptor, partial, best, total, block_table, query_start_loc, seq_lens, sequences,
+        options.slopes, options.scale, options.softcap or 1.0, query.stride(0), block_table.stride(0),
         (len(cache) - 1) * cache.stride(0), count, queries,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
@@ -30,7 +31,7 @@ from engine_svc.kernels.tiles import Tiles, column_tiles
     do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["tile_sequence_ptr", "tile_start_ptr"]
 )
 def _prefill_kernel(
-    query_ptr, cache_ptr, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
+    query_ptr, cache_ptr, descriptor, output_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tile_sequence_ptr,
     tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, output_stride, block_table_stride,
     value_offset, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, PLANES: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
@@ -43,9 +44,11 @@ def _prefill_kernel(
     With PART_KEYS, so many keys at a time come to a result of their own, and the results are added as paged_decode adds
     them; with 0 there is one result.
     """
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last of a prompt, which see the most, begin first
     kv_head = tl.program_id(1)
     sequence = tl.load(tile_sequence_ptr + tile)
+    if sequence < 0:  # of nobody
+        return
     start = tl.load(tile_start_ptr + tile)  # first row of the tile, counted within its sequence
     first_row = tl.load(query_start_ptr + sequence)
     query_len = tl.load(query_start_ptr + sequence + 1) - first_row
@@ -81,7 +84,7 @@ def _prefill_kernel(
             part_best, part_total, part_result, part_rest = attend_keys(
                 query, query_rest, positions, tl.full([TILE_M], -1.0e30, tl.float32), tl.zeros([TILE_M], tl.float32),
                 tl.zeros([TILE_M, MAIN], tl.float32), tl.zeros([TILE_M, max(REST, 1)], tl.float32), cache_ptr,
-                table_ptr, value_offset, kv_head, tl.maximum(first, part * PART_KEYS),
+                descriptor, table_ptr, value_offset, kv_head, tl.maximum(first, part * PART_KEYS),
                 tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS,
                 DIM, MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
             )  # fmt: skip
@@ -94,9 +97,9 @@ def _prefill_kernel(
             best = new_best
     else:
         best, total, result, rest = attend_keys(
-            query, query_rest, positions, best, total, result, rest, cache_ptr, table_ptr, value_offset, kv_head,
-            first, last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM, MAIN, REST, BLOCK_SIZE,
-            TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
+            query, query_rest, positions, best, total, result, rest, cache_ptr, descriptor, table_ptr, value_offset,
+            kv_head, first, last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM, MAIN, REST,
+            BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
     if LSE:
         lse_row = (first_row + queries) * (KV_HEADS * GROUP) + heads
@@ -121,6 +124,7 @@ def paged_prefill(
     part_keys: int = 0,
     part: ContextPart = ContextPart(),
     lse: torch.Tensor | None = None,
+    descriptor: TensorDescriptor | None = None,
 ) -> None:
     """Fills the rows of `output` that the tiles cover.
 
@@ -129,15 +133,17 @@ def paged_prefill(
         cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles]; a tile's rows are the heads of a group, one query after the other.
+            Those of sequence -1 are nobody's.
         part_keys: attends in parts of so many keys.
         part: of each sequence, that the cache holds.
         lse: see AttentionBackend.attend.
+        descriptor: of the cache, see `block_descriptor`; None: tiles are read by their addresses.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]
     main, rest = column_tiles(dim)
     _prefill_kernel[(tile_sequences.shape[0], num_kv_heads)](
-        query, in_bytes(cache), output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
+        query, in_bytes(cache), descriptor, output, block_table, query_start_loc, seq_lens, tile_sequences, tile_starts,
         options.scale, options.softcap or 1.0, options.sinks, options.slopes, lse, query.stride(0),
         output.stride(0), block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,

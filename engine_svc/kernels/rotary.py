@@ -10,6 +10,8 @@ import triton.language as tl
 
 from engine_svc.kernels.eight_bits import in_bytes, narrow
 
+_VALUES = 2048  # that a program turns, about
+
 
 class Slots(NamedTuple):
     """Where keys and values go; see write_cache."""
@@ -20,10 +22,10 @@ class Slots(NamedTuple):
 
 @triton.jit
 def _turned(
-    start, inside, angle_ptr, norm_ptr, epsilon, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, HALF: tl.constexpr,
-    WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    starts, present, angle_ptr, norm_ptr, is_key, key_norm_ptr, epsilon, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """A head that begins at `start`: float32. Column c of the first half turns with column c + HALF, or with its
+    """Heads that begin at `starts`: float32. Column c of the first half turns with column c + HALF, or with its
     neighbour; the columns behind both halves stay."""
     column = tl.arange(0, DIM_PADDED)
     if INTERLEAVED:
@@ -32,64 +34,58 @@ def _turned(
         is_first = column < HALF
         partner_column = tl.where(is_first, column + HALF, column - HALF)
         pair = tl.where(is_first, column, column - HALF)
-    turned = column < 2 * HALF
-    own = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(start + partner_column, mask=turned, other=0.0).to(tl.float32)
+    inside, turned = column < DIM, column < 2 * HALF
+    own = tl.load(starts + column[None, :], mask=present & inside[None, :], other=0.0).to(tl.float32)
+    partner = tl.load(starts + partner_column[None, :], mask=present & turned[None, :], other=0.0).to(tl.float32)
     if WITH_NORMS:
-        factor = 1.0 / tl.sqrt(tl.sum(own * own, axis=0) / DIM + epsilon)
-        own *= factor * tl.load(norm_ptr + column, mask=inside, other=0.0).to(tl.float32)
-        partner *= factor * tl.load(norm_ptr + partner_column, mask=turned, other=0.0).to(tl.float32)
+        factor = 1.0 / tl.sqrt(tl.sum(own * own, axis=1) / DIM + epsilon)
+        own *= factor[:, None] * _norms(norm_ptr, key_norm_ptr, column, inside, is_key)
+        partner *= factor[:, None] * _norms(norm_ptr, key_norm_ptr, partner_column, turned, is_key)
     cosine = tl.load(angle_ptr + pair, mask=turned, other=1.0).to(tl.float32)
     sine = tl.load(angle_ptr + pair + HALF, mask=turned, other=0.0).to(tl.float32)
-    return own * cosine + tl.where(is_first, -partner, partner) * sine
+    return own * cosine[None, :] + tl.where(is_first[None, :], -partner, partner) * sine[None, :]
+
+
+@triton.jit
+def _norms(query_norm_ptr, key_norm_ptr, columns, inside, is_key):
+    """Weights of these columns, for each head those of its kind: float32."""
+    of_queries = tl.load(query_norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    of_keys = tl.load(key_norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(is_key, of_keys[None, :], of_queries[None, :])
 
 
 @triton.jit
 def _rotate_kernel(
-    heads_ptr,
-    table_ptr,
-    query_norm_ptr,
-    key_norm_ptr,
-    key_cache_ptr,
-    value_cache_ptr,
-    slot_mapping_ptr,
-    epsilon,
-    token_stride,
-    NUM_QUERY: tl.constexpr,
-    NUM_KEY: tl.constexpr,
-    CACHED: tl.constexpr,
-    MOST: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    HALF: tl.constexpr,
-    WITH_NORMS: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
-    """One program per token and head, of which CACHED has those of values behind the others."""
+    heads_ptr, table_ptr, query_norm_ptr, key_norm_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, epsilon,
+    token_stride, NUM_QUERY: tl.constexpr, NUM_KEY: tl.constexpr, CACHED: tl.constexpr, MOST: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, HALF: tl.constexpr, WITH_NORMS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program for each token and so many of its heads, of which CACHED has those of values behind the others."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    column = tl.arange(0, DIM_PADDED)
-    inside = column < DIM
-    start = heads_ptr + token * token_stride + head * DIM
-    if head < NUM_QUERY + NUM_KEY:
-        norm_ptr = query_norm_ptr if head < NUM_QUERY else key_norm_ptr
-        wide = _turned(
-            start, inside, table_ptr + token * 2 * HALF, norm_ptr, epsilon, DIM, DIM_PADDED, HALF, WITH_NORMS,
-            INTERLEAVED,
-        )  # fmt: skip
-        result = wide.to(heads_ptr.dtype.element_ty)
-    else:
-        result = tl.load(start + column, mask=inside, other=0.0)
-    stays = DIM  # so many columns
+    head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, DIM_PADDED)[None, :]
+    starts = heads_ptr + token * token_stride + head * DIM
+    is_turned = head < NUM_QUERY + NUM_KEY
+    wide = _turned(
+        starts, is_turned, table_ptr + token * 2 * HALF, query_norm_ptr, head >= NUM_QUERY, key_norm_ptr, epsilon, DIM,
+        DIM_PADDED, HALF, WITH_NORMS, INTERLEAVED,
+    )  # fmt: skip
+    result = wide.to(heads_ptr.dtype.element_ty)
+    stays = is_turned
     if CACHED:
-        stays = tl.where(head < NUM_QUERY, DIM, 0)
+        is_value = (head >= NUM_QUERY + NUM_KEY) & (head < NUM_QUERY + 2 * NUM_KEY)
+        value = tl.load(starts + column, mask=is_value & (column < DIM), other=0.0)
         slot = tl.load(slot_mapping_ptr + token)
-        cache_ptr = key_cache_ptr if head < NUM_QUERY + NUM_KEY else value_cache_ptr
         place = (slot * NUM_KEY + (head - NUM_QUERY) % NUM_KEY) * DIM + column
-        goes = tl.where((head >= NUM_QUERY) & (slot >= 0), DIM, 0)
-        tl.store(cache_ptr + place, narrow(result, cache_ptr.dtype.element_ty, MOST), mask=column < goes)
+        goes = column < tl.where(slot >= 0, DIM, 0)
+        element = key_cache_ptr.dtype.element_ty
+        is_key = is_turned & (head >= NUM_QUERY)
+        tl.store(key_cache_ptr + place, narrow(result, element, MOST), mask=goes & is_key)
+        tl.store(value_cache_ptr + place, narrow(value, element, MOST), mask=goes & is_value)
+        stays = head < NUM_QUERY
     tl.debug_barrier()  # every column is read before any is written
-    tl.store(start + column, result, mask=column < stays)
+    tl.store(starts + column, result, mask=stays & (column < DIM))
 
 
 def rotate(
@@ -112,10 +108,12 @@ def rotate(
     tokens, count, dim = heads.shape
     query_norm, key_norm, epsilon = norms or (None, None, 0.0)
     cached = (None, None, None) if slots is None else (*in_bytes(slots.cache), slots.slot_mapping)
-    _rotate_kernel[(tokens, count)](
+    padded = triton.next_power_of_2(dim)
+    rows = min(triton.next_power_of_2(count), max(1, _VALUES // padded))
+    _rotate_kernel[(tokens, triton.cdiv(count, rows))](
         heads, table_rows, query_norm, key_norm, *cached, epsilon, heads.stride(0), NUM_QUERY=num_query,
         NUM_KEY=count - num_query if slots is None else (count - num_query) // 2, CACHED=slots is not None,
         MOST=torch.finfo(slots.cache.dtype).max if slots and slots.cache.dtype != heads.dtype else 0.0, DIM=dim,
-        DIM_PADDED=triton.next_power_of_2(dim), HALF=table_rows.shape[-1], WITH_NORMS=norms is not None,
-        INTERLEAVED=interleaved, num_warps=1,
+        DIM_PADDED=padded, HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, INTERLEAVED=interleaved,
+        ROWS=rows, num_warps=4,
     )  # fmt: skip

@@ -125,7 +125,7 @@ class Drafting:
             How many all are, whether `shapes` has most of them left out or not.
         """
         shapes = replace(shapes, most_positions=self._draft.attention.most_positions, have_adapters=False)
-        inputs = GraphInputs(self._room(room), 0, self._buffers.token_ids.view(-1))
+        inputs = GraphInputs(self._room(room), 0, self._buffers.token_ids.view(-1), self._draft.attention)
         self._recorded = RecordedSteps(self._prepare, capture, shapes, inputs, self._no_adapters)
         return len(replace(shapes, most=None).all())
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_svc.attention.base import AttentionBackend
 from engine_svc.runner.batch import FlatBatch, HostInputs, Inputs
 from engine_svc.runner.inputs import Room, Shape, recorded_metadata
 from engine_svc.transfer import copy_to, packed_bytes, unpack
@@ -29,23 +30,27 @@ class _Parts(NamedTuple):
     is_fresh: Any  # bool [sequences]
     table_size: Any  # int32 [2], sequences that are somebody's, and columns of their tables
     present: Any  # int32 [1], tokens of these
+    plan: Any  # int32 [any], the attention backend's, of shapes that are of any batch
 
 
 class GraphInputs:
     """Behind a batch come sequences that are nobody's: they have new tokens only, whose slots are none."""
 
-    def __init__(self, room: Room, nobodys_slot: int, known: torch.Tensor) -> None:
+    def __init__(self, room: Room, nobodys_slot: int, known: torch.Tensor, attention: AttentionBackend) -> None:
         """
         Args:
             nobodys_slot: of their states.
             known: int64, all slots' tokens, on the device.
+            attention: plans what shapes of any batch have to know of each.
         """
         from engine_svc.kernels.step_inputs import unpack_inputs  # Triton is not everywhere
 
         self._unpack, self._room, self._nobodys, self._known = unpack_inputs, room, nobodys_slot, known
+        self._attention = attention
         device = known.device
         tables = (room.groups, room.sequences, room.blocks)
-        size = packed_bytes(_parts(room.sequences, room.tokens, room.groups)) + 4 * int(np.prod(tables))
+        parts = _parts(room.sequences, room.tokens, room.groups, attention.plan_size(room.sequences, room.tokens))
+        size = packed_bytes(parts) + 4 * int(np.prod(tables))
         self._host = torch.zeros(size, dtype=torch.uint8)
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
         self._cuts: dict[Shape, tuple[int, _Parts]] = {}  # bytes before the block tables, and arrays of the host
@@ -58,21 +63,30 @@ class GraphInputs:
         none, ids = np.zeros(0, np.int32), np.zeros(0, np.int64)
         groups = self._room.groups
         tables = [np.zeros((0, 0), np.int32)] * groups
-        self._fill(
-            HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids.astype(bool), [ids] * groups, tables), shape
-        )
+        host = HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids.astype(bool), [ids] * groups, tables)
+        self._fill(host, shape, self._plan(host, shape))
 
-    def fill(self, batch: FlatBatch, shape: Shape) -> None:
-        """Copies the batch."""
+    def _plan(self, host: HostInputs, shape: Shape) -> npt.NDArray[np.int32] | None:
+        if shape.query_len:
+            return np.zeros(0, np.int32)
+        lens, ends = np.diff(host.query_start).astype(np.int64), host.seq_lens.astype(np.int64)
+        return self._attention.plan(lens, ends, shape.sequences, shape.tokens)
+
+    def fill(self, batch: FlatBatch, shape: Shape) -> bool:
+        """Copies the batch, unless it is better computed by itself."""
         host = batch.host
+        plan = self._plan(host, shape)
+        if plan is None:
+            return False
         if batch.token_ids is not None:
             self._token_ids[: batch.num_tokens].copy_(batch.token_ids)
             host = host._replace(token_places=np.full_like(host.token_places, -1))
         if self._received is not None and batch.received is not None:
             self._received[: batch.num_tokens].copy_(batch.received)
-        self._fill(host, shape)
+        self._fill(host, shape, plan)
+        return True
 
-    def _fill(self, host: HostInputs, shape: Shape) -> None:
+    def _fill(self, host: HostInputs, shape: Shape, plan: npt.NDArray[np.int32] | None) -> None:
         if shape not in self._cuts:
             start, tensors = self._cut(self._host, shape)
             self._cuts[shape] = start, _Parts(*(part.numpy() for part in tensors))
@@ -89,13 +103,15 @@ class GraphInputs:
         _put(parts.is_fresh, host.is_fresh, True)
         parts.table_size[:] = host.block_tables[0].shape
         parts.present[:] = tokens
+        parts.plan[:] = plan
         tables = np.concatenate(host.block_tables, axis=None)
         self._host[start : start + tables.nbytes].numpy().view(np.int32)[:] = tables
         copy_to(self._packed, self._host[: start + tables.nbytes])
 
     def _cut(self, buffer: torch.Tensor, shape: Shape) -> tuple[int, _Parts]:
         """Bytes before the block tables, and what they are."""
-        parts = _parts(shape.sequences, shape.tokens, self._room.groups)
+        size = 0 if shape.query_len else self._attention.plan_size(shape.sequences, shape.tokens)
+        parts = _parts(shape.sequences, shape.tokens, self._room.groups, size)
         size = packed_bytes(parts)
         return size, _Parts(*unpack(buffer[:size], parts))
 
@@ -104,7 +120,7 @@ class GraphInputs:
         _, parts = self._cut(self._packed, shape)
         metadata, states = recorded_metadata(
             shape, parts.query_start, parts.seq_lens, [table[: shape.sequences] for table in self._block_tables],
-            parts.slot_mappings, parts.slots, parts.is_fresh,
+            parts.slot_mappings, parts.slots, parts.is_fresh, None if shape.query_len else parts.plan,
         )  # fmt: skip
         received = None if self._received is None else self._received[: shape.tokens]
         return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received, parts.present)
@@ -119,7 +135,7 @@ class GraphInputs:
         )  # fmt: skip
 
 
-def _parts(sequences: int, tokens: int, groups: int) -> _Parts:
+def _parts(sequences: int, tokens: int, groups: int, planned: int) -> _Parts:
     """Their types and shapes."""
 
     def part(dtype: torch.dtype, *size: int) -> torch.Tensor:
@@ -128,7 +144,7 @@ def _parts(sequences: int, tokens: int, groups: int) -> _Parts:
     return _Parts(
         part(torch.int64, tokens), part(torch.int64, tokens), part(torch.int64, groups, tokens),
         part(torch.int64, sequences), part(torch.int32, sequences + 1), part(torch.int32, sequences),
-        part(torch.bool, sequences), part(torch.int32, 2), part(torch.int32, 1),
+        part(torch.bool, sequences), part(torch.int32, 2), part(torch.int32, 1), part(torch.int32, planned),
     )  # fmt: skip
 
 

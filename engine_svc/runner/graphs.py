@@ -1,7 +1,9 @@
-"""CUDA graphs of decoding: a step's hundreds of kernel launches are recorded once and replayed with a single call.
+"""CUDA graphs: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
-A graph is for so many sequences and so many new tokens of each, rounded up, whatever their contexts. The sequences that
-fill it up have nothing behind their new tokens and write nothing. All graphs are recorded at a start.
+A graph of decoding is for so many sequences and so many new tokens of each, rounded up, whatever their contexts. The
+sequences that fill it up have nothing behind their new tokens and write nothing. A graph of prompts is for so many new
+tokens, whosever they are, beside sequences that decode or without: up to where a GPU computes for as long as the host
+launches. All graphs are recorded at a start.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import torch
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay, Shapes
+
+_FEW_SEQUENCES, _FEW_TOKENS = 8, 256
 
 
 class CudaCapture(Capture):
@@ -97,6 +101,19 @@ def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
     return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
 
 
+def prompt_sizes(asked: Sequence[int], budget: int) -> list[int]:
+    """New tokens of steps with prompts: those asked for; up to the one asked for; or, by default, up to 2048. None is
+    above the budget."""
+    if len(asked) > 1:
+        return sorted({size for size in asked if 1 < size <= budget})
+    most = min(asked[0] if asked else 2048, budget)
+    sizes, size = [], 16
+    while size < most:
+        sizes.append(size)
+        size += max(16, 1 << size.bit_length() - 3)  # a quarter more, at most, of those that are not few
+    return [*sizes, most] if most > 1 else []
+
+
 @dataclass(frozen=True)
 class PaddedShapes(Shapes):
     """So many sequences, rounded up: a GPU computes rows of nobody for nothing."""
@@ -108,14 +125,17 @@ class PaddedShapes(Shapes):
     query_lens: Sequence[int] = (1,)
     # See AttentionBackend.most_positions.
     most_positions: Callable[[int, int], int] = lambda sequences, query_len: sys.maxsize
-    have_adapters: bool = False  # each is recorded with adapters too
+    have_adapters: bool = False  # each is recorded with adapters too, but those of prompts
+    prompt_sizes: Sequence[int] = ()  # new tokens of steps with prompts, rising
     most: int | None = None  # of all, those that are recorded; None: all
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
         count, longest = len(batch.slots), max(batch.query_lens)
-        if longest > self.query_lens[-1] or count > self.sizes[-1]:
+        if count > self.sizes[-1]:
             return None
+        if longest > self.query_lens[-1]:
+            return self._with_prompts(batch, count)
         query_len = self.query_lens[bisect_left(self.query_lens, longest)]
         size = self.sizes[bisect_left(self.sizes, count)]
         shape = self._shape(size, query_len)
@@ -126,8 +146,27 @@ class PaddedShapes(Shapes):
         shapes = [self._shape(size, query_len) for query_len in self.query_lens[::-1] for size in self.sizes[::-1]]
         shapes = [shape for shape in shapes if shape.context >= shape.query_len]
         with_adapters = [shape._replace(has_adapters=True) for shape in shapes] if self.have_adapters else []
-        return [*with_adapters, *shapes][: self.most]
+        prompts = [
+            self._shape(size, 0)._replace(tokens=tokens)
+            for tokens in self.prompt_sizes[::-1] for size in self._beside(tokens)[::-1]
+        ]  # fmt: skip
+        return [*prompts, *with_adapters, *shapes][: self.most]
+
+    def _with_prompts(self, batch: FlatBatch, count: int) -> Shape | None:
+        tokens = batch.num_tokens
+        if not self.prompt_sizes or tokens > self.prompt_sizes[-1]:
+            return None
+        tokens = self.prompt_sizes[bisect_left(self.prompt_sizes, tokens)]
+        sizes = self._beside(tokens)
+        shape = self._shape(sizes[bisect_left(sizes, count)], 0)._replace(tokens=tokens)
+        decoding = sum(length for length, new in zip(batch.lengths, batch.query_lens, strict=True) if new == 1)
+        return shape if decoding <= shape.sequences * shape.context else None
+
+    def _beside(self, tokens: int) -> list[int]:
+        """Sequences of steps with prompts, rising: with few tokens, it tells how many there is room for."""
+        most = self.sizes[-1]
+        return sorted({min(_FEW_SEQUENCES, most), most}) if tokens <= _FEW_TOKENS else [most]
 
     def _shape(self, size: int, query_len: int) -> Shape:
-        context = min(self.max_model_len, self.most_positions(size, query_len) // size)
+        context = min(self.max_model_len, self.most_positions(size, max(query_len, 1)) // size)
         return Shape(size, size * query_len, query_len, context)

@@ -17,7 +17,7 @@ class Shape(NamedTuple):
 
     sequences: int
     tokens: int  # new ones of all sequences
-    query_len: int  # of one, at most
+    query_len: int  # of one, at most; 0: any
     context: int  # of one with those before, at most on average
     has_adapters: bool = False  # some rows run with adapters, which may be any
 
@@ -96,14 +96,14 @@ class InputBuffers:
 
 def recorded_metadata(
     shape: Shape, starts: torch.Tensor, seq_lens: torch.Tensor, tables: Iterable[torch.Tensor],
-    mappings: Iterable[torch.Tensor], slots: torch.Tensor, is_fresh: torch.Tensor,
+    mappings: Iterable[torch.Tensor], slots: torch.Tensor, is_fresh: torch.Tensor, plan: torch.Tensor | None = None,
 ) -> tuple[list[AttentionMetadata], StateMetadata]:  # fmt: skip
     """Of a recording, whose sequences have as many tokens as the shape says, at most."""
     lengths = [shape.query_len] * shape.sequences
     metadata = [
         AttentionMetadata(
             query_start_loc=starts, seq_lens=seq_lens, block_table=table, slot_mapping=mapping,
-            query_lens_host=lengths, seq_lens_host=[shape.context] * shape.sequences,
+            query_lens_host=lengths, seq_lens_host=[shape.context] * shape.sequences, plan=plan,
         )
         for table, mapping in zip(tables, mappings, strict=True)
     ]  # fmt: skip

@@ -104,7 +104,8 @@ class RecordedSteps:
     def _run(self, batch: FlatBatch, shape: Shape) -> torch.Tensor | None:
         if (found := self._recorded.get(shape)) is None:
             return None
-        self._inputs.fill(batch, shape)
+        if not self._inputs.fill(batch, shape):
+            return None
         found.replay()
         return found.hidden[: batch.num_tokens]
 

@@ -42,7 +42,7 @@ from engine_svc.runner.batch import FlatBatch, Inputs, SlotBuffers
 from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graph_inputs import GraphInputs
-from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by
+from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by, prompt_sizes
 from engine_svc.runner.inputs import Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.native_calls import NotedSteps
@@ -334,17 +334,19 @@ class Runner:
         Args:
             most: so many, the largest of the model's own; None: all.
         """
-        sizes = graph_sizes(self._options.kernels.cuda_graph_sizes, self._options.scheduler.max_num_seqs)
-        shapes = PaddedShapes(
-            sizes, self._max_model_len, sorted({1, query_len}), self._attention.most_positions,
-            self._adapters.are_served,
-        )  # fmt: skip
-        room = self._room(self._options.scheduler.max_num_seqs * query_len)
+        asked = self._options.kernels.cuda_graph_sizes
+        sizes = graph_sizes(asked, self._options.scheduler.max_num_seqs)
+        takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states go by each prompt's length
+        prompts = prompt_sizes(asked, self._token_budget) if takes_any else []
+        most_positions, have_adapters = self._attention.most_positions, self._adapters.are_served
+        lens = sorted({1, query_len})
+        shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, have_adapters, prompts)
+        room = self._room(max(self._options.scheduler.max_num_seqs * query_len, *prompts, 0))
         self._recorded = RecordedSteps(
             self._forward, capture, dataclasses.replace(shapes, most=most),
-            GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1)), self._adapters,
+            GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1), self._attention), self._adapters,
         )  # fmt: skip
-        drafts = dataclasses.replace(shapes, most=None if most is None else 0)
+        drafts = dataclasses.replace(shapes, prompt_sizes=(), most=None if most is None else 0)
         return len(shapes.all()) + (self._drafting.make_graphs(capture, drafts, room) if self._drafting else 0)
 
     def _room(self, tokens: int) -> Room:

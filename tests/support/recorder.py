@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from engine_svc.runner.recorded import Capture, Forward, Replay
+
+
+def record_prompts(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    """Recordings of steps with prompts are of so many tokens: by default there are too many for an interpreter."""
+    monkeypatch.setattr("engine_svc.runner.runner.prompt_sizes", lambda *_: [*sizes])
 
 
 class Recorder(Capture):

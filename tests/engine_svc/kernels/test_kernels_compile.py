@@ -62,7 +62,7 @@ for group, dim, block_size, window, kv_heads in shapes:
          {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
         (rotary._rotate_kernel,
          {"NUM_QUERY": 8 * group, "NUM_KEY": 8, "CACHED": True, "MOST": 448.0 if cached != element else 0.0,
-          "DIM": dim, "DIM_PADDED": padded, "HALF": dim // 2, "WITH_NORMS": True, "INTERLEAVED": False}),
+          "DIM": dim, "DIM_PADDED": padded, "HALF": dim // 2, "WITH_NORMS": True, "INTERLEAVED": False, "ROWS": 4}),
     ]
     types = {
         "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": cached, "output_ptr": element,
@@ -114,10 +114,10 @@ products = [
 ] + [
     (rotary._rotate_kernel,
      {"NUM_QUERY": 4, "NUM_KEY": 2, "CACHED": False, "MOST": 0.0, "DIM": 96, "DIM_PADDED": 128, "HALF": half,
-      "WITH_NORMS": True, "INTERLEAVED": interleaved, "key_cache_ptr": None, "value_cache_ptr": None,
-      "slot_mapping_ptr": None},
-     {"num_warps": 1})
-    for half, interleaved in ((48, False), (24, True), (0, False))
+      "WITH_NORMS": norms, "INTERLEAVED": interleaved, "ROWS": 8, "key_cache_ptr": None, "value_cache_ptr": None,
+      "slot_mapping_ptr": None} | ({} if norms else {"query_norm_ptr": None, "key_norm_ptr": None}),
+     {"num_warps": 4})
+    for half, interleaved, norms in ((48, False, True), (24, True, False), (0, False, True))
 ] + [
     (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
     for size in (96, 14336)

@@ -25,7 +25,7 @@ from tests.support.engine_options import engine_options
 from tests.support.heads import Reference, add_multi_token_layer, make_eagle, make_eagle3
 from tests.support.native import needs_native
 from tests.support.rank_drafter import RankDrafter
-from tests.support.recorder import Recorder
+from tests.support.recorder import Recorder, record_prompts
 from tests.support.run_engine import random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import make_model
 
@@ -81,8 +81,9 @@ def test_guesses_are_those_of_plain_torch(made: Made) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["eagle3", "deepseek-v3"], indirect=True)
-def test_heads_are_replayed(made: Made) -> None:
+def test_heads_are_replayed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """By graphs, with the target's features and with their own; not the prompt."""
+    record_prompts(monkeypatch)
     runner, recorder = run_head(made, attention_backend="triton", max_num_seqs=1), Recorder()
     assert runner.make_graphs(recorder, 4) == recorder.recorded == 2 * 2  # of the target and the head
     check_guesses(made, runner)

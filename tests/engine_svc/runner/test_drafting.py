@@ -16,7 +16,7 @@ from engine_svc.runner.runner import Runner
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
-from tests.support.recorder import Recorder
+from tests.support.recorder import Recorder, record_prompts
 from tests.support.run_engine import random_prompts
 from tests.support.tiny_models import make_model
 
@@ -83,8 +83,9 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path, sampling: Sam
 
 
 @pytest.mark.slow
-def test_a_draft_is_replayed_too(folder: Path) -> None:
+def test_a_draft_is_replayed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its guesses, one after the other, and what it catches up with behind a step of several tokens; not a prompt."""
+    record_prompts(monkeypatch)
     recorder = Recorder()
     with running(folder, attention_backend="triton", max_num_seqs=4) as runner:
         shapes = runner.make_graphs(recorder, 4)

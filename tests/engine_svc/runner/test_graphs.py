@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.runner.graphs import Held, MeasuredCapture, PaddedShapes, graph_sizes
+from engine_svc.runner.graphs import Held, MeasuredCapture, PaddedShapes, graph_sizes, prompt_sizes
 from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
 from engine_svc.runner.runner import Runner
@@ -28,7 +29,7 @@ from engine_svc.sampling.truncation import packed_columns
 from quire.prompt_embeds import PromptEmbeds
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.compiled_kernels import CompiledKernels
-from tests.support.recorder import Recorder
+from tests.support.recorder import Recorder, record_prompts
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import VOCAB_SIZE, check_greedy, make_model
@@ -41,12 +42,63 @@ class Failing(Capture):
         raise CannotRecord("CUDA error: operation not permitted when stream is capturing")
 
 
+@pytest.fixture(autouse=True)
+def no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_prompts(monkeypatch)
+
+
 def test_sizes() -> None:
     assert graph_sizes((), 256) == [1, 2, 4, *range(8, 257, 8)]
     assert graph_sizes((), 20) == [1, 2, 4, 8, 16, 20]
     assert graph_sizes((32,), 256) == [1, 2, 4, 8, 16, 24, 32]
     assert graph_sizes((7, 3, 100), 50) == [3, 7, 50]
     assert graph_sizes((64, 128), 2) == [2]
+
+
+def test_sizes_of_prompts() -> None:
+    sizes = prompt_sizes((), 8192)
+    assert sizes[:4] == [16, 32, 48, 64] and sizes[-3:] == [1536, 1792, 2048]
+    assert all(size <= max(16, before * 5 / 4 + 1) or size - before == 16 for before, size in pairwise(sizes))
+    assert prompt_sizes((), 100) == [16, 32, 48, 64, 80, 96, 100]
+    assert prompt_sizes((32,), 256) == [16, 32]
+    assert prompt_sizes((300, 1, 4), 256) == [4]
+    assert prompt_sizes((1,), 256) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
+def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Alone, several, in chunks, and beside sequences that decode; not those of more tokens than any graph has."""
+    folder = make_model(tmp_path / family, family, num_hidden_layers=2)
+    prompts = random_prompts(3, 17, 45, 12, 9, 70)
+    recorder = Recorder()
+    record_prompts(monkeypatch, 8, 30)
+    monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    sampling = replace(GREEDY, max_tokens=5)
+    with running_engine(
+        folder, attention_backend="triton", max_num_seqs=4, max_num_batched_tokens=30, long_prefill_token_threshold=25
+    ) as engine:
+        found = tokens(run(engine, prompts, sampling))
+        assert recorder.replays == engine.load().step  # each step
+    check_greedy(folder, prompts, found, 5)
+    assert recorder.recorded == 3 + 2  # of 1, 2 and 4 sequences that decode, and of 8 and 30 tokens
+
+
+@pytest.mark.slow
+def test_prompts_behind_long_contexts_are_computed_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose keys are better split among programs."""
+    monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
+    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
+    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
+    prompts, recorder = random_prompts(40), Recorder()
+    record_prompts(monkeypatch, 30)
+    monkeypatch.setattr(Runner, "allocate", allocate_with(recorder))
+    with running_engine(folder, attention_backend="triton", max_num_seqs=1, max_num_batched_tokens=12) as engine:
+        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=3)))
+        assert engine.load().step == 4 + 2
+    check_greedy(folder, prompts, found, 3)
+    assert recorder.replays == 1 + 2  # the prompt's first tokens, and what decodes
 
 
 @pytest.mark.slow

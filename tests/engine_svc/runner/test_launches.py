@@ -14,6 +14,7 @@ from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPl
 from engine_svc.runner.recorded import Capture, Forward, RecordedSteps, Replay
 from engine_svc.runner.runner import Runner
 from tests.support.launches import Launches
+from tests.support.recorder import record_prompts
 from tests.support.run_engine import GREEDY, running_engine
 from tests.support.tiny_models import make_model
 
@@ -82,6 +83,7 @@ def test_a_recorded_step_is_a_copy_and_a_replay(tmp_path: Path, monkeypatch: pyt
     """What is recorded looks up its tokens, and spreads the tables of both groups of layers, by one kernel."""
     folder = make_model(tmp_path / "gemma2", "gemma2", num_hidden_layers=2)
     launches, runners = Launches(monkeypatch), list[Runner]()
+    record_prompts(monkeypatch)
     capture, allocate, run = Noted(launches), Runner.allocate, RecordedSteps.run
 
     def allocated(runner: Runner, *given: int) -> None:
