@@ -80,13 +80,16 @@ class TritonBackend(AttentionBackend):
         self._multiprocessors = _multiprocessors(shape.device)
         capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
         self._group = group = shape.num_heads // shape.num_kv_heads
-        self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability)
-        self._decode = [decode_tiles(group * queries, self._prefill) for queries in (1, _MOST_QUERIES)]
+        is_whole = column_tiles(shape.head_dim)[1] == 0
+        self._copies_tiles = capability >= (9, 0) and is_whole and shape.stored == shape.dtype != torch.float32
+        are_copied = self._copies_tiles and shape.block_size % 64 == 0
+        self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability, are_copied=are_copied)
+        self._decode = [
+            decode_tiles(group * queries, self._prefill, shape.head_dim, capability) for queries in (1, _MOST_QUERIES)
+        ]
         if shape.batch_invariant:
             self._decode = [self._prefill] * 2
         self._long_part = PART if shape.batch_invariant else _LONG_PART
-        is_whole = column_tiles(shape.head_dim)[1] == 0
-        self._copies_tiles = capability >= (9, 0) and is_whole and shape.stored == shape.dtype != torch.float32
 
     @property
     def batch_invariant(self) -> bool:

@@ -16,8 +16,6 @@ import triton.language as tl
 
 TILE_M = 16
 _MANY_ROWS = 64
-_TILE_N = 64
-_TILE_K = 64
 _COLUMNS = 1024
 _CHUNK = 1024  # rows that are sorted at a time
 
@@ -35,39 +33,43 @@ def _grouped_kernel(
     size,
     divisor,
     BIAS: tl.constexpr,
+    EVEN: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
     """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert],
-    where there is a bias."""
-    tile = tl.program_id(0)
+    where there is a bias; 0 where there is no expert.
+
+    Those of the same rows begin one after the other, so that what they read of rows and experts is still cached.
+
+    Args:
+        EVEN: the inputs are whole tiles.
+    """
+    tile = tl.program_id(1)
     expert = tl.load(expert_ptr + tile)
-    if expert < 0:
-        return
     row = tl.load(row_ptr + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
     present = row < num_rows
-    column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
+    column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     within = column < outputs
+    place = output_ptr + row[:, None] * outputs + column[None, :]
+    mask = present[:, None] & within[None, :]
+    if expert < 0:
+        tl.store(place, tl.zeros([TILE_M, TILE_N], output_ptr.dtype.element_ty), mask=mask)
+        return
     weight_row = expert.to(tl.int64) * outputs + column
     sums = tl.zeros([TILE_M, TILE_N], tl.float32)
     for begin in range(0, size, TILE_K):
         k = begin + tl.arange(0, TILE_K)
-        inside = k < size
-        values = tl.load(
-            input_ptr + (row // divisor)[:, None] * size + k[None, :],
-            mask=present[:, None] & inside[None, :],
-            other=0.0,
-        )
-        weight = tl.load(
-            weight_ptr + weight_row[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0.0
-        )
+        rows_inside, columns_inside = present[:, None], within[:, None]
+        if not EVEN:
+            rows_inside, columns_inside = rows_inside & (k < size)[None, :], columns_inside & (k < size)[None, :]
+        values = tl.load(input_ptr + (row // divisor)[:, None] * size + k[None, :], mask=rows_inside, other=0.0)
+        weight = tl.load(weight_ptr + weight_row[:, None] * size + k[None, :], mask=columns_inside, other=0.0)
         sums += tl.dot(values, tl.trans(weight), input_precision="ieee")
     if BIAS:
         sums += tl.load(bias_ptr + weight_row, mask=within, other=0.0).to(tl.float32)[None, :]
-    mask = present[:, None] & within[None, :]
-    result = sums.to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + row[:, None] * outputs + column[None, :], result, mask=mask)
+    tl.store(place, sums.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tiles"])
@@ -123,6 +125,22 @@ class SortedRows(NamedTuple):
     tile: int  # rows of a tile
 
 
+class ProductTiles(NamedTuple):
+    """What a program multiplies at a time, and how it is compiled."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def product_tiles(rows: int, dtype: torch.dtype) -> ProductTiles:
+    """With tiles of so many rows: what shared memory holds of each GPU since Ampere."""
+    if dtype == torch.float32:
+        return ProductTiles(64, 32, 4, 3)
+    return ProductTiles(64, 64, 4, 3) if rows <= TILE_M else ProductTiles(128, 64, 4, 3)
+
+
 def tile_rows(rows: int, matrices: int = 1) -> int:
     """Rows of a tile, of so many in all: a weight that is read, and widened from codes, is for these."""
     return _MANY_ROWS if rows >= 2 * TILE_M * matrices else TILE_M
@@ -163,10 +181,12 @@ def grouped_product(
         [rows, outputs]; zero where a row has no expert.
     """
     outputs, size = weight.shape[1:]
-    output = hidden.new_zeros((rows.num_rows, outputs))
-    _grouped_kernel[(len(rows.expert), triton.cdiv(outputs, _TILE_N))](
+    output = hidden.new_empty((rows.num_rows, outputs))
+    tiles = product_tiles(rows.tile, hidden.dtype)
+    _grouped_kernel[(triton.cdiv(outputs, tiles.outputs), len(rows.expert))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
-        BIAS=bias is not None, TILE_M=rows.tile, TILE_N=_TILE_N, TILE_K=_TILE_K, num_warps=4,
+        BIAS=bias is not None, EVEN=size % tiles.inputs == 0, TILE_M=rows.tile, TILE_N=tiles.outputs,
+        TILE_K=tiles.inputs, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return output
 

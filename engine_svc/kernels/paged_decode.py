@@ -5,8 +5,8 @@ Dao et al. 2023). A part is always as long, so a sequence's result does not depe
 
 The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So the
 room for their results goes by the sum of the contexts, however much one of them is longer than the others. Programs are
-as many as run at a time, and take parts in turn, which they find by the lengths that they read. So a CUDA graph is of
-any contexts that there is room for.
+as many as run at a time, and have as many parts each, which they find by the lengths that they read. So a CUDA graph is
+of any contexts that there is room for.
 """
 
 from __future__ import annotations
@@ -83,6 +83,22 @@ def _find_part(
     return index, start, passed
 
 
+@triton.jit
+def _sequence_at(
+    index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
+):  # fmt: skip
+    """(sequence, all its positions, new ones, and what `_seen_parts` has) of a place."""
+    found = tl.load(sequences_ptr + index)
+    sequence = tl.maximum(found, 0)
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    query_len = _query_len(query_start_ptr, sequence)
+    visible, length, first, parts = _seen_parts(
+        seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+    )
+    return sequence, seq_len, query_len, visible, length, first, tl.where(found >= 0, parts, 0)
+
+
 @triton.jit(
     do_not_specialize=["count", "queries", "block_table_stride"], do_not_specialize_on_alignment=["sequences_ptr"]
 )
@@ -102,21 +118,32 @@ def _decode_kernel(
     slopes = tl.zeros([ROWS], tl.float32)
     if ALIBI:
         slopes = tl.load(slopes_ptr + heads)
-    pieces = _find_part(
-        0, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    index, start, pieces = _find_part(
+        program, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
         PART_KEYS,
-    )[2]  # fmt: skip
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+    )  # fmt: skip
+    begin, end = program, tl.minimum(program + 1, pieces)
+    if pieces > programs:  # each has several, one behind the other
+        each, more = pieces // programs, pieces % programs
+        begin = program * each + tl.minimum(program, more)
+        end = begin + each + (program < more).to(tl.int32)
         index, start, _ = _find_part(
-            piece, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
+            begin, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
             CONTEXT_PARTS, PART_KEYS,
         )  # fmt: skip
-        sequence = tl.load(sequences_ptr + index)
-        seq_len = tl.load(seq_lens_ptr + sequence)
-        query_len = _query_len(query_start_ptr, sequence)
-        visible, length, first_part, _ = _seen_parts(
-            seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
-        )
+    for piece in range(begin, end):
+        sequence, seq_len, query_len, visible, length, first_part, parts = _sequence_at(
+            index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
+            PART_KEYS,
+        )  # fmt: skip
+        while piece >= start + parts:
+            start += parts
+            index += 1
+            sequence, seq_len, query_len, visible, length, first_part, parts = _sequence_at(
+                index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
+                PART_KEYS,
+            )  # fmt: skip
         first = (first_part + piece - start) * PART_KEYS
         present = queries_of < query_len
         last = tl.where(tl.min(queries_of, 0) < query_len, tl.minimum(first + PART_KEYS, length), first)
@@ -216,7 +243,12 @@ def _combine_kernel(
 
 def parts_together(dim_padded: int) -> int:
     """How many are added at a time: what registers hold."""
-    return max(4, min(32, 4096 // dim_padded))
+    return max(4, min(32, 2048 // dim_padded))
+
+
+def combine_warps(dim_padded: int) -> int:
+    """Of a program that adds: one needs no barriers."""
+    return 1 if dim_padded <= 256 else 4
 
 
 def most_parts(
@@ -283,7 +315,7 @@ def paged_decode(
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=part_keys,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional, num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip
     dim_padded = triton.next_power_of_2(dim)
     _combine_kernel[(count * queries, num_heads)](
@@ -291,5 +323,5 @@ def paged_decode(
         queries, part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
         CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=part_keys,
-        TOGETHER=1 if in_turn else parts_together(dim_padded), num_warps=4,
+        TOGETHER=1 if in_turn else parts_together(dim_padded), num_warps=combine_warps(dim_padded),
     )  # fmt: skip

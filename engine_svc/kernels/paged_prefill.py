@@ -151,5 +151,5 @@ def paged_prefill(
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size,
         TILE_M=tiles.rows, TILE_N=tiles.keys, PART_KEYS=part_keys,
         BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size,
-        ALIBI=options.slopes is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+        ALIBI=options.slopes is not None, num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip

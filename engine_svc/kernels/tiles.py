@@ -18,25 +18,36 @@ class Tiles(NamedTuple):
     warps: int
     # Three read keys and values one tile ahead, and two of them the block table alone: it has to be there first.
     stages: int = 3
+    registers: int | None = None  # of a thread, at most; None: what the compiler takes
 
 
-def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
-    """Of prompts: what registers and shared memory hold (tests/engine_svc/kernels/test_kernels_compile.py)."""
-    if head_dim <= 128:
+def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int], *, are_copied: bool = False) -> Tiles:
+    """Of prompts: what registers and shared memory hold (tests/engine_svc/kernels/test_kernels_compile.py).
+
+    Args:
+        are_copied: whole tiles are, by the GPU itself: then two programs fit a multiprocessor, and one computes weights
+            while the other's products run (480 of 798 TFLOP/s on an H100, and 360 with one).
+    """
+    if head_dim == 128 and are_copied:
+        found = Tiles(128, 64, 8, 2, registers=128)
+    elif head_dim <= 128:
         found = Tiles(128, 64, 4 if head_dim <= 64 else 8)
     elif head_dim <= 256:
         found = Tiles(64, 32, 4 if capability[0] in (9, 10) else 8)  # they have products of 64 rows for four warps
     else:
-        found = Tiles(32, 32, 8)
+        found = Tiles(32, 32, 8, 3 if capability[0] in (9, 10) else 2)  # others have less than half the shared memory
     if dtype == torch.float32:  # with no tensor cores: all is in registers
         found = Tiles(max(16, found.rows // 2), found.keys // 2, 8 if head_dim <= 256 else 4)
     return found
 
 
-def decode_tiles(rows: int, prefill: Tiles) -> Tiles:
+def decode_tiles(rows: int, prefill: Tiles, head_dim: int, capability: tuple[int, int]) -> Tiles:
     """Of sequences that have so many at most, the heads of a group for each new token: these, or as many of them as a
     tile of prompts has."""
-    return prefill._replace(rows=max(16, min(prefill.rows, 1 << (rows - 1).bit_length())), warps=4)
+    rows = max(16, min(prefill.rows, 1 << (rows - 1).bit_length()))
+    if rows == 16 and head_dim == 128 and capability[0] in (9, 10) and prefill.keys == 64:
+        return Tiles(rows, 128, 4, 2)  # of 24 that were tried on an H100
+    return prefill._replace(rows=rows, warps=4, registers=None)
 
 
 def column_tiles(head_dim: int) -> tuple[int, int]:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_BLOCK_SIZE = 16
+_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # the latter: tiles of keys that a GPU copies by itself are in one block
 _DTYPES = registry("--dtype", DTYPES, {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
@@ -426,7 +426,7 @@ def _shape(
 ) -> AttentionShape:  # fmt: skip
     cache_dtype = _CACHE_DTYPES[cache.kv_cache_dtype]
     cache_dtype = None if cache_dtype == dtype else cache_dtype
-    block_size = cache.block_size or _DEFAULT_BLOCK_SIZE
+    block_size = cache.block_size or (_GPU_BLOCK_SIZE if device.type == "cuda" else _BLOCK_SIZE)
     return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
 
 

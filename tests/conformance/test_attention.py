@@ -361,6 +361,16 @@ def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.most_positions(8, 17) == (backend._most_parts // 17 - 7) * 1024 - 1
 
 
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("window", [None, 100])
+def test_tiles_in_one_block(monkeypatch: pytest.MonkeyPatch, window: int | None, copies: bool) -> None:
+    """Which a GPU can copy by itself, but for those that sequences or windows cut."""
+    monkeypatch.setattr(f"{__name__}.BLOCK_SIZE", 64)
+    backend = make_backend("triton", dtype=torch.float16, head_dim=64)
+    monkeypatch.setattr(backend, "_copies_tiles", copies)
+    check_backend(backend, [(200, 1), (63, 1), (0, 1), (130, 70), (190, 5), (0, 65)], window)
+
+
 # One that is longer than two parts of the decode kernel, beside short ones; and prompts, which decoders do not mind.
 LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (9, 40), (63, 1), (12, 1), (0, 30)]
 

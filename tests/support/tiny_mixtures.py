@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from transformers import GptOssConfig
+
 _SMALL: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GROUPED: dict[str, Any] = _SMALL | {
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
@@ -12,6 +14,9 @@ _GRANITE: dict[str, Any] = {
     "num_local_experts": 4, "num_experts_per_tok": 2, "embedding_multiplier": 3.0, "attention_multiplier": 0.3,
     "residual_multiplier": 0.6, "logits_scaling": 2.0, "tie_word_embeddings": True,
 }  # fmt: skip
+
+# Before Transformers 5.18, its own implementation has only this one.
+_SWIGLU_LIMIT = 2.0 if hasattr(GptOssConfig(), "swiglu_limit") else 7.0
 
 _SPARSE: dict[str, Any] = _GROUPED | {
     "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
@@ -48,7 +53,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": (
         "GptOss", {
             "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "sliding_window": 16,
-            "intermediate_size": 64, "swiglu_limit": 2.0,
+            "intermediate_size": 64, "swiglu_limit": _SWIGLU_LIMIT,
         },
     ),
     "granite-moe": ("GraniteMoe", _GRANITE),

@@ -36,13 +36,12 @@ def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: i
 
 
 @pytest.mark.parametrize("tokens", [1, 70])
-def test_a_gpu_is_given_seven_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+def test_a_gpu_is_given_five_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     product = TritonOps().experts(torch.randn(2, 16, 8), torch.randn(2, 8, 8))
     hidden, (weights, ids) = torch.randn(tokens, 8), torch.randn(tokens, 2).softmax(-1).topk(1)
     with (launches := Launches(monkeypatch)):
         product(hidden, weights, ids)
-    of_products = ["new_zeros", "_grouped_kernel"]
-    assert launches.names == ["_sort_kernel", *of_products, "_gated_kernel", *of_products, "_add_kernel"]
+    assert launches.names == ["_sort_kernel", "_grouped_kernel", "_gated_kernel", "_grouped_kernel", "_add_kernel"]
 
 
 @pytest.mark.parametrize(
