@@ -315,7 +315,7 @@ def paged_decode(
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=part_keys,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional, num_warps=tiles.warps,
-        num_stages=tiles.stages, maxnreg=tiles.registers,
+        num_stages=tiles.stages,
     )  # fmt: skip
     dim_padded = triton.next_power_of_2(dim)
     _combine_kernel[(count * queries, num_heads)](

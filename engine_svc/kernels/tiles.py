@@ -18,7 +18,7 @@ class Tiles(NamedTuple):
     warps: int
     # Three read keys and values one tile ahead, and two of them the block table alone: it has to be there first.
     stages: int = 3
-    registers: int | None = None  # of a thread, at most; None: what the compiler takes
+    registers: int | None = None  # of a thread of prefill, at most; None: what the compiler takes
 
 
 def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int], *, are_copied: bool = False) -> Tiles:
@@ -47,7 +47,7 @@ def decode_tiles(rows: int, prefill: Tiles, head_dim: int, capability: tuple[int
     rows = max(16, min(prefill.rows, 1 << (rows - 1).bit_length()))
     if rows == 16 and head_dim == 128 and capability[0] in (9, 10) and prefill.keys == 64:
         return Tiles(rows, 128, 4, 2)  # of 24 that were tried on an H100
-    return prefill._replace(rows=rows, warps=4, registers=None)
+    return prefill._replace(rows=rows, warps=4)
 
 
 def column_tiles(head_dim: int) -> tuple[int, int]:

@@ -97,7 +97,9 @@ for group, dim, block_size, window, kv_heads in shapes:
         target = GPUTarget("cuda", capability, 32)
         options = {"num_warps": 4}
         if given:
-            options = {"num_warps": given[0].warps, "num_stages": given[0].stages, "maxnreg": given[0].registers}
+            options = {"num_warps": given[0].warps, "num_stages": given[0].stages}
+        if kernel is paged_prefill._prefill_kernel:
+            options["maxnreg"] = given[0].registers
         compiled = triton.compile(source, target=target, options=options)
         shared, stack = compiled.metadata.shared, stack_of(compiled)
         there_is = 227 if capability in (90, 100) else 99  # KiB on each GPU of a generation since Ampere
