@@ -99,8 +99,7 @@ def recorded(call: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    replay: Callable[[], None] = graph.replay
-    return replay
+    return graph.replay
 
 
 def main() -> None:
