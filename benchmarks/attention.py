@@ -8,13 +8,14 @@ a prompt is the operations of its causal half, at the rate of the best product o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.machine import heading
-from benchmarks.rates import Form, best_seconds, measure_machine
+from benchmarks.rates import Form, measure_machine
+from benchmarks.timing import RECORDED_CALLS, best_seconds
 from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.native.library import choose_kernels
@@ -90,16 +91,7 @@ def measure(backend: AttentionBackend, case: Case) -> float:
         for cache in caches:
             backend.forward(query, key, value, cache, prepared, options)
 
-    return best_seconds(recorded(all_layers) if device.type == "cuda" else all_layers) / layers
-
-
-def recorded(call: Callable[[], None]) -> Callable[[], None]:
-    """The same as a CUDA graph: without what its launches take of the host."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    return best_seconds(all_layers, device, calls=max(1, RECORDED_CALLS // layers)) / layers
 
 
 def main() -> None:
@@ -121,7 +113,7 @@ def main() -> None:
     for case in cases():
         floor = case.num_bytes(form.torch_dtype) / machine.bytes_per_second
         if case.new > 1:
-            floor = case.operations / machine.operations_per_second[case.new]
+            floor = case.operations / machine.rate(case.new)
         seconds = measure(backend, case)
         print(
             f"| {case.name} | {floor * 1e6:.0f} | {seconds * 1e6:.0f} | {seconds / floor:.2f} | "

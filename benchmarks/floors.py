@@ -45,8 +45,7 @@ class Cost:
 
     def seconds(self, machine: Machine) -> float:
         """The least that it can take."""
-        rate = machine.operations_per_second[max(rows for rows in machine.operations_per_second if rows <= self.rows)]
-        return max(self.bytes / machine.bytes_per_second, self.operations / rate)
+        return max(self.bytes / machine.bytes_per_second, self.operations / machine.rate(self.rows))
 
 
 def weights(config: ModelConfig, tokens: int) -> tuple[float, float]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
+from benchmarks.timing import best_seconds
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.registry import create_ops
 from engine_svc.quantization.base import ModelForm, Place
 from engine_svc.quantization.registry import create_method
 
 _READ_VALUES = 2**28  # 1 GiB, which no cache holds
-# Outputs and inputs of a weight: one that each core's own cache holds its part of, one that memory must deliver.
-_WEIGHTS = ((1024, 1024), (8192, 4096))
-_REPEATS, _SECONDS = 9, 0.5
+# Outputs and inputs of weights: the first one stays in a cache, each core's own part on a CPU; memory must deliver the
+# others. So operations of few rows are not held to the speed of memory, which is a floor of its own.
+_WEIGHTS = {
+    "cpu": ((1024, 1024), (8192, 4096)),
+    "cuda": ((5120, 2048), (16384, 8192), (28672, 4096)),  # 20, 256 and 224 MiB in bfloat16; an H100's cache has 50
+}
 # Whether oneDNN computes in a type here.
 _SUPPORTED = {
     torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
@@ -53,11 +58,16 @@ class Machine:
     bytes_per_second: float
     operations_per_second: dict[int, float]  # of products with so many rows
 
+    def rate(self, rows: int) -> float:
+        """Operations per second with so many rows: between two numbers that were measured, on the line between them."""
+        known = [0, *sorted(self.operations_per_second)]
+        return float(np.interp(rows, known, [0.0, *(self.operations_per_second[count] for count in known[1:])]))
+
 
 def measure_machine(form: Form, rows: Sequence[int], device: torch.device) -> Machine:
     """Both with as many threads as the engine has."""
     with torch.inference_mode():
-        products = [(size, product) for size in _WEIGHTS for product in _products(form, *size, device)]
+        products = [(size, product) for size in _WEIGHTS[device.type] for product in _products(form, *size, device)]
         rates = {count: max(_rate(product, count, *size, form, device) for size, product in products) for count in rows}
         return Machine(read_rate(device), rates)
 
@@ -66,17 +76,23 @@ def read_rate(device: torch.device) -> float:
     """Bytes per second that are read once: a sum has one stream for each thread, a dot product two."""
     data = torch.ones(_READ_VALUES, device=device)
     first, second = data.chunk(2)
-    return int(data.nbytes) / min(best_seconds(data.sum), best_seconds(lambda: torch.dot(first, second)))
+    seconds = min(best_seconds(data.sum, device), best_seconds(lambda: torch.dot(first, second), device))
+    return int(data.nbytes) / seconds
 
 
 def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iterator[Callable[[torch.Tensor], object]]:
-    """The engine's, and torch's; where a level has no instructions for a type, torch may be faster in float32."""
+    """The engine's, and torch's: with a bias on a GPU, where cuBLAS chooses from other kernels for that.
+
+    Where a level of a CPU has no instructions for a type, torch may be faster in float32.
+    """
     dtype = form.torch_dtype
     weight = torch.randn(outputs, size, device=device).to(dtype)
     ops = create_ops(choose_kernels(form.kernels, device), dtype, device)
     method = create_method(form.quantization, None, ModelForm(ops, dtype)).layer(Place("linear", ("model.layers.0",)))
     yield ops.matrix(method.weight({"weight": weight}), None)
-    if device.type != "cpu":
+    if device.type == "cuda":
+        bias = torch.zeros(outputs, device=device, dtype=dtype)
+        yield lambda hidden: F.linear(hidden, weight, bias)
         return
     if form.quantization:
         integers = torch.randint(-127, 128, (size, outputs), dtype=torch.int8)
@@ -97,21 +113,4 @@ def _rate(
     product: Callable[[torch.Tensor], object], rows: int, outputs: int, size: int, form: Form, device: torch.device
 ) -> float:
     hidden = torch.randn(rows, size, device=device).to(form.torch_dtype)
-    return 2 * outputs * size * rows / best_seconds(lambda: product(hidden))
-
-
-def best_seconds(call: Callable[[], object]) -> float:
-    """Shortest of some runs, the first one left out unless it takes too long to wait for others."""
-    times: list[float] = []
-    while len(times) <= _REPEATS and sum(times) < _SECONDS:
-        _synchronize()
-        start = time.perf_counter()
-        call()
-        _synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return 2 * outputs * size * rows / best_seconds(lambda: product(hidden), device)
