@@ -75,6 +75,12 @@ def build_config(shape: str, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
+def build_without_weights(shape: str, folder: Path) -> None:
+    """The same, and a byte-level tokenizer, for a whole stack."""
+    build_config(shape, folder)
+    byte_tokenizer(SHAPES[shape]["vocab_size"]).save_pretrained(folder)
+
+
 def build(shape: str, folder: Path) -> None:
     """Writes config, bfloat16 weights and a byte-level tokenizer; does nothing when the folder is there."""
     if (folder / "model.safetensors").exists():

@@ -1,7 +1,8 @@
 """What serving costs: the whole stack over HTTP against the engine alone in process, on one small model.
 
 `python -m benchmarks.serving` prints, at 1, 8 and 32 streams: output tokens per second, TTFT and TPOT, and the CPU
-microseconds that each service spends per streamed token.
+microseconds that each service spends per streamed token. `--load-format dummy` writes no weights first, which takes
+minutes for large shapes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.load import Result, Workload, run_http
 from benchmarks.machine import heading
-from benchmarks.models import SHAPES, build
+from benchmarks.models import SHAPES, build, build_without_weights
 from benchmarks.processes import cpu_seconds, running_stack
 
 SERVICES = ("gateway", "tokenizer", "router", "engine")
@@ -39,14 +40,16 @@ class Row:
 
 def main() -> None:
     arguments = _parse()
-    folder = Path(".cache/models") / arguments.shape
-    build(arguments.shape, folder)
+    is_dummy = arguments.load_format == "dummy"
+    folder = Path(".cache/configurations" if is_dummy else ".cache/models") / arguments.shape
+    (build_without_weights if is_dummy else build)(arguments.shape, folder)
     workloads = [
         Workload(streams, arguments.requests, arguments.input_len, arguments.output_len, vocab_size=256, seed=seed)
         for seed, streams in enumerate(arguments.streams)
     ]
     before = heading()
-    rows = measure_stack(str(folder), arguments.port, workloads) + measure_engine(str(folder), workloads)
+    rows = measure_stack(str(folder), arguments.port, workloads, arguments.load_format)
+    rows += measure_engine(str(folder), workloads, arguments.load_format)
     print(before)
     print(report(arguments.shape, workloads[0], sorted(rows, key=lambda row: row.streams)))
 
@@ -54,6 +57,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="tiny-llama")
+    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests", type=int, default=4, help="requests of each stream, one after the other")
     parser.add_argument("--input-len", type=int, default=128)
@@ -62,10 +66,11 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_stack(model: str, port: int, workloads: Sequence[Workload]) -> list[Row]:
+def measure_stack(model: str, port: int, workloads: Sequence[Workload], load_format: str) -> list[Row]:
     """The workloads through gateway, tokenizer, router and engine, after a warm-up."""
     rows = []
-    with running_stack(model, ["--port", str(port), "--served-model-name", "bench"]) as services:
+    options = ["--port", str(port), "--served-model-name", "bench", "--load-format", load_format]
+    with running_stack(model, options) as services:
         asyncio.run(run_http("127.0.0.1", port, "bench", Workload(8, 1, 32, 16, 256, seed=99)))
         for workload in workloads:
             before = {name: cpu_seconds(services[name]) for name in SERVICES}
@@ -76,10 +81,10 @@ def measure_stack(model: str, port: int, workloads: Sequence[Workload]) -> list[
     return rows
 
 
-def measure_engine(model: str, workloads: Sequence[Workload]) -> list[Row]:
+def measure_engine(model: str, workloads: Sequence[Workload], load_format: str) -> list[Row]:
     """The same workloads on the engine in this process."""
     rows = []
-    with EngineAlone(model) as engine:
+    with EngineAlone(model, load_format=load_format) as engine:
         engine.run(Workload(8, 1, 32, 16, 256, seed=99))
         for workload in workloads:
             before = cpu_seconds([os.getpid()])
