@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--tuned", action="store_true", help="torch tries kernels, of its own for products with one row")
+    parser.add_argument("--tuned", action="store_true", help="torch tries kernels, its own for single rows among them")
     arguments = parser.parse_args()
     folder = Path(".cache/configurations") / arguments.shape
     build_config(arguments.shape, folder)

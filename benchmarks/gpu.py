@@ -1,7 +1,11 @@
 """All that a GPU has to show, in under half an hour: `make check-gpu`, which writes benchmarks/results/gpu.md.
 
 First that it works (the tests that are marked gpu), then how fast it is. Each stage is a command with a deadline: one
-that fails or takes too long is told so in the table, and the next one begins.
+that fails or takes too long is told so in the table, and the next one begins. Where a command may take nine
+minutes, in two:
+
+    python -m benchmarks.gpu --seconds 520 --only machine tests attention stack timeline compiled
+    python -m benchmarks.gpu --seconds 520 --append --only floors Transformers
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from benchmarks.machine import heading
 from benchmarks.stopping import stop, unwinding
 
 MOST_SECONDS = 1680  # of all stages
+_TITLE = "# On a GPU\n\n`make check-gpu` writes this page.\n"
+_MOST_WORKERS = 14  # each has a context of CUDA's
 _SHOWN_LINES = 40  # of what one prints that has failed
 _PEERS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 _ALONE = ("deepseek-v2-lite", "gpt-oss-20b")  # steps against their floors are what counts of these
@@ -58,6 +64,23 @@ def _floors(shape: str) -> Stage:
     return Stage(f"{shape}: steps against their floors", _module("benchmarks.floors", *given.split()), 150)
 
 
+def _tests() -> Stage:
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1)
+    # pytest-benchmark, where it is installed, warns beside other workers, and warnings are errors.
+    given = f"-q -m gpu tests/gpu -n {workers} --dist worksteal -p no:cacheprovider -p no:benchmark"
+    return Stage("tests", _module("pytest", *given.split()), 300)
+
+
+def _timeline(shape: str, batches: str) -> Stage:
+    given = f"--shape {shape} --batches {batches} --prefill 8192"
+    return Stage(f"{shape}: timeline of steps", _module("benchmarks.timeline", *given.split()), 90)
+
+
+def _compiled(shape: str) -> Stage:
+    given = f"--shape {shape} --device cuda --batches 1 --context 1024"
+    return Stage(f"{shape}: beside a compiled loop", _module("benchmarks.compiled_loop", *given.split()), 180)
+
+
 def _of_shape(shape: str) -> list[Stage]:
     peer = ("--shape", shape, "--device", "cuda", "--streams", "1", "32", "256", "--input-len", "1024")
     return [
@@ -68,15 +91,20 @@ def _of_shape(shape: str) -> list[Stage]:
 
 def stages() -> list[Stage]:
     """In this order; what is left of the time is the last ones'."""
+    stack = f"--shape {_PEERS[0]} --load-format dummy --requests 2"
     return [
         Stage(
             "machine", ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv"], 30
         ),
-        Stage("tests", _module("pytest", "-q", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider"), 600),
+        _tests(),
         *_of_shape(_PEERS[0]),
         Stage("attention of one layer", _module("benchmarks.attention", "--device", "cuda"), 60),
-        Stage("the whole stack", _module("benchmarks.serving", "--shape", _PEERS[0], "--requests", "2"), 150),
+        Stage("the whole stack", _module("benchmarks.serving", *stack.split()), 120),
+        _timeline(_PEERS[0], "1 32 256"),
+        _compiled(_PEERS[0]),
         *_of_shape(_PEERS[1]),
+        _timeline(_PEERS[1], "1 32"),
+        _compiled(_PEERS[1]),
         *map(_floors, _ALONE),
         *_of_shape(_PEERS[2]),
     ]
@@ -117,8 +145,6 @@ def _run(stage: Stage, seconds: float) -> Outcome:
 def report(outcomes: Sequence[Outcome]) -> str:
     """Markdown: a table of all, then what each one printed: its tables, and the end of it all where it has failed."""
     lines = [
-        "# On a GPU\n",
-        "`make check-gpu` writes this page.\n",
         heading(),
         "| stage | result | s |",
         "|---|---|---|",
@@ -141,6 +167,7 @@ def _shown(outcome: Outcome) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.md"))
+    parser.add_argument("--append", action="store_true", help="to what is in the output, as of other stages")
     parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="for all stages")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="stages with one of these in their names")
     arguments = parser.parse_args()
@@ -148,10 +175,12 @@ def main() -> None:
     chosen = [stage for stage in stages() if any(word in stage.name for word in words)]
     if not chosen:
         parser.error(f"--only {' '.join(words)}: there are {', '.join(stage.name for stage in stages())}")
+    before = arguments.output.read_text(encoding="utf-8") if arguments.append and arguments.output.exists() else _TITLE
     outcomes = list[Outcome]()
     for outcome in run_stages(chosen, arguments.seconds):
         outcomes.append(outcome)
-        arguments.output.write_text(report(outcomes), encoding="utf-8")  # what comes next may be the last that it does
+        # What comes next may be the last that it does.
+        arguments.output.write_text(f"{before}\n{report(outcomes)}", encoding="utf-8")
     print(report(outcomes))
     sys.exit(0 if all(outcome.is_good for outcome in outcomes) else 1)
 

@@ -100,6 +100,19 @@ def test_the_page_is_written_and_failure_told(monkeypatch: pytest.MonkeyPatch, t
         assert ("| bad |" in page.read_text()) == ("bad" in only)
 
 
+def test_a_second_call_adds_its_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu, "stages", lambda: [python("first", "print('| 1 |')"), python("second", "print('| 2 |')")])
+    page = tmp_path / "gpu.md"
+    for only in ("first", "second"):
+        monkeypatch.setattr(sys, "argv", ["gpu", "--output", os.fspath(page), "--append", "--only", only])
+        with pytest.raises(SystemExit):
+            gpu.main()
+    text = page.read_text()
+    assert text.count("# On a GPU") == 1
+    assert text.index("| first | done |") < text.index("## first") < text.index("| second | done |")
+    assert text.endswith("\n## second\n\n| 2 |\n")
+
+
 def test_the_page_is_there_while_later_stages_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     reads = python("second", f"print('so far', open({os.fspath(page)!r}).read().count('| first | done |'))")
