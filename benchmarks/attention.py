@@ -21,7 +21,8 @@ from engine_svc.attention.registry import create_backend
 from engine_svc.native.library import choose_kernels
 from quire.options.kernels import CPU_LEVELS
 
-_HEADS, _KV_HEADS, _DIM, _BLOCK_SIZE = 16, 8, 128, 16
+_HEADS, _KV_HEADS, _DIM = 16, 8, 128
+_BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as the engine has them
 _DECODES = [(sequences, context, 0) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
 _DECODES += [(sequences, 2048, 1920) for sequences in (8, 32)]
 _PROMPTS = ((256, 256), (4096, 4096), (32, 16384), (256, 16384))  # new tokens, and all

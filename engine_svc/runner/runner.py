@@ -237,10 +237,11 @@ class Runner:
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         if self._device.type == "cuda":
+            self._record_steps()  # which gives back what steps have taken, so that it comes first
             self.warm_up(num_blocks, self._options.scheduler.max_num_seqs)
         else:
             self._run_prompt(num_blocks)
-        self._record_steps()
+            self._record_steps()
         touch_ahead(self._all_caches, self._clock.is_idle)
         # What layers have done to states cannot be undone: a step with them is not run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
