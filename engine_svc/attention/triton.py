@@ -166,7 +166,7 @@ class TritonBackend(AttentionBackend):
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
         if metadata.plan is not None:
             ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])
-            return _Prepared(metadata, self._together(ones, seq_lens, 1, self._decode[0], PART), *tiles.chunk(2))
+            return _Prepared(metadata, self._alone(ones, seq_lens), *tiles.chunk(2))
         single = np.flatnonzero(query_lens == 1)
         several = np.flatnonzero((query_lens > 1) & (query_lens <= _MOST_QUERIES))
         prompts = np.flatnonzero(query_lens > _MOST_QUERIES)
@@ -177,11 +177,16 @@ class TritonBackend(AttentionBackend):
         ones, others, longs, of, starting_at = packed.split([len(each) for each in lists])
         most = [int(query_lens[each].max(initial=1)) for each in (several, long)]
         in_parts = [
-            *self._together(ones, seq_lens[single], 1, self._decode[0], PART),
+            *self._alone(ones, seq_lens[single]),
             *self._together(others, seq_lens[several], most[0], self._decode[1], PART),
             *self._together(longs, seq_lens[long], most[1], self._prefill, self._long_part),
         ]
         return _Prepared(metadata, in_parts, of, starting_at)
+
+    def _alone(self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_InParts]:
+        """Those of one new token. Where they are enough for all multiprocessors, longer parts leave less to combine."""
+        enough = len(sequences) * self.shape.num_kv_heads >= self._multiprocessors and not self.batch_invariant
+        return self._together(sequences, lengths, 1, self._decode[0], 2 * PART if enough else PART)
 
     def _together(
         self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles, part_keys: int

@@ -8,6 +8,7 @@ What sorts them is one kernel: each expert's program counts the rows of all, and
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 TILE_M = 16
-_MANY_ROWS = 64
+MANY_ROWS, MOST_ROWS = 64, 128
 _COLUMNS = 1024
 _CHUNK = 1024  # rows that are sorted at a time
 
@@ -134,16 +135,35 @@ class ProductTiles(NamedTuple):
     stages: int
 
 
-def product_tiles(rows: int, dtype: torch.dtype) -> ProductTiles:
-    """With tiles of so many rows: what shared memory holds of each GPU since Ampere."""
+def product_tiles(rows: int, dtype: torch.dtype, *, has_room: bool = False) -> ProductTiles:
+    """With tiles of so many rows: the fastest of those that were tried on an H100.
+
+    Args:
+        has_room: for more than the shared memory that each GPU since Ampere has.
+    """
     if dtype == torch.float32:
         return ProductTiles(64, 32, 4, 3)
-    return ProductTiles(64, 64, 4, 3) if rows <= TILE_M else ProductTiles(128, 64, 4, 3)
+    if rows <= TILE_M:
+        return ProductTiles(64, 128, 4, 4)
+    if rows <= MANY_ROWS or not has_room:
+        return ProductTiles(128, 64, 4, 3)
+    return ProductTiles(256, 64, 8, 3)
 
 
-def tile_rows(rows: int, matrices: int = 1) -> int:
-    """Rows of a tile, of so many in all: a weight that is read, and widened from codes, is for these."""
-    return _MANY_ROWS if rows >= 2 * TILE_M * matrices else TILE_M
+@functools.cache
+def _has_room(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def tile_rows(rows: int, matrices: int = 1, most: int = MANY_ROWS) -> int:
+    """Rows of a tile, of so many in all: a weight that is read, and widened from codes, is for these.
+
+    Args:
+        most: that a tile may have.
+    """
+    if rows >= 2 * MOST_ROWS * matrices:
+        return most
+    return MANY_ROWS if rows >= 2 * TILE_M * matrices else TILE_M
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, tile: int = TILE_M) -> SortedRows:
@@ -182,7 +202,7 @@ def grouped_product(
     """
     outputs, size = weight.shape[1:]
     output = hidden.new_empty((rows.num_rows, outputs))
-    tiles = product_tiles(rows.tile, hidden.dtype)
+    tiles = product_tiles(rows.tile, hidden.dtype, has_room=_has_room(hidden.device))
     _grouped_kernel[(triton.cdiv(outputs, tiles.outputs), len(rows.expert))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, EVEN=size % tiles.inputs == 0, TILE_M=rows.tile, TILE_N=tiles.outputs,

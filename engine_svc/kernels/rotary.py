@@ -10,7 +10,7 @@ import triton.language as tl
 
 from engine_svc.kernels.eight_bits import in_bytes, narrow
 
-_VALUES = 2048  # that a program turns, about
+_VALUES = 512  # that a program turns, about; by one warp, which needs no barriers
 
 
 class Slots(NamedTuple):
@@ -115,5 +115,5 @@ def rotate(
         NUM_KEY=count - num_query if slots is None else (count - num_query) // 2, CACHED=slots is not None,
         MOST=torch.finfo(slots.cache.dtype).max if slots and slots.cache.dtype != heads.dtype else 0.0, DIM=dim,
         DIM_PADDED=padded, HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, INTERLEAVED=interleaved,
-        ROWS=rows, num_warps=max(1, rows * padded // 512),
+        ROWS=rows, num_warps=1,
     )  # fmt: skip

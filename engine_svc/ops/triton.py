@@ -11,7 +11,16 @@ import torch
 from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
-from engine_svc.kernels.experts import TILE_M, SortedRows, add_choices, grouped_product, sort_by_expert, tile_rows
+from engine_svc.kernels.experts import (
+    MANY_ROWS,
+    MOST_ROWS,
+    TILE_M,
+    SortedRows,
+    add_choices,
+    grouped_product,
+    sort_by_expert,
+    tile_rows,
+)
 from engine_svc.kernels.int8 import int8_product
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
@@ -70,6 +79,7 @@ class TritonOps(PlainOps):
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
         count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
+        most = MANY_ROWS if isinstance(first, PackedCodes) or first.dtype == torch.float32 else MOST_ROWS
 
         def product(
             hidden: torch.Tensor,
@@ -78,7 +88,7 @@ class TritonOps(PlainOps):
             adapters: ExpertAdapters | None = None,
         ) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
-            rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count))
+            rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count, most))
             sharing = chosen  # rows that read the same inputs
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
@@ -108,9 +118,9 @@ class TritonOps(PlainOps):
             renormalize=routing.renormalize, present=present,
         )  # fmt: skip
 
-    def _tile(self, rows: int, matrices: int) -> int:
+    def _tile(self, rows: int, matrices: int, most: int = MANY_ROWS) -> int:
         """Rows of a product's tile: always as many where a row must not depend on how many there are."""
-        return TILE_M if self.batch_invariant else tile_rows(rows, matrices)
+        return TILE_M if self.batch_invariant else tile_rows(rows, matrices, most)
 
     def _add_low_rank(
         self, hidden: torch.Tensor, output: torch.Tensor, matrices: LowRankMatrices, tiles: RowTiles, divisor: int

@@ -220,7 +220,7 @@ LENGTHS = 12, 80
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 keys, as the interpreter takes its time, and these of two tiles: some rows see one whole, others not."""
-    monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_: Tiles(32, 32, 4))
+    monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_, **__: Tiles(32, 32, 4))
     for module in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{module}.PART", 64)
 

@@ -78,6 +78,19 @@ def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
     check_backend(create_backend("triton", shape, None), lengths, window)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("dtype", [HALF, torch.float16])
+@pytest.mark.parametrize("window", [None, 100])
+def test_tiles_in_one_block(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, dtype: torch.dtype, batch_invariant: bool
+) -> None:
+    """Which a GPU copies by itself, where it can."""
+    monkeypatch.setattr("tests.conformance.test_attention.BLOCK_SIZE", 64)
+    shape = AttentionShape(8, 2, 128, 64, dtype, torch.device("cuda"), batch_invariant=batch_invariant)
+    lengths = [(900, 1), (63, 1), (0, 1), (130, 70), (190, 5), (0, 700), (500, 1)]
+    check_backend(create_backend("triton", shape, None), lengths, window)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 300])
 def test_ends_of_prompts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None) -> None:
@@ -127,8 +140,8 @@ ASKED: list[dict[str, Any]] = [
 ]  # fmt: skip
 HAD: dict[str, dict[str, Any]] = {
     "sampling": {},
-    "preemption": {"num_blocks": 6, "enable_prefix_caching": False},
-    "host tier": {"num_blocks": 6, "num_host_blocks": 20},
+    "preemption": {"num_blocks": 6, "block_size": 16, "enable_prefix_caching": False},
+    "host tier": {"num_blocks": 6, "block_size": 16, "num_host_blocks": 20},
     "cache of 8 bits": {"kv_cache_dtype": "fp8_e5m2"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},

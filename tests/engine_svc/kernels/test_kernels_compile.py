@@ -116,8 +116,8 @@ products = [
     (experts._grouped_kernel,
      {"BIAS": bias, "EVEN": not bias, "TILE_M": rows, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
      {"num_warps": tile.warps, "num_stages": tile.stages})
-    for bias, rows in ((False, experts.tile_rows(1)), (True, experts.tile_rows(500)))
-    for tile in [experts.product_tiles(rows, dtype)]
+    for bias, rows in ((False, experts.TILE_M), (True, experts.MANY_ROWS), (False, experts.MOST_ROWS))
+    for tile in [experts.product_tiles(rows, dtype)] if rows < experts.MOST_ROWS or dtype != torch.float32
 ] + [
     (experts._sort_kernel,
      {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": experts._CHUNK}, {"num_warps": 4})

@@ -91,7 +91,13 @@ def check(folder: Path, shares_blocks: bool = True, **options: Any) -> None:
         beside = contents(run_requests(engine, asked))
         assert beside[: len(some)] == expected
     # Other chunks, other threads, blocks that others have computed, and too few of them.
-    narrow = {"num_blocks": 18, "max_model_len": 96, "max_num_batched_tokens": 23, "cpu_threads": 2} | options
+    narrow = {
+        "num_blocks": 18,
+        "block_size": 16,
+        "max_model_len": 96,
+        "max_num_batched_tokens": 23,
+        "cpu_threads": 2,
+    } | options
     with running_engine(folder, batch_invariant=True, **narrow) as engine:
         assert contents(run_requests(engine, asked[:24])) == beside[:24]
         assert engine.load().counters.preemptions > 0
