@@ -34,28 +34,36 @@ def count_gpus() -> int:
 
 
 def devices_of_engines(
-    engines: int, parallel: ParallelOptions, gpus: int, environment: Mapping[str, str]
+    engines: int, parallel: ParallelOptions, gpus: int, environment: Mapping[str, str], share: float = 1.0
 ) -> Sequence[Mapping[str, str]]:
-    """What each engine's environment must say for it to see GPUs that no other engine uses; nothing without GPUs.
+    """What each engine's environment must say for it to see its GPUs; nothing without GPUs.
+
+    Where there are too few for each to have its own, engines of one rank share them, if their memory is enough.
 
     Args:
         parallel: says how many GPUs an engine needs.
         gpus: GPUs that this environment shows.
+        share: of a GPU's memory that an engine takes.
 
     Raises:
         StartupError: there are too few.
     """
     ranks = parallel.num_ranks
-    if gpus and gpus < engines * ranks:
+    of_each = -(-engines // gpus) if gpus else 1  # engines
+    shares = ranks == 1 and of_each * share <= 1.0
+    if gpus and gpus < engines * ranks and not shares:
         fix = f"Take {gpus // ranks} engines at most" if gpus >= ranks else "Have a model on fewer ranks"
+        sharing = f" let them share with --gpu-memory-utilization {0.9 / of_each:.2f}," if ranks == 1 else ""
         raise StartupError(
             f"{_sum(engines, ranks)}, and this machine shows {gpus}. {fix} (--data-parallel-size-local, "
-            "--tensor-parallel-size), or set --device cpu."
+            f"--tensor-parallel-size),{sharing} or set --device cpu."
         )
     if engines == 1 or not gpus:
         return [{}] * engines
     named = [name.strip() for name in environment.get(_VARIABLE, "").split(",") if name.strip()]
     names = named or [str(index) for index in range(gpus)]
+    if gpus < engines:
+        return [{_VARIABLE: names[index % gpus]} for index in range(engines)]
     return [{_VARIABLE: ",".join(names[index * ranks : (index + 1) * ranks])} for index in range(engines)]
 
 

@@ -114,7 +114,8 @@ def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mappi
     if named in _ELSEWHERE or options.ranks.by_ray or (len(engines) == 1 and named in (None, "auto")):
         return {}
     gpus = count_gpus() if len(engines) * parallel.num_ranks > 1 and options.engine.kernels.device != "cpu" else 0
-    return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ), strict=True))
+    share = options.engine.cache.gpu_memory_utilization
+    return dict(zip(engines, devices_of_engines(len(engines), parallel, gpus, os.environ, share), strict=True))
 
 
 def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] = MappingProxyType({})) -> ProcessSpec:

@@ -29,6 +29,16 @@ def test_one_engine_and_engines_without_gpus_see_what_there_is(engines: int, gpu
     assert devices_of_engines(engines, ParallelOptions(), gpus, {}) == [{}] * engines
 
 
+def test_engines_may_share_a_gpu() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "4,7"}
+    found = devices_of_engines(3, ParallelOptions(), 2, environment, 0.5)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["4", "7", "4"]
+    with pytest.raises(StartupError, match=r"3 engines need 3 GPUs.*--gpu-memory-utilization 0\.45,"):
+        devices_of_engines(3, ParallelOptions(), 2, environment, 0.6)
+    with pytest.raises(StartupError, match=r"need 4 GPUs.*size\), or set"):  # ranks sum over devices of their own
+        devices_of_engines(2, ParallelOptions(2), 2, environment, 0.5)
+
+
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(
         StartupError, match=r"3 engines of 2 ranks each need 6 GPUs, .* shows 4. Take 2 engines at most"
