@@ -1,7 +1,7 @@
 """Attention of one new token per sequence, or a few, over the paged cache, split along the keys.
 
-Each part of the keys is attended to by a program of its own, and a second kernel combines the parts (Flash-Decoding,
-Dao et al. 2023). A part is always as long, so a sequence's result does not depend on the batch around it.
+The keys are attended to in parts, and a second kernel combines what they come to (Flash-Decoding, Dao et al. 2023).
+Where parts are always as long, a sequence's result does not depend on the batch around it.
 
 The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So the
 room for their results goes by the sum of the contexts, however much one of them is longer than the others. Programs are
