@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -137,12 +138,25 @@ class SlotBuffers:
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._prompt_embeds = PromptEmbeddings(dtype, device)
 
-    def add(self, sequence: NewSequence) -> None:
-        """Gives a slot to a sequence."""
-        self.token_ids[sequence.slot, : len(sequence.token_ids)] = to_device(sequence.token_ids, self._device)
-        self._prompt_embeds.add(sequence)
-        self._num_blocks[sequence.slot] = 0
-        self._append_blocks(sequence.slot, sequence.block_ids)
+    def add(self, sequences: Sequence[NewSequence]) -> None:
+        """Gives slots to sequences, whose tokens come in one copy.
+
+        Raises:
+            ValueError: a slot has no room for all tokens of one.
+        """
+        if not sequences:
+            return
+        width = self.token_ids.shape[1]
+        if (longest := max(len(each.token_ids) for each in sequences)) > width:
+            raise ValueError(f"a sequence of {longest} tokens does not fit into a slot of {width}")
+        places = [np.arange(len(each.token_ids)) + each.slot * width for each in sequences]
+        token_ids = np.fromiter(itertools.chain.from_iterable(each.token_ids for each in sequences), np.int64)
+        at, known = to_device_together((np.concatenate(places), token_ids), self._device)
+        self.token_ids.view(-1)[at] = known
+        for each in sequences:
+            self._prompt_embeds.add(each)
+            self._num_blocks[each.slot] = 0
+            self._append_blocks(each.slot, each.block_ids)
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         start = int(self._num_blocks[slot])

@@ -338,10 +338,9 @@ class Runner:
         asked = self._options.kernels.cuda_graph_sizes
         sizes = graph_sizes(asked, self._options.scheduler.max_num_seqs)
         takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states go by each prompt's length
-        prompts = prompt_sizes(asked, self._token_budget) if takes_any else []
-        most_positions, have_adapters = self._attention.most_positions, self._adapters.are_served
-        lens = sorted({1, query_len})
-        shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, have_adapters, prompts)
+        prompts = prompt_sizes(asked, self._token_budget, self._facts.hidden_size) if takes_any else []
+        lens, most_positions = sorted({1, query_len}), self._attention.most_positions
+        shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, self._adapters.are_served, prompts)
         room = self._room(max(self._options.scheduler.max_num_seqs * query_len, *prompts, 0))
         self._recorded = RecordedSteps(
             self._forward, capture, dataclasses.replace(shapes, most=most),
@@ -384,6 +383,7 @@ class Runner:
             return BegunStep(plan, timer, ended)
         self._link.take_tokens(plan)
         failed: dict[int, str] = {}
+        self._buffers.add(plan.new_sequences)
         for sequence in plan.new_sequences:
             self._add(sequence, failed)
         batch = self._buffers.flatten(plan)
@@ -401,7 +401,6 @@ class Runner:
         return BegunStep(plan, timer, ended, batch, hidden, failed, waited)
 
     def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
-        self._buffers.add(sequence)
         self._adapters.add(sequence)
         if self._answers is not None:
             self._answers.add(sequence, failed)

@@ -56,13 +56,14 @@ def test_sizes() -> None:
 
 
 def test_sizes_of_prompts() -> None:
-    sizes = prompt_sizes((), 8192)
+    sizes = prompt_sizes((), 8192, 2048)
     assert sizes[:4] == [16, 32, 48, 64] and sizes[-3:] == [1536, 1792, 2048]
+    assert [prompt_sizes((), 8192, size)[-1] for size in (1024, 2880, 4096, 16384)] == [4096, 1280, 1024, 512]
     assert all(size <= max(16, before * 5 / 4 + 1) or size - before == 16 for before, size in pairwise(sizes))
-    assert prompt_sizes((), 100) == [16, 32, 48, 64, 80, 96, 100]
-    assert prompt_sizes((32,), 256) == [16, 32]
-    assert prompt_sizes((300, 1, 4), 256) == [4]
-    assert prompt_sizes((1,), 256) == []
+    assert prompt_sizes((), 100, 64) == [16, 32, 48, 64, 80, 96, 100]
+    assert prompt_sizes((32,), 256, 64) == [16, 32]
+    assert prompt_sizes((300, 1, 4), 256, 64) == [4]
+    assert prompt_sizes((1,), 256, 64) == []
 
 
 @pytest.mark.slow
