@@ -66,6 +66,24 @@ def store_columns(
 
 
 @triton.jit
+def _in_cache(
+    first, keys, present, table_ptr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr
+):  # fmt: skip
+    """(place of the first of a tile's keys, if one block has them all; int64 [TILE_N], places of all of them)"""
+    at = first
+    if WHOLE and BLOCK_SIZE % TILE_N == 0:
+        at = tl.load(table_ptr + first // BLOCK_SIZE) * BLOCK_SIZE + first % BLOCK_SIZE
+        places = at.to(tl.int64) + tl.arange(0, TILE_N)
+    else:
+        if WHOLE:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE)
+        else:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+        places = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+    return at, places
+
+
+@triton.jit
 def attend_keys(
     query, query_rest, positions, best, total, result, result_rest, cache_ptr, descriptor, table_ptr, value_offset,
     kv_head, first, last, scale, softcap, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -103,17 +121,10 @@ def attend_keys(
         for place in range(bounds[section], bounds[section + 1], TILE_N):
             keys = place + tl.arange(0, TILE_N)
             present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
-            if section == 1 and BLOCK_SIZE % TILE_N == 0:  # one block has them all
-                place_in_cache = tl.load(table_ptr + place // BLOCK_SIZE) * BLOCK_SIZE + place % BLOCK_SIZE
-                rows = ((place_in_cache.to(tl.int64) + tl.arange(0, TILE_N)) * KV_HEADS + kv_head) * DIM
-            else:
-                if section == 1:
-                    block = tl.load(table_ptr + keys // BLOCK_SIZE)
-                else:
-                    block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-                rows = ((block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * KV_HEADS + kv_head) * DIM
+            at, places = _in_cache(place, keys, present, table_ptr, section == 1, BLOCK_SIZE, TILE_N)
+            rows = (places * KV_HEADS + kv_head) * DIM
             if section == 1 and descriptor is not None:
-                key = descriptor.load([place_in_cache, kv_head * DIM])
+                key = descriptor.load([at, kv_head * DIM])
             else:
                 key = widen(load_columns(cache_ptr, rows, present, section != 1, 0, MAIN, DIM), query.dtype)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
@@ -139,8 +150,8 @@ def attend_keys(
             value = key
             if PLANES > 1:
                 if section == 1 and descriptor is not None:
-                    value_place = place_in_cache + (value_offset // (KV_HEADS * DIM)).to(tl.int32)
-                    value = descriptor.load([value_place, kv_head * DIM])
+                    values_at = at + (value_offset // (KV_HEADS * DIM)).to(tl.int32)
+                    value = descriptor.load([values_at, kv_head * DIM])
                 else:
                     value = load_columns(cache_ptr + value_offset, rows, present, section != 1, 0, MAIN, DIM)
                     value = widen(value, query.dtype)
