@@ -64,7 +64,7 @@ class KernelOptions:
         False, "Records no CUDA graphs, nor on a CPU the kernels' calls: starts sooner and decodes slower."
     )
     cuda_graph_sizes: tuple[int, ...] = option(
-        (), "Sizes of CUDA graphs: sequences, which decoding is rounded up to, and new tokens, which steps with prompts "
-        "are; one alone is the greatest. Default: up to 512 sequences, and as many tokens as take a GPU longer than their "
-        "launches the host. For Quire's own models on a GPU.", minimum=1,
+        (), "Sizes of CUDA graphs: sequences, which decoding is rounded up to, and new tokens, which steps with "
+        "prompts are; one alone is the greatest. Default: up to 512 sequences, and to as many tokens as take a GPU "
+        "longer than their launches the host. For Quire's own models on a GPU.", minimum=1,
     )  # fmt: skip
