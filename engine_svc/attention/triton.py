@@ -131,10 +131,8 @@ class TritonBackend(AttentionBackend):
 
     def plan_size(self, sequences: int, tokens: int) -> int:
         """See AttentionBackend.plan_size."""
-        return sequences + 2 * self._most_tiles(sequences, tokens)
-
-    def _most_tiles(self, sequences: int, tokens: int) -> int:
-        return tokens * self._group // self._prefill.rows + min(sequences, tokens)
+        most_tiles = tokens * self._group // self._prefill.rows + min(sequences, tokens)
+        return sequences + 2 * most_tiles
 
     def plan(
         self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int

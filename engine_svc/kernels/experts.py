@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.tiles import has_room
+
 TILE_M = 16
 MANY_ROWS, MOST_ROWS = 64, 128
 _COLUMNS = 1024
@@ -135,24 +137,24 @@ class ProductTiles(NamedTuple):
     stages: int
 
 
-def product_tiles(rows: int, dtype: torch.dtype, *, has_room: bool = False) -> ProductTiles:
+def product_tiles(rows: int, dtype: torch.dtype, *, roomy: bool = False) -> ProductTiles:
     """With tiles of so many rows: the fastest of those that were tried on an H100.
 
     Args:
-        has_room: for more than the shared memory that each GPU since Ampere has.
+        roomy: there is shared memory as `has_room` has it.
     """
     if dtype == torch.float32:
         return ProductTiles(64, 32, 4, 3)
     if rows <= TILE_M:
         return ProductTiles(64, 128, 4, 4)
-    if rows <= MANY_ROWS or not has_room:
+    if rows <= MANY_ROWS or not roomy:
         return ProductTiles(128, 64, 4, 3)
     return ProductTiles(256, 64, 8, 3)
 
 
 @functools.cache
 def _has_room(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    return device.type == "cuda" and has_room(torch.cuda.get_device_capability(device))
 
 
 def tile_rows(rows: int, matrices: int = 1, most: int = MANY_ROWS) -> int:
@@ -202,7 +204,7 @@ def grouped_product(
     """
     outputs, size = weight.shape[1:]
     output = hidden.new_empty((rows.num_rows, outputs))
-    tiles = product_tiles(rows.tile, hidden.dtype, has_room=_has_room(hidden.device))
+    tiles = product_tiles(rows.tile, hidden.dtype, roomy=_has_room(hidden.device))
     _grouped_kernel[(triton.cdiv(outputs, tiles.outputs), len(rows.expert))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, EVEN=size % tiles.inputs == 0, TILE_M=rows.tile, TILE_N=tiles.outputs,

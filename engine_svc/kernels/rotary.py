@@ -22,8 +22,8 @@ class Slots(NamedTuple):
 
 @triton.jit
 def _turned(
-    starts, present, angle_ptr, norm_ptr, is_key, key_norm_ptr, epsilon, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    starts, present, is_key, angle_ptr, query_norm_ptr, key_norm_ptr, epsilon, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Heads that begin at `starts`: float32. Column c of the first half turns with column c + HALF, or with its
     neighbour; the columns behind both halves stay."""
@@ -39,8 +39,8 @@ def _turned(
     partner = tl.load(starts + partner_column[None, :], mask=present & turned[None, :], other=0.0).to(tl.float32)
     if WITH_NORMS:
         factor = 1.0 / tl.sqrt(tl.sum(own * own, axis=1) / DIM + epsilon)
-        own *= factor[:, None] * _norms(norm_ptr, key_norm_ptr, column, inside, is_key)
-        partner *= factor[:, None] * _norms(norm_ptr, key_norm_ptr, partner_column, turned, is_key)
+        own *= factor[:, None] * _norms(query_norm_ptr, key_norm_ptr, column, inside, is_key)
+        partner *= factor[:, None] * _norms(query_norm_ptr, key_norm_ptr, partner_column, turned, is_key)
     cosine = tl.load(angle_ptr + pair, mask=turned, other=1.0).to(tl.float32)
     sine = tl.load(angle_ptr + pair + HALF, mask=turned, other=0.0).to(tl.float32)
     return own * cosine[None, :] + tl.where(is_first[None, :], -partner, partner) * sine[None, :]
@@ -68,7 +68,7 @@ def _rotate_kernel(
     starts = heads_ptr + token * token_stride + head * DIM
     is_turned = head < NUM_QUERY + NUM_KEY
     wide = _turned(
-        starts, is_turned, table_ptr + token * 2 * HALF, query_norm_ptr, head >= NUM_QUERY, key_norm_ptr, epsilon, DIM,
+        starts, is_turned, head >= NUM_QUERY, table_ptr + token * 2 * HALF, query_norm_ptr, key_norm_ptr, epsilon, DIM,
         DIM_PADDED, HALF, WITH_NORMS, INTERLEAVED,
     )  # fmt: skip
     result = wide.to(heads_ptr.dtype.element_ty)

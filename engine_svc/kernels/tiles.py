@@ -21,6 +21,11 @@ class Tiles(NamedTuple):
     registers: int | None = None  # of a thread of prefill, at most; None: what the compiler takes
 
 
+def has_room(capability: tuple[int, int]) -> bool:
+    """Whether a program may have 227 KiB of shared memory, of which there are 99 on each GPU since Ampere."""
+    return capability[0] in (9, 10)
+
+
 def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int], *, are_copied: bool = False) -> Tiles:
     """Of prompts: what registers and shared memory hold (tests/engine_svc/kernels/test_kernels_compile.py).
 
@@ -35,7 +40,7 @@ def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]
     elif head_dim <= 256:
         found = Tiles(64, 32, 4 if capability[0] in (9, 10) else 8)  # they have products of 64 rows for four warps
     else:
-        found = Tiles(32, 32, 8, 3 if capability[0] in (9, 10) else 2)  # others have less than half the shared memory
+        found = Tiles(32, 32, 8, 3 if has_room(capability) else 2)
     if dtype == torch.float32:  # with no tensor cores: all is in registers
         found = Tiles(max(16, found.rows // 2), found.keys // 2, 8 if head_dim <= 256 else 4)
     return found
@@ -45,7 +50,7 @@ def decode_tiles(rows: int, prefill: Tiles, head_dim: int, capability: tuple[int
     """Of sequences that have so many at most, the heads of a group for each new token: these, or as many of them as a
     tile of prompts has."""
     rows = max(16, min(prefill.rows, 1 << (rows - 1).bit_length()))
-    if rows == 16 and head_dim == 128 and capability[0] in (9, 10) and prefill.keys == 64:
+    if rows == 16 and head_dim == 128 and has_room(capability) and prefill.keys == 64:
         return Tiles(rows, 128, 4, 2)  # of 24 that were tried on an H100
     return prefill._replace(rows=rows, warps=4)
 

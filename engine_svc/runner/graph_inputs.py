@@ -64,33 +64,28 @@ class GraphInputs:
         groups = self._room.groups
         tables = [np.zeros((0, 0), np.int32)] * groups
         host = HostInputs(ids, ids, np.zeros(1, np.int32), none, ids, ids.astype(bool), [ids] * groups, tables)
-        self._fill(host, shape, self._plan(host, shape))
-
-    def _plan(self, host: HostInputs, shape: Shape) -> npt.NDArray[np.int32] | None:
-        if shape.query_len:
-            return np.zeros(0, np.int32)
-        lens, ends = np.diff(host.query_start).astype(np.int64), host.seq_lens.astype(np.int64)
-        return self._attention.plan(lens, ends, shape.sequences, shape.tokens)
+        self._fill(host, shape)
 
     def fill(self, batch: FlatBatch, shape: Shape) -> bool:
         """Copies the batch, unless it is better computed by itself."""
         host = batch.host
-        plan = self._plan(host, shape)
-        if plan is None:
-            return False
         if batch.token_ids is not None:
             self._token_ids[: batch.num_tokens].copy_(batch.token_ids)
             host = host._replace(token_places=np.full_like(host.token_places, -1))
         if self._received is not None and batch.received is not None:
             self._received[: batch.num_tokens].copy_(batch.received)
-        self._fill(host, shape, plan)
-        return True
+        return self._fill(host, shape)
 
-    def _fill(self, host: HostInputs, shape: Shape, plan: npt.NDArray[np.int32] | None) -> None:
+    def _fill(self, host: HostInputs, shape: Shape) -> bool:
         if shape not in self._cuts:
             start, tensors = self._cut(self._host, shape)
             self._cuts[shape] = start, _Parts(*(part.numpy() for part in tensors))
         start, parts = self._cuts[shape]
+        if not shape.query_len:
+            lens, ends = np.diff(host.query_start).astype(np.int64), host.seq_lens.astype(np.int64)
+            if (plan := self._attention.plan(lens, ends, shape.sequences, shape.tokens)) is None:
+                return False
+            parts.plan[:] = plan
         count, tokens = len(host.slots), len(host.positions)
         _put(parts.token_places, host.token_places, -1)
         _put(parts.positions, host.positions, 0)
@@ -103,10 +98,10 @@ class GraphInputs:
         _put(parts.is_fresh, host.is_fresh, True)
         parts.table_size[:] = host.block_tables[0].shape
         parts.present[:] = tokens
-        parts.plan[:] = plan
         tables = np.concatenate(host.block_tables, axis=None)
         self._host[start : start + tables.nbytes].numpy().view(np.int32)[:] = tables
         copy_to(self._packed, self._host[: start + tables.nbytes])
+        return True
 
     def _cut(self, buffer: torch.Tensor, shape: Shape) -> tuple[int, _Parts]:
         """Bytes before the block tables, and what they are."""

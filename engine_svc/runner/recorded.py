@@ -96,17 +96,12 @@ class RecordedSteps:
         shape = self._shapes.of(batch)
         if shape is None:
             return None
-        if not adapters.is_used(batch):
-            return self._run(batch, shape)
-        with adapters.rows(batch, shape.tokens):
-            return self._run(batch, shape._replace(has_adapters=True))
-
-    def _run(self, batch: FlatBatch, shape: Shape) -> torch.Tensor | None:
-        if (found := self._recorded.get(shape)) is None:
+        shape = shape._replace(has_adapters=adapters.is_used(batch))
+        found = self._recorded.get(shape)
+        if found is None or not self._inputs.fill(batch, shape):
             return None
-        if not self._inputs.fill(batch, shape):
-            return None
-        found.replay()
+        with adapters.rows(batch, shape.tokens) if shape.has_adapters else nullcontext():
+            found.replay()
         return found.hidden[: batch.num_tokens]
 
     def _record(self, shape: Shape) -> Recorded:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.runner.batch import SlotBuffers
 from engine_svc.runner.graphs import Held, MeasuredCapture, PaddedShapes, graph_sizes, prompt_sizes
 from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay
@@ -69,7 +71,7 @@ def test_sizes_of_prompts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
 def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Alone, several, in chunks, and beside sequences that decode; not those of more tokens than any graph has."""
+    """Alone, several, in chunks, and beside sequences that decode."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     prompts = random_prompts(3, 17, 45, 12, 9, 70)
     recorder = Recorder()
@@ -84,6 +86,29 @@ def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.Mon
         assert recorder.replays == engine.load().step  # each step
     check_greedy(folder, prompts, found, 5)
     assert recorder.recorded == 3 + 2  # of 1, 2 and 4 sequences that decode, and of 8 and 30 tokens
+
+
+def test_which_graph_a_step_with_prompts_goes_by() -> None:
+    """By its tokens, and of few tokens by its sequences; not more tokens than any has, nor contexts without room."""
+    shapes = PaddedShapes([4, 12], 90, most_positions=lambda sequences, _: 50 * sequences, prompt_sizes=[8, 30, 300])
+    recorded = [shape for shape in shapes.all() if not shape.query_len]
+    expected = [(300, 12), (30, 12), (30, 8), (8, 12), (8, 8)]
+    assert recorded == [Shape(sequences, tokens, 0, 50) for tokens, sequences in expected]
+    buffers = SlotBuffers(13, 700, 4, 1, CPU, torch.float32)
+
+    def found(*sequences: tuple[int, int]) -> tuple[int, int] | None:
+        computed, new = np.array(sequences).T
+        shape = shapes.of(buffers.rows(np.arange(len(sequences)), computed, new))
+        return None if shape is None else (shape.tokens, shape.sequences)
+
+    assert found((0, 8)) == (8, 8)
+    assert found((5, 7), (9, 2)) == (30, 8)
+    assert found((0, 2), *[(3, 1)] * 8) == (30, 12)
+    assert found((0, 31), (3, 1)) == (300, 12)
+    assert found((0, 300), (3, 1)) is None
+    assert found((0, 2), (399, 1)) == (8, 8)
+    assert found((0, 2), (400, 1)) is None
+    assert found((0, 2), *[(3, 1)] * 12) is None
 
 
 @pytest.mark.slow
