@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 _COLUMNS = 1024
 _KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}
+
+
+class NamedActivation(NamedTuple):
+    """As ops/base.py names it, or "clamped", with what gpt-oss' activation has beside it."""
+
+    name: str
+    slope: float = 1.0
+    limit: float = 1.0
+
+    @property
+    def kind(self) -> int:
+        """As kernels have it."""
+        return _KINDS[self.name]
 
 
 @triton.jit
@@ -29,6 +46,14 @@ def _activated(values, slope, limit, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, slope, limit, KIND: tl.constexpr):
+    """float32: the activated gate times up, which is 1 higher where it is clamped."""
+    if KIND == 2:
+        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+    return _activated(gate, slope, limit, KIND) * up
+
+
+@triton.jit
 def _gated_kernel(
     gate_up_ptr,
     output_ptr,
@@ -38,30 +63,24 @@ def _gated_kernel(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    """One program per row and range of columns: the activated gate times up, which is 1 higher where it is clamped."""
+    """One program per row and range of columns."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < SIZE
     gate = tl.load(gate_up_ptr + row * 2 * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * SIZE + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    if KIND == 2:
-        up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
-    result = _activated(gate, slope, limit, KIND) * up
+    result = gated(gate, up, slope, limit, KIND)
     tl.store(output_ptr + row * SIZE + column, result.to(output_ptr.dtype.element_ty), mask=inside)
 
 
-def activate_and_multiply(gate_up: torch.Tensor, kind: str, clamped: tuple[float, float] | None = None) -> torch.Tensor:
-    """[tokens, 2 * size] → activation(first half) * second half; contiguous.
-
-    Args:
-        kind: as ops/base.py names activations, or clamped.
-        clamped: slope and limit of gpt-oss' activation.
-    """
+def activate_and_multiply(gate_up: torch.Tensor, activation: NamedActivation) -> torch.Tensor:
+    """[tokens, 2 * size] → activation(first half) * second half; contiguous."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty((rows, size))
-    slope, limit = clamped or (1.0, 1.0)
     _gated_kernel[(rows, triton.cdiv(size, _COLUMNS))](
-        gate_up, output, slope, limit, SIZE=size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4,
+        gate_up, output, activation.slope, activation.limit, SIZE=size, COLUMNS=_COLUMNS, KIND=activation.kind,
+        num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip
     return output
 
@@ -69,6 +88,7 @@ def activate_and_multiply(gate_up: torch.Tensor, kind: str, clamped: tuple[float
 @triton.jit
 def _activate_kernel(values_ptr, size, COLUMNS: tl.constexpr, KIND: tl.constexpr):
     """One program per range of values."""
+    await_inputs()
     place = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = place < size
     values = tl.load(values_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -79,5 +99,7 @@ def _activate_kernel(values_ptr, size, COLUMNS: tl.constexpr, KIND: tl.constexpr
 def activate(values: torch.Tensor, kind: str) -> torch.Tensor:
     """[tokens, size], contiguous, in place."""
     size = values.numel()
-    _activate_kernel[(triton.cdiv(size, _COLUMNS),)](values, size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4)
+    _activate_kernel[(triton.cdiv(size, _COLUMNS),)](
+        values, size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4, launch_pdl=begins_early(),
+    )  # fmt: skip
     return values

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.kernels.eight_bits import in_bytes, narrow
+from engine_svc.kernels.overlap import await_inputs, begins_early
 
 
 @triton.jit
@@ -23,6 +24,7 @@ def _write_kernel(
     ROW_PADDED: tl.constexpr,
 ):
     """One program per token: copies its row of all kv heads."""
+    await_inputs()
     token = tl.program_id(0)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot < 0:
@@ -49,5 +51,5 @@ def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slo
     _write_kernel[(key.shape[0],)](
         key, value, held[0], held[-1], slot_mapping, key.stride(0), value.stride(0),
         MOST=torch.finfo(cache.dtype).max if cache.dtype != key.dtype else 0.0,
-        ROW=row, ROW_PADDED=triton.next_power_of_2(row),
+        ROW=row, ROW_PADDED=triton.next_power_of_2(row), launch_pdl=begins_early(),
     )  # fmt: skip

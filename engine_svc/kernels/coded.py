@@ -14,6 +14,7 @@ import triton.language as tl
 
 from engine_svc.kernels.eight_bits import widen
 from engine_svc.kernels.experts import TILE_M, SortedRows
+from engine_svc.kernels.overlap import await_inputs, begins_early
 
 TILE_N = 64
 TILE_K = 64
@@ -113,6 +114,7 @@ def _coded_kernel(
 
     SORTED: rows and the expert of a tile are given; else they are all in order, of one matrix.
     """
+    await_inputs()
     tile = tl.program_id(0)
     if SORTED:
         expert = tl.load(expert_ptr + tile).to(tl.int64)
@@ -203,5 +205,6 @@ def _multiply(
         KIND=weight.kind, ZERO=weight.zero, NIBBLES=weight.has_nibbles,
         GROUP=weight.group if groups > 1 else triton.cdiv(weight.inputs, TILE_K) * TILE_K,
         OFFSET=weight.offset is not None, ORDER=weight.order is not None, BIAS=bias is not None,
-        SORTED=rows is not None, TILE_M=tile, TILE_N=TILE_N, TILE_K=TILE_K, num_warps=4, num_stages=2,
+        SORTED=rows is not None, TILE_M=tile, TILE_N=TILE_N, TILE_K=TILE_K,
+        num_warps=4, launch_pdl=begins_early(), num_stages=2,
     )  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import has_room
 
 TILE_M = 16
@@ -49,6 +50,7 @@ def _grouped_kernel(
     Args:
         EVEN: the inputs are whole tiles.
     """
+    await_inputs()
     tile = tl.program_id(1)
     expert = tl.load(expert_ptr + tile)
     row = tl.load(row_ptr + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
@@ -88,6 +90,7 @@ def _sort_kernel(
     CHUNK: tl.constexpr,
 ):
     """One program per expert, and one for rows that have none, whose tiles are the last."""
+    await_inputs()
     expert = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)
     for begin in range(0, num_rows, CHUNK):
@@ -180,7 +183,8 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, tile: int = TILE_
     experts = expert_ids.new_empty(tiles, dtype=torch.int32)
     _sort_kernel[(num_experts + 1,)](
         expert_ids, rows, experts, num_rows, tiles, EXPERTS=num_experts,
-        BINS=max(128, triton.next_power_of_2(num_experts + 2)), TILE_M=tile, CHUNK=_CHUNK, num_warps=4,
+        BINS=max(128, triton.next_power_of_2(num_experts + 2)), TILE_M=tile, CHUNK=_CHUNK,
+        num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip
     return SortedRows(rows, experts, num_rows, tile)
 
@@ -208,7 +212,7 @@ def grouped_product(
     _grouped_kernel[(triton.cdiv(outputs, tiles.outputs), len(rows.expert))](
         hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, EVEN=size % tiles.inputs == 0, TILE_M=rows.tile, TILE_N=tiles.outputs,
-        TILE_K=tiles.inputs, num_warps=tiles.warps, num_stages=tiles.stages,
+        TILE_K=tiles.inputs, num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages,
     )  # fmt: skip
     return output
 
@@ -216,6 +220,7 @@ def grouped_product(
 @triton.jit
 def _add_kernel(result_ptr, weight_ptr, output_ptr, size, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
     """One program per token and range of columns; the choices are added one after the other."""
+    await_inputs()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < size
@@ -240,6 +245,7 @@ def add_choices(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     tokens, chosen, size = results.shape
     output = results.new_empty((tokens, size))
     _add_kernel[(tokens, triton.cdiv(size, _COLUMNS))](
-        results, weights.contiguous(), output, size, CHOSEN=chosen, COLUMNS=_COLUMNS, num_warps=4
-    )
+        results, weights.contiguous(), output, size, CHOSEN=chosen, COLUMNS=_COLUMNS, num_warps=4,
+        launch_pdl=begins_early(),
+    )  # fmt: skip
     return output

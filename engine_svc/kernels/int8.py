@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.kernels.matrix import place_of_tile
+from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _FEW_ROWS = 64  # that a tile of weights, read once, is multiplied with
 _BAND = 8  # tiles of rows that go through the weights side by side
@@ -20,6 +21,7 @@ def _quantize_kernel(
     input_ptr, code_ptr, scale_ptr, input_stride, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr
 ):  # fmt: skip
     """One program per row, to -127 … 127 of its greatest absolute value."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_PADDED)
     inside = column < SIZE
@@ -54,6 +56,7 @@ def _multiply_kernel(
     BAND: tl.constexpr,
 ):
     """One program per tile of rows and outputs."""
+    await_inputs()
     row, column = place_of_tile(tl.program_id(0), rows, outputs, TILE_M, TILE_N, BAND)
     present = row < rows
     within = column < outputs
@@ -82,7 +85,7 @@ def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = hidden.new_empty(rows, dtype=torch.float32)
     _quantize_kernel[(rows,)](
         hidden, codes, scale, hidden.stride(0), SIZE=size, SIZE_PADDED=triton.next_power_of_2(size),
-        num_warps=4 if size <= 4096 else 8,
+        num_warps=4 if size <= 4096 else 8, launch_pdl=begins_early(),
     )  # fmt: skip
     return codes, scale
 
@@ -113,6 +116,6 @@ def int8_product(
     tile_m, tile_n, tile_k = tile_shape(rows)
     _multiply_kernel[(triton.cdiv(rows, tile_m) * triton.cdiv(outputs, tile_n),)](
         codes, scale, weight, weight_scale, bias, output, rows, outputs, size, BIAS=bias is not None,
-        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, BAND=_BAND, num_warps=4, num_stages=3,
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, BAND=_BAND, num_warps=4, launch_pdl=begins_early(), num_stages=3,
     )  # fmt: skip
     return output

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 _TILE_N = 64
 _TILE_K = 64
 _MOST_RANKS = 64  # of a program
@@ -32,6 +34,7 @@ def _shrink_kernel(
     TILE_K: tl.constexpr,
 ):
     """One program per tile of rows, part and range of its rank."""
+    await_inputs()
     tile = tl.program_id(0)
     group = tl.load(group_ptr + tile)
     if group < 0:
@@ -80,6 +83,7 @@ def _expand_kernel(
     TILE_R: tl.constexpr,
 ):
     """One program per tile of rows, part and range of its outputs."""
+    await_inputs()
     tile = tl.program_id(0)
     group = tl.load(group_ptr + tile)
     if group < 0:
@@ -126,7 +130,7 @@ def shrink(
     tile = ranks_at_once(rank)
     _shrink_kernel[(len(groups), parts, triton.cdiv(rank, tile))](
         hidden, matrices, ranks, rows, groups, sums, size, hidden.stride(0), sharing, rank, PARTS=parts,
-        TILE_M=rows.shape[1], TILE_R=tile, TILE_K=_TILE_K, num_warps=4,
+        TILE_M=rows.shape[1], TILE_R=tile, TILE_K=_TILE_K, num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip
     return sums
 
@@ -140,5 +144,5 @@ def expand(
     outputs = matrices.shape[2]
     _expand_kernel[(len(groups), parts, triton.cdiv(outputs, _TILE_N))](
         sums, matrices, ranks, starts, rows, groups, output, outputs, output.stride(0), sharing, rank, PARTS=parts,
-        TILE_M=rows.shape[1], TILE_N=_TILE_N, TILE_R=ranks_at_once(rank), num_warps=4,
+        TILE_M=rows.shape[1], TILE_N=_TILE_N, TILE_R=ranks_at_once(rank), num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 TILE_M = 64
 TILE_N = 64
 _TILE_K_BYTES = 128
@@ -49,6 +51,7 @@ def _product_kernel(
     BAND: tl.constexpr,
 ):
     """One program per matrix and tile of rows and outputs."""
+    await_inputs()
     matrix = tl.program_id(1).to(tl.int64)
     row, column = place_of_tile(tl.program_id(0), rows, outputs, TILE_M, TILE_N, BAND)
     present = row < rows
@@ -100,6 +103,6 @@ def product(
     _product_kernel[(tiles, matrices)](
         hidden, weight, bias, output, rows, outputs, size, hidden.stride(0), hidden.stride(1), *weight.stride(),
         output.stride(0), BIAS=bias is not None, TILE_M=TILE_M, TILE_N=TILE_N, TILE_K=inner_tile(hidden.dtype),
-        BAND=_BAND, num_warps=4, num_stages=3,
+        BAND=_BAND, num_warps=4, launch_pdl=begins_early(), num_stages=3,
     )  # fmt: skip
     return output

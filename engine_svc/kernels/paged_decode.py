@@ -20,6 +20,7 @@ from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
 from engine_svc.kernels.attend import add_shrunk, attend_keys, first_seen, held, load_columns, log_sum, store_columns
 from engine_svc.kernels.eight_bits import in_bytes
+from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import Tiles, column_tiles
 
 PART = 256  # keys, of tokens that are alone in their sequences or few
@@ -132,6 +133,7 @@ def _decode_kernel(
             begin, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW, CHUNKED,
             CONTEXT_PARTS, PART_KEYS,
         )  # fmt: skip
+    await_inputs()
     for piece in range(begin, end):
         sequence, seq_len, query_len, visible, length, first_part, parts = _sequence_at(
             index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS,
@@ -197,22 +199,20 @@ def _combine_kernel(
     index = tl.program_id(0) // queries
     query = tl.program_id(0) % queries
     head = tl.program_id(1)
-    sequence = tl.load(sequences_ptr + index)
-    if sequence < 0:
-        return
-    query_len = _query_len(query_start_ptr, sequence)
-    if query >= query_len:
-        return
-    seq_len = tl.load(seq_lens_ptr + sequence)
+    sequence, _, query_len, _, _, _, parts = _sequence_at(
+        index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS
+    )
     columns = tl.arange(0, DIM_PADDED)
     in_dim = columns < DIM
-    parts = _seen_parts(seq_len, query_len, part_of_context, WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS)[3]
     start = 0
     for begin in range(0, index, _SEARCHED):
         start += tl.sum(_parts_of(
             begin + tl.arange(0, _SEARCHED), sequences_ptr, query_start_ptr, seq_lens_ptr, index, part_of_context,
             WINDOW, CHUNKED, CONTEXT_PARTS, PART_KEYS,
         ), 0)  # fmt: skip
+    await_inputs()
+    if tl.load(sequences_ptr + index) < 0 or query >= query_len:
+        return
     best = -1.0e30
     total = 0.0
     if SINKS:
@@ -314,7 +314,8 @@ def paged_decode(
         PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=part_keys,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
-        ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional, num_warps=tiles.warps,
+        ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional,
+        num_warps=tiles.warps, launch_pdl=begins_early(),
         num_stages=tiles.stages,
     )  # fmt: skip
     dim_padded = triton.next_power_of_2(dim)
@@ -323,5 +324,6 @@ def paged_decode(
         queries, part.rank,
         WINDOW=window, CHUNKED=options.chunked, SINKS=options.sinks is not None, LSE=lse is not None,
         CONTEXT_PARTS=part.size, HEADS=num_heads, DIM=dim, DIM_PADDED=dim_padded, PART_KEYS=part_keys,
-        TOGETHER=1 if in_turn else parts_together(dim_padded), num_warps=combine_warps(dim_padded),
+        TOGETHER=1 if in_turn else parts_together(dim_padded),
+        num_warps=combine_warps(dim_padded), launch_pdl=begins_early(),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from engine_svc.kernels.attend import (
     store_columns,
 )
 from engine_svc.kernels.eight_bits import in_bytes
+from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import Tiles, column_tiles
 
 
@@ -44,6 +45,7 @@ def _prefill_kernel(
     With PART_KEYS, so many keys at a time come to a result of their own, and the results are added as paged_decode adds
     them; with 0 there is one result.
     """
+    await_inputs()
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last of a prompt, which see the most, begin first
     kv_head = tl.program_id(1)
     sequence = tl.load(tile_sequence_ptr + tile)
@@ -151,5 +153,6 @@ def paged_prefill(
         DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size,
         TILE_M=tiles.rows, TILE_N=tiles.keys, PART_KEYS=part_keys,
         BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size,
-        ALIBI=options.slopes is not None, num_warps=tiles.warps, num_stages=tiles.stages, maxnreg=tiles.registers,
+        ALIBI=options.slopes is not None,
+        num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages, maxnreg=tiles.registers,
     )  # fmt: skip

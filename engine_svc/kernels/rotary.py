@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.kernels.eight_bits import in_bytes, narrow
+from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _VALUES = 512  # that a program turns, about; by one warp, which needs no barriers
 
@@ -21,26 +22,38 @@ class Slots(NamedTuple):
 
 
 @triton.jit
-def _turned(
-    starts, present, is_key, angle_ptr, query_norm_ptr, key_norm_ptr, epsilon, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
-):  # fmt: skip
-    """Heads that begin at `starts`: float32. Column c of the first half turns with column c + HALF, or with its
-    neighbour; the columns behind both halves stay."""
+def _pairs(DIM_PADDED: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Of each column: whether it is the first of its pair, the other one, and the pair's number. Column c of the first
+    half turns with column c + HALF, or with its neighbour; the columns behind both halves stay."""
     column = tl.arange(0, DIM_PADDED)
     if INTERLEAVED:
-        is_first, partner_column, pair = column % 2 == 0, column ^ 1, column // 2
+        is_first, partner, pair = column % 2 == 0, column ^ 1, column // 2
     else:
         is_first = column < HALF
-        partner_column = tl.where(is_first, column + HALF, column - HALF)
+        partner = tl.where(is_first, column + HALF, column - HALF)
         pair = tl.where(is_first, column, column - HALF)
+    return is_first, partner, pair
+
+
+@triton.jit
+def _turned(
+    starts, present, angle_ptr, norms, partner_norms, epsilon, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Heads that begin at `starts`: float32.
+
+    Args:
+        norms: WITH_NORMS, weights of each head's columns, and partner_norms: of their partners.
+    """
+    column = tl.arange(0, DIM_PADDED)
+    is_first, partner_column, pair = _pairs(DIM_PADDED, HALF, INTERLEAVED)
     inside, turned = column < DIM, column < 2 * HALF
     own = tl.load(starts + column[None, :], mask=present & inside[None, :], other=0.0).to(tl.float32)
     partner = tl.load(starts + partner_column[None, :], mask=present & turned[None, :], other=0.0).to(tl.float32)
     if WITH_NORMS:
         factor = 1.0 / tl.sqrt(tl.sum(own * own, axis=1) / DIM + epsilon)
-        own *= factor[:, None] * _norms(query_norm_ptr, key_norm_ptr, column, inside, is_key)
-        partner *= factor[:, None] * _norms(query_norm_ptr, key_norm_ptr, partner_column, turned, is_key)
+        own *= factor[:, None] * norms
+        partner *= factor[:, None] * partner_norms
     cosine = tl.load(angle_ptr + pair, mask=turned, other=1.0).to(tl.float32)
     sine = tl.load(angle_ptr + pair + HALF, mask=turned, other=0.0).to(tl.float32)
     return own * cosine[None, :] + tl.where(is_first[None, :], -partner, partner) * sine[None, :]
@@ -62,14 +75,21 @@ def _rotate_kernel(
     INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """One program for each token and so many of its heads, of which CACHED has those of values behind the others."""
-    token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
-    column = tl.arange(0, DIM_PADDED)[None, :]
+    columns = tl.arange(0, DIM_PADDED)
+    norms, partner_norms = 1.0, 1.0
+    if WITH_NORMS:
+        partner = _pairs(DIM_PADDED, HALF, INTERLEAVED)[1]
+        norms = _norms(query_norm_ptr, key_norm_ptr, columns, columns < DIM, head >= NUM_QUERY)
+        partner_norms = _norms(query_norm_ptr, key_norm_ptr, partner, columns < 2 * HALF, head >= NUM_QUERY)
+    await_inputs()
+    token = tl.program_id(0).to(tl.int64)
+    column = columns[None, :]
     starts = heads_ptr + token * token_stride + head * DIM
     is_turned = head < NUM_QUERY + NUM_KEY
     wide = _turned(
-        starts, is_turned, head >= NUM_QUERY, table_ptr + token * 2 * HALF, query_norm_ptr, key_norm_ptr, epsilon, DIM,
-        DIM_PADDED, HALF, WITH_NORMS, INTERLEAVED,
+        starts, is_turned, table_ptr + token * 2 * HALF, norms, partner_norms, epsilon, DIM, DIM_PADDED, HALF,
+        WITH_NORMS, INTERLEAVED,
     )  # fmt: skip
     result = wide.to(heads_ptr.dtype.element_ty)
     stays = is_turned
@@ -115,5 +135,5 @@ def rotate(
         NUM_KEY=count - num_query if slots is None else (count - num_query) // 2, CACHED=slots is not None,
         MOST=torch.finfo(slots.cache.dtype).max if slots and slots.cache.dtype != heads.dtype else 0.0, DIM=dim,
         DIM_PADDED=padded, HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, INTERLEAVED=interleaved,
-        ROWS=rows, num_warps=1,
+        ROWS=rows, num_warps=1, launch_pdl=begins_early(),
     )  # fmt: skip

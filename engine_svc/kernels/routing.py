@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 _LEAST = tl.constexpr(-(2**31))  # below all: of what is not there, or taken; one more: of what may not be chosen
 
@@ -56,6 +58,7 @@ def _choose_kernel(
 ):
     """One program per token; a row for each group of experts. Where a score is infinite or not a number, no weight is
     a number either."""
+    await_inputs()
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PADDED)
     within = tl.arange(0, SIZE_PADDED)
@@ -139,6 +142,6 @@ def choose_experts(
         BIAS=bias is not None, PRESENT=present is not None, RENORMALIZE=renormalize, EXPERTS=experts, GROUPS=groups[0],
         GROUPS_PADDED=triton.next_power_of_2(groups[0]), SIZE_PADDED=triton.next_power_of_2(experts // groups[0]),
         CHOSEN_GROUPS=groups[1], CHOSEN=chosen, CHOSEN_PADDED=triton.next_power_of_2(chosen),
-        num_warps=1 if experts <= 256 else 4,
+        num_warps=1 if experts <= 256 else 4, launch_pdl=begins_early(),
     )  # fmt: skip
     return weights, ids

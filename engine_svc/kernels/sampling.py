@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 _TILE = 2048
 _CHUNK_TILES = 4
 _MOST = 8192  # tokens of a list; where more may be kept, the whole row is looked at
@@ -107,6 +109,7 @@ def _count_kernel(
     vocab_size, TILE: tl.constexpr, CHUNK_TILES: tl.constexpr,
 ):  # fmt: skip
     """One program per row and chunk: how many of its tokens are in each bin, and what all of them weigh."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     top_k = tl.load(top_k_ptr + row)
@@ -139,6 +142,7 @@ def _list_kernel(
 
     What a row comes to, its number of such tokens and the mass of all, is the first chunk's to write.
     """
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     chunks = tl.num_programs(1)
@@ -204,6 +208,7 @@ def _draw_kernel(
     token_ids_ptr, logits_stride, vocab_size, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     list_ptr += row * MOST
@@ -295,10 +300,15 @@ def draw(
     token_ids = torch.empty(rows, dtype=torch.int64, device=device)
     given = logits, logits.amax(-1), temperature, *limits
     shape = logits.stride(0), vocab_size
-    _count_kernel[(rows, chunks)](*given, counts, masses, *shape, TILE=tile, CHUNK_TILES=_CHUNK_TILES, num_warps=8)
+    _count_kernel[(rows, chunks)](
+        *given, counts, masses, *shape, TILE=tile, CHUNK_TILES=_CHUNK_TILES, num_warps=8, launch_pdl=begins_early(),
+    )  # fmt: skip
     _list_kernel[(rows, chunks)](
         *given, keys, counts, masses, listed, sizes, mass, *shape, MOST=most, TILE=tile, CHUNK_TILES=_CHUNK_TILES,
-        num_warps=8,
+        num_warps=8, launch_pdl=begins_early(),
     )  # fmt: skip
-    _draw_kernel[(rows,)](*given, keys, listed, sizes, mass, token_ids, *shape, MOST=most, TILE=tile, num_warps=8)
+    _draw_kernel[(rows,)](
+        *given, keys, listed, sizes, mass, token_ids, *shape, MOST=most, TILE=tile,
+        num_warps=8, launch_pdl=begins_early(),
+    )  # fmt: skip
     return token_ids

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.overlap import await_inputs, begins_early
+
 _CHUNK = 256
 
 
@@ -24,6 +26,7 @@ def _unpack_kernel(
     CHUNK: tl.constexpr,
 ):
     """The first programs look up CHUNK tokens each; the others have a row of a table each."""
+    await_inputs()
     program = tl.program_id(0)
     lookups = tl.cdiv(num_tokens, CHUNK)
     if program < lookups:
@@ -65,5 +68,5 @@ def unpack_inputs(
     groups, rows, columns = tables.shape
     _unpack_kernel[(triton.cdiv(len(places), _CHUNK) + groups * sequences,)](
         known, places, token_ids, table_size, packed_tables, tables, len(places), sequences, rows, columns,
-        CHUNK=_CHUNK, num_warps=4,
+        CHUNK=_CHUNK, num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 
 from engine_svc.layers.context import LayerContext, PackedLayer
 from engine_svc.layers.split import Layout, Part, Split, bias_of, hold, split_parameter, take_all
-from engine_svc.ops.base import MatrixProduct, Ops, Product
+from engine_svc.ops.base import MatrixProduct, Ops, Product, RowProduct
 from engine_svc.ops.weights import Weight, wide
 from engine_svc.parallel.group import ParallelGroup
 
@@ -20,6 +20,7 @@ class _SplitLinear(PackedLayer):
         super().__init__()
         self._context, self._split = context, split
         self._product: Product | None = None
+        self.row: RowProduct | None = None  # of one row, where nothing is to be done after it
         self._weights: Sequence[torch.Tensor] = ()
         self._held = hold(self, self, split, "linear", context)
         self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
@@ -31,6 +32,7 @@ class _SplitLinear(PackedLayer):
         self._weights = product.held
         split = self._split
         self._product = self._context.adapted(product, split.outputs, split.inputs, split.layout)
+        self.row = product.row if self._product is product and self._is_whole() else None
         del self.bias, self._held
 
     def weights(self) -> Sequence[torch.Tensor]:
@@ -38,6 +40,10 @@ class _SplitLinear(PackedLayer):
         return self._weights
 
     def _adds_bias(self) -> bool:
+        return True
+
+    def _is_whole(self) -> bool:
+        """Whether a product of this rank is what comes out."""
         return True
 
 
@@ -152,3 +158,6 @@ class RowParallelLinear(_SplitLinear):
 
     def _adds_bias(self) -> bool:
         return self._context.groups.tensor.rank == 0  # before the sum
+
+    def _is_whole(self) -> bool:
+        return self._context.groups.tensor.world_size == 1

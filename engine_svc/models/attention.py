@@ -99,12 +99,15 @@ class Attention(torch.nn.Module):
 
     def _attended(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, query heads * head_dim]."""
-        projected = self.qkv_proj(hidden)
+        return self.attend_projected(self.qkv_proj(hidden), cache, step)
+
+    def attend_projected(self, projected: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """What qkv_proj gives, which may be changed → [tokens, query heads * head_dim]."""
         if self._norms in ("each", "all"):
             self._normalise(projected)
         if self._clip is not None:
             self._ops.clip(projected, self._clip)
-        return self._attend(projected.view(len(hidden), -1, self._head_dim), cache, step)
+        return self._attend(projected.view(len(projected), -1, self._head_dim), cache, step)
 
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""

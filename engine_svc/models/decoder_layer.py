@@ -6,17 +6,20 @@ to the norm that comes next, which does both at once.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
-from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, StepInputs
+from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.recurrent_layers import recurrent_layer
+from engine_svc.models.row_pass import RowPass
 from engine_svc.ops.base import Ops
 from engine_svc.recurrence.base import StateShape
 
@@ -50,8 +53,17 @@ class DecoderLayer(torch.nn.Module):
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
+        if len(hidden) == 1 and self._row_pass is not None:
+            assert isinstance(cache, LayerCache)
+            return self._row_pass.forward(hidden, residual, cache, step)
         hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)
         return self.mlp(self.post_attention_layernorm(hidden, residual))
+
+    @functools.cached_property
+    def _row_pass(self) -> RowPass | None:
+        """Once the layer is packed."""
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        return None if self.state_shape else RowPass.of(getattr(self, self._attention_name), self.mlp, norms)
 
     def _mix(self, hidden: torch.Tensor, cache: AnyLayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size], which may be changed → the same, in which tokens have seen those before them."""

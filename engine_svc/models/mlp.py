@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.part import Layout
-from engine_svc.ops.base import Activation, ClampedSwish, activate
+from engine_svc.ops.base import Activation, ClampedSwish, RowProduct, activate
+
+
+class RowForms(NamedTuple):
+    """Of an MLP."""
+
+    gate_up: RowProduct
+    down: RowProduct
+    activation: Activation
 
 
 class MLP(torch.nn.Module):
@@ -37,6 +47,13 @@ class MLP(torch.nn.Module):
         )
         output_bias = bias if output_bias is None else output_bias
         self.down_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("down_proj"))
+
+    def row_forms(self) -> RowForms | None:
+        """The layer's products of one row, if what is around them is what they can do beside it."""
+        first, second = self.gate_up_proj.row, self.down_proj.row
+        if first is None or second is None or not self._is_gated or self._multipliers != (1.0, 1.0):
+            return None
+        return RowForms(first, second, self._activation)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""

@@ -62,6 +62,24 @@ def rows_within(count: int, look_up: Callable[[torch.Tensor], torch.Tensor]) -> 
     return rows
 
 
+class RowProduct(Protocol):
+    """A product of one row, by a kernel that does what is before it, or behind it, too. All tensors are [1, any]."""
+
+    def of_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """Of what Ops.add_rms_norm returns, or Ops.rms_norm without a residual; neither tensor is changed."""
+        ...
+
+    def of_activated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Of what Ops.activate_and_multiply returns."""
+        ...
+
+    def add_to(self, total: torch.Tensor, hidden: torch.Tensor, added: torch.Tensor) -> None:
+        """The total gets the product of `hidden` added, and what is `added`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class MatrixProduct:
     """A Product with a weight that stays as it is.
@@ -69,11 +87,13 @@ class MatrixProduct:
     Attributes:
         held: all that is read of the weight.
         rows: out of what is held. None: whoever wants them has to keep the weight.
+        row: of one row. None: nothing would be gained.
     """
 
     compute: Product
     held: Sequence[torch.Tensor]
     rows: Rows | None = None
+    row: RowProduct | None = None
 
     def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """See Product."""

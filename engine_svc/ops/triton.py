@@ -6,10 +6,13 @@ on that number, the products are Triton's too.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
+from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
 from engine_svc.kernels.experts import (
     MANY_ROWS,
@@ -26,6 +29,7 @@ from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
 from engine_svc.kernels.routing import choose_experts
+from engine_svc.kernels.single_row import Norm, single_row_product
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
@@ -54,6 +58,8 @@ class TritonOps(PlainOps):
         """See Ops.matrix."""
         if isinstance(weight, Int8Weight):
             return _int8_matrix(weight, bias)
+        if isinstance(weight, torch.Tensor) and weight.stride(1) == 1:
+            return _plain_matrix(super().matrix(weight, bias), weight, bias)
         if not isinstance(weight, CodedWeight):
             return super().matrix(weight, bias)
         packed = pack_codes(weight)
@@ -157,9 +163,7 @@ class TritonOps(PlainOps):
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""
-        clamped = (activation.slope, activation.limit) if isinstance(activation, ClampedSwish) else None
-        kind = "clamped" if isinstance(activation, ClampedSwish) else activation
-        return activation_kernels.activate_and_multiply(gate_up, kind, clamped)
+        return activation_kernels.activate_and_multiply(gate_up, _named(activation))
 
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """See Ops.activate."""
@@ -188,6 +192,46 @@ class InvariantTritonOps(TritonOps):
             output.copy_(fixed_product(hidden, weight))
 
         return product
+
+
+@dataclass(frozen=True, eq=False)
+class _SingleRow:
+    """See RowProduct."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def of_norm(
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        """See RowProduct.of_norm."""
+        return single_row_product(hidden, self.weight, self.bias, norm=Norm(residual, weight, epsilon))
+
+    def of_activated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See RowProduct.of_activated."""
+        return single_row_product(gate_up, self.weight, self.bias, activation=_named(activation))
+
+    def add_to(self, total: torch.Tensor, hidden: torch.Tensor, added: torch.Tensor) -> None:
+        """See RowProduct.add_to."""
+        single_row_product(hidden, self.weight, self.bias, total=total, added=added)
+
+
+def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor | None) -> MatrixProduct:
+    """As it is for many rows, with a kernel of its own for one."""
+
+    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+        if len(hidden) != 1:
+            return many(hidden, wide=wide)
+        return single_row_product(hidden, weight, bias, wide=wide)
+
+    return MatrixProduct(product, many.held, row=_SingleRow(weight, bias))
+
+
+def _named(activation: Activation) -> NamedActivation:
+    """As kernels have it."""
+    if isinstance(activation, ClampedSwish):
+        return NamedActivation("clamped", activation.slope, activation.limit)
+    return NamedActivation(activation)
 
 
 def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> MatrixProduct:

@@ -24,8 +24,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, routing
-from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, step_inputs, tiles
+from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row, step_inputs, tiles
 
 def stack_of(compiled):  # bytes for each thread, of what its registers do not hold
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -37,6 +38,12 @@ def stack_of(compiled):  # bytes for each thread, of what its registers do not h
 
 element, cached = sys.argv[1:3]
 capability = int(sys.argv[3])
+
+def current_target():  # without a GPU there is none, and kernels would be as for the oldest
+    return GPUTarget("cuda", capability, 32)
+
+current_target.__triton_builtin__ = True
+target_info.current_target = current_target
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
 shapes = [(8, 80, 32, 0, 8), (1, 64, 16, 4096, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
 if (element, cached) != ("bf16", "bf16"):  # what the others add: their types, and the largest tiles
@@ -105,6 +112,7 @@ for group, dim, block_size, window, kv_heads in shapes:
         there_is = 227 if capability in (90, 100) else 99  # KiB on each GPU of a generation since Ampere
         assert shared <= there_is * 1024, (kernel.__name__, given, shared)
         assert stack <= 512, (kernel.__name__, given, stack)
+        assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == (capability >= 90)
         print(kernel.__name__, element, cached, group, dim, shared, stack)
 
 products = [
@@ -133,6 +141,13 @@ products = [
       "slot_mapping_ptr": None} | ({} if norms else {"query_norm_ptr": None, "key_norm_ptr": None}),
      {"num_warps": 4})
     for half, interleaved, norms in ((48, False, True), (24, True, False), (0, False, True))
+] + [
+    (single_row._single_row_kernel,
+     {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size), "BIAS": True, "INPUT": before, "RESIDUAL": before == 1,
+      "KIND": 0, "TOTAL": before == 0, "ADDED": before == 0, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
+     {"num_warps": tile.warps})
+    for size, before in ((1024, 0), (2880, 1), (14336, 2))
+    for tile in {single_row.single_row_tiles(outputs, size) for outputs in (96, 40000)}
 ] + [
     (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
     for size in (96, 14336)

@@ -22,6 +22,7 @@ from tests.support.tiny_models import make_model
 BEFORE_ATTENTION = ["_norm_kernel", "linear", "_rotate_kernel"]
 DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["_prefill_kernel"]
 BEHIND_ATTENTION = ["linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
+ALONE = ["_single_row_kernel", "_rotate_kernel", *DECODED, *["_single_row_kernel"] * 3]
 
 
 def in_int8(names: list[str]) -> list[str]:
@@ -58,9 +59,11 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
         sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in (0, 1)]
         runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in (0, 1)]))
         runners[0].step(StepPlan(2, [], [ScheduledSequence(slot, 20, 1, 1, []) for slot in (0, 1)]))
-    of_products = in_int8 if "quantization" in options else list
+        runners[0].step(StepPlan(3, [], [ScheduledSequence(0, 21, 1, 1, [])]))
+    is_int8 = "quantization" in options
+    of_products = in_int8 if is_int8 else list
     expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
-    assert layers == [expected[0]] * 2 + [expected[1]] * 2
+    assert layers == [expected[0]] * 2 + [expected[1]] * 2 + [expected[1] if is_int8 else ALONE] * 2
 
 
 class Noted(Capture):

@@ -1,0 +1,149 @@
+"""Which tiles make kernels fastest on this GPU: `python -m benchmarks.tiles --shapes llama-3.1-8b --kernels row`.
+
+What kernels are launched with stands in engine_svc/kernels (`single_row_tiles`, `decode_tiles`) and in
+engine_svc/attention/triton.py (keys of a part), by what this printed on an H100. Weights and caches are so many that
+none is in the GPU's cache when its turn comes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from benchmarks.attention import Case
+from benchmarks.machine import heading
+from benchmarks.models import SHAPES
+from benchmarks.timing import RECORDED_CALLS, best_seconds
+from engine_svc.attention.base import AttentionMetadata, AttentionOptions
+from engine_svc.attention.context import ContextPart
+from engine_svc.kernels.activation import NamedActivation
+from engine_svc.kernels.attend import block_descriptor
+from engine_svc.kernels.paged_decode import most_parts, paged_decode
+from engine_svc.kernels.single_row import Norm, RowTiles, single_row_product, single_row_tiles
+from engine_svc.kernels.tiles import Tiles
+
+_BYTES = 300_000_000  # of weights, or caches, that take turns
+_BLOCK_SIZE, _SHOWN, _DEVICE = 64, 6, torch.device("cuda")
+Candidate = tuple[str, Callable[[torch.Tensor], Any]]  # its name, and a call with a weight or a cache
+
+
+def fastest(turns: Sequence[torch.Tensor], candidates: Iterator[Candidate]) -> str:
+    """Microseconds of the best ones, with their names. What cannot be compiled is left out."""
+    found = []
+    for name, call in candidates:
+        calls = max(1, RECORDED_CALLS // len(turns))
+        try:
+            seconds = best_seconds(partial(_each, call, turns), _DEVICE, calls)
+        except (OutOfResources, PTXASError):
+            continue
+        found.append((seconds / len(turns) * 1e6, name))
+    return ", ".join(f"{time:.1f} ({name})" for time, name in sorted(found)[:_SHOWN])
+
+
+def _each(call: Callable[[torch.Tensor], Any], turns: Sequence[torch.Tensor]) -> None:
+    for turn in turns:
+        call(turn)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=_DEVICE, dtype=torch.bfloat16)
+
+
+def row_products(shape: dict[str, Any]) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
+    """(name, outputs, inputs, what else the kernel does) of a dense layer and the head."""
+    size, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    norm = {"norm": Norm(_random(1, size), _random(size), 1e-5)}
+    yield "qkv", (heads + 2 * kv_heads) * dim, size, norm
+    yield "o", size, heads * dim, {"total": _random(1, size), "added": _random(1, size)}
+    yield "gate_up", 2 * inner, size, norm
+    yield "down", size, inner, {"activation": NamedActivation("silu")}
+    yield "head", shape["vocab_size"], size, {"wide": True}
+
+
+def row_candidates(outputs: int, size: int, form: dict[str, Any]) -> Iterator[Candidate]:
+    """The product of one row; cuBLAS' has nothing beside it."""
+    hidden = _random(1, 2 * size if "activation" in form else size)
+    yield "cuBLAS", partial(F.linear, hidden[:, :size].contiguous())
+    now = single_row_tiles(outputs, size)
+    for tile in itertools.product((2, 4, 8), (1024, 2048), (2, 4, 8)):
+        tiles = RowTiles(*tile)
+        each = tiles.outputs * tiles.inputs // (32 * tiles.warps)  # of a thread
+        if tiles == now or (16 <= each <= 64 and tiles.inputs < 2 * size):
+            yield "now: " * (tiles == now) + str(tile), partial(single_row_product, hidden, tiles=tiles, **form)
+
+
+def tune_rows(shape: dict[str, Any]) -> None:
+    """Tiles of outputs and inputs, and warps."""
+    for name, outputs, size, form in row_products(shape):
+        weights = [_random(outputs, size) for _ in range(max(2, _BYTES // (2 * outputs * size)))]
+        print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(outputs, size, form))} |")
+
+
+def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Iterator[Candidate]:
+    """Attention of one new token of each sequence."""
+    sequences, positions = len(query), sum(metadata.seq_lens_host)
+    all_of_them = torch.arange(sequences, dtype=torch.int32, device=_DEVICE)
+    given = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
+    programs = 4 * torch.cuda.get_device_properties(_DEVICE).multi_processor_count
+    options = AttentionOptions(query.shape[-1] ** -0.5)
+    for part, *tile in itertools.product((64, 128, 256, 512), (64, 128), (2, 4, 8), (2, 3)):
+        tiles, capacity = Tiles(16, *tile), most_parts(positions, sequences, ContextPart(), part)
+
+        def attend(cache: torch.Tensor, tiles: Tiles = tiles, part: int = part, capacity: int = capacity) -> None:
+            descriptor = block_descriptor(cache, tiles.keys) if tiles.keys <= _BLOCK_SIZE else None
+            output = torch.empty_like(query)
+            paged_decode(
+                query,
+                cache,
+                output,
+                *given,
+                all_of_them,
+                capacity,
+                programs,
+                options,
+                tiles,
+                part,
+                descriptor=descriptor,
+            )
+
+        if tiles.keys <= part:
+            yield f"parts of {part}, {tiles.keys} keys, {tiles.warps} warps, {tiles.stages} stages", attend
+
+
+def tune_decode(shape: dict[str, Any]) -> None:
+    """Keys of a part and of a tile, warps, and stages."""
+    heads, kv_heads, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+    for sequences, context in itertools.product((1, 8, 32), (1024, 8192)):
+        metadata = Case(sequences, 1, context).metadata(_DEVICE)
+        blocks = metadata.block_table.numel()
+        count = max(2, _BYTES // (4 * blocks * _BLOCK_SIZE * kv_heads * dim))
+        caches = [_random(2, blocks, _BLOCK_SIZE, kv_heads, dim) for _ in range(count)]
+        candidates = decode_candidates(_random(sequences, heads, dim), metadata)
+        print(f"| decode of {sequences} | at {context} | {fastest(caches, candidates)} |")
+
+
+_TUNED = {"row": tune_rows, "decode": tune_decode}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-0.6b"])
+    parser.add_argument("--kernels", nargs="+", choices=_TUNED, default=list(_TUNED))
+    arguments = parser.parse_args()
+    print(heading())
+    for shape in arguments.shapes:
+        print(f"`{shape}`\n\n| kernel | of | µs |\n|---|---|---|")
+        for kernel in arguments.kernels:
+            _TUNED[kernel](SHAPES[shape])
+
+
+if __name__ == "__main__":
+    main()

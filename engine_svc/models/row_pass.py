@@ -1,0 +1,50 @@
+"""One token through a layer, by products that do what is small beside them: seven kernels of a dense one, for ten."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine_svc.layers.norm import RMSNorm
+from engine_svc.models.attention import Attention, LayerCache, StepInputs
+from engine_svc.models.mlp import MLP, RowForms
+from engine_svc.ops.base import RowProduct
+
+
+class RowPass(NamedTuple):
+    """Of a layer with norms before attention and feed-forward."""
+
+    attention: Attention
+    qkv: RowProduct
+    output: RowProduct
+    feed_forward: torch.nn.Module
+    dense: RowForms | None  # None: the feed-forward layer is computed as it is for many rows
+    norms: tuple[RMSNorm, RMSNorm]
+
+    @classmethod
+    def of(
+        cls, attention: torch.nn.Module | None, feed_forward: torch.nn.Module, norms: tuple[torch.nn.Module, ...]
+    ) -> RowPass | None:
+        """None: the layer's products have no such form, or what stands between them is other than here."""
+        first, second = norms
+        if type(attention) is not Attention or not isinstance(first, RMSNorm) or not isinstance(second, RMSNorm):
+            return None
+        qkv, output = attention.qkv_proj.row, attention.o_proj.row
+        if qkv is None or output is None:
+            return None
+        dense = feed_forward.row_forms() if isinstance(feed_forward, MLP) else None
+        return cls(attention, qkv, output, feed_forward, dense, (first, second))
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
+    ) -> torch.Tensor:
+        """See DecoderLayer.forward: of one token."""
+        first, second = self.norms
+        projected = self.qkv.of_norm(hidden, residual, first.weight, first.epsilon)
+        self.output.add_to(residual, self.attention.attend_projected(projected, cache, step), hidden)
+        if self.dense is None:
+            put_out: torch.Tensor = self.feed_forward(second(residual))
+            return put_out
+        gate_up = self.dense.gate_up.of_norm(residual, None, second.weight, second.epsilon)
+        return self.dense.down.of_activated(gate_up, self.dense.activation)
