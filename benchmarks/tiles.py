@@ -68,11 +68,11 @@ def row_products(shape: dict[str, Any]) -> Iterator[tuple[str, int, int, dict[st
     yield "head", shape["vocab_size"], size, {"wide": True}
 
 
-def row_candidates(outputs: int, size: int, form: dict[str, Any]) -> Iterator[Candidate]:
+def row_candidates(size: int, form: dict[str, Any]) -> Iterator[Candidate]:
     """The product of one row; cuBLAS' has nothing beside it."""
     hidden = _random(1, 2 * size if "activation" in form else size)
     yield "cuBLAS", partial(F.linear, hidden[:, :size].contiguous())
-    now = single_row_tiles(outputs, size)
+    now = single_row_tiles(size)
     for tile in itertools.product((2, 4, 8), (1024, 2048), (2, 4, 8)):
         tiles = RowTiles(*tile)
         each = tiles.outputs * tiles.inputs // (32 * tiles.warps)  # of a thread
@@ -84,7 +84,7 @@ def tune_rows(shape: dict[str, Any]) -> None:
     """Tiles of outputs and inputs, and warps."""
     for name, outputs, size, form in row_products(shape):
         weights = [_random(outputs, size) for _ in range(max(2, _BYTES // (2 * outputs * size)))]
-        print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(outputs, size, form))} |")
+        print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(size, form))} |")
 
 
 def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Iterator[Candidate]:

@@ -147,7 +147,7 @@ products = [
       "KIND": 0, "TOTAL": before == 0, "ADDED": before == 0, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
      {"num_warps": tile.warps})
     for size, before in ((1024, 0), (2880, 1), (14336, 2))
-    for tile in {single_row.single_row_tiles(outputs, size) for outputs in (96, 40000)}
+    for tile in [single_row.single_row_tiles(size)]
 ] + [
     (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
     for size in (96, 14336)
