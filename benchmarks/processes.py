@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.stopping import unwinding
@@ -27,19 +27,20 @@ def running_stack(model: str, arguments: Sequence[str]) -> Iterator[dict[str, li
             stdout = process.stdout
             if stdout is None or not any("  try " in line for line in stdout):
                 raise RuntimeError("the stack did not start; see above")
-            yield _services(process.pid)
+            yield services(process.pid)
         finally:
             process.terminate()
             process.wait(_STOP_SECONDS)
 
 
-def _services(parent: int) -> dict[str, list[int]]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    services: dict[str, list[int]] = {}
-    for child in children:
-        command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        services.setdefault(command[command.index(b"quire") + 1].decode(), []).append(int(child))
-    return services
+def services(parent: int) -> dict[str, list[int]]:
+    """The services of a `quire serve`, by name, and their process ids."""
+    found: dict[str, list[int]] = {}
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with suppress(OSError, ValueError):  # it has just ended, or is being started
+            command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            found.setdefault(command[command.index(b"quire") + 1].decode(), []).append(int(child))
+    return found
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:

@@ -48,7 +48,7 @@ class Running:
 
     def resident_bytes(self) -> int:
         """Memory of it and all its processes, shared pages counted once (PSS)."""
-        return sum(_pss(pid) for pid in _family(self.process.pid))
+        return sum(_pss(pid) for pid in family(self.process.pid))
 
 
 def quire(name: str, model: Path, port: int, arguments: Sequence[str]) -> Server:
@@ -123,11 +123,14 @@ def answers(port: int) -> bool:
 
 
 @contextmanager
-def running(server: Server, log: Path, answers: Callable[[int], bool] = answers) -> Iterator[Running]:
+def running(
+    server: Server, log: Path, answers: Callable[[int], bool] = answers, seconds: float = START_SECONDS
+) -> Iterator[Running]:
     """Starts the server, waits for its first answer, stops it at the end.
 
     Args:
         answers: whether the server at a port answers.
+        seconds: that it has until then.
 
     Raises:
         RuntimeError: it ends before it answers, or takes too long.
@@ -140,7 +143,7 @@ def running(server: Server, log: Path, answers: Callable[[int], bool] = answers)
         )  # fmt: skip
         try:
             while not answers(server.port):
-                if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
+                if process.poll() is not None or time.monotonic() - begin > seconds:
                     raise RuntimeError(f"{server.name} did not start: {log.read_text(errors='replace')[-2000:]}")
                 time.sleep(0.05)
             yield Running(process, time.monotonic() - begin)
@@ -148,9 +151,10 @@ def running(server: Server, log: Path, answers: Callable[[int], bool] = answers)
             stop(process)
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """A process, and all that it and its children have started."""
     children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    return [pid, *(found for child in children for found in _family(int(child)))]
+    return [pid, *(found for child in children for found in family(int(child)))]
 
 
 def _pss(pid: int) -> int:

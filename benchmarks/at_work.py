@@ -1,0 +1,203 @@
+"""Whether the whole stack works on a device: `python -m benchmarks.at_work`, by OpenAI's own client.
+
+`quire serve` is started with models of real shapes and random weights, one server after the other, and each is tried:
+chats, prefix hits, many streams, cancelled ones, a cache that is too small, workers that are killed, and the end. Every
+wait has a deadline. What is not as it should be is told in the table, what comes next is tried, and the status is 1.
+
+Without a GPU: `--device cpu --shapes tiny-llama`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from benchmarks.at_work_chat import log_probabilities, prefix_hit, seeds, two_choices, whole_and_streamed
+from benchmarks.at_work_load import (
+    both_workers,
+    cancelled_streams,
+    host_tier,
+    killed_worker,
+    many_streams,
+    preempted_streams,
+    restarted_worker,
+    stopped,
+)
+from benchmarks.at_work_stack import ON_CPU, ON_GPU, Scale, Stack, Unexpected, client_of
+from benchmarks.machine import heading
+from benchmarks.models import SHAPES, build_without_weights
+from benchmarks.servers import Running, Server, answers, quire, running
+from quire.serve.ports import free_ports
+
+Trial: TypeAlias = Callable[[Stack], Awaitable[str]]
+
+_MOST_SECONDS = 320.0  # of all runs
+_START_SECONDS = 120.0
+_TRIAL_SECONDS = 100.0
+_LOG_LINES = 20
+# The first is tried in all ways.
+GPU_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v2-lite")
+_CHAT: tuple[Trial, ...] = (whole_and_streamed, two_choices, log_probabilities, seeds)
+_LOAD: tuple[Trial, ...] = (many_streams, cancelled_streams)
+_FEW_SEQUENCES = "--max-num-seqs 32"  # fewer CUDA graphs to record
+# What shapes other than the first are tried with.
+_OPTIONS = {"llama-3.1-8b": "--quantization int8"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A server, and what is tried with it; it is stopped in the end."""
+
+    shape: str
+    options: str
+    trials: Sequence[Trial]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one thing that was tried."""
+
+    run: Run
+    tried: str
+    is_good: bool
+    result: str
+    seconds: float
+    log: Sequence[str] = ()  # of the server, where it has failed
+
+    def row(self) -> str:
+        """Of the table."""
+        result = " ".join(self.result.split()).replace("|", "\\|")
+        said = f"{'' if self.is_good else 'FAILED: '}{result}"
+        return f"| {self.run.shape} | {self.run.options} | {self.tried} | {said} | {self.seconds:.1f} |"
+
+
+def runs(shapes: Sequence[str], scale: Scale) -> list[Run]:
+    """All of them; the first shape's come first."""
+    first, *others = shapes
+    few = f"--num-gpu-blocks-override {scale.few_blocks} --max-model-len {scale.max_model_len}"
+    return [
+        Run(first, "--enable-prompt-tokens-details", (*_CHAT, prefix_hit, *_LOAD)),
+        Run(
+            first, f"{few} --swap-space 1 --kv-cache-dtype fp8",
+            (whole_and_streamed, preempted_streams, host_tier, cancelled_streams),
+        ),
+        # So the streams of one that dies are to have the very tokens that they would have had.
+        Run(
+            first, "--engines 2 --gpu-memory-utilization 0.3 --batch-invariant",
+            (*_CHAT, both_workers, killed_worker, restarted_worker),
+        ),
+        *(Run(first, f"--quantization {form} {_FEW_SEQUENCES}", _CHAT) for form in ("int4", "fp8")),
+        *(
+            Run(
+                shape, f"{_OPTIONS.get(shape, '')} --enable-prompt-tokens-details {_FEW_SEQUENCES}".strip(),
+                (*_CHAT, prefix_hit),
+            )
+            for shape in others
+        ),
+    ]  # fmt: skip
+
+
+def tried(run: Run, device: str, scale: Scale, end: float) -> Iterator[Outcome]:
+    """Outcomes as they come.
+
+    Args:
+        end: of the time for all, by time.monotonic(). A run is cut short there but for its server's end.
+    """
+    begin = time.monotonic()
+    if begin >= end:
+        yield Outcome(run, "start", False, "no time was left", 0.0)
+        return
+    with tempfile.TemporaryDirectory(prefix="quire-at-work-") as name:
+        folder = Path(name)
+        log, services_log = folder / "printed.log", folder / "services.log"
+        server, seconds = _server(run, device, folder), min(_START_SECONDS, end - begin)
+        try:
+            with running(server, log, lambda port: _is_ready(port, log), seconds) as started:
+                yield Outcome(run, "start", True, "answers", started.start_seconds)
+                for trial in (*run.trials, stopped):
+                    outcome = asyncio.run(_outcome(run, trial, started, server.port, log, device, scale, end))
+                    yield outcome if outcome.is_good else replace(outcome, log=_tail(log) + _tail(services_log))
+        except RuntimeError as error:  # it did not start
+            last = str(error).strip().splitlines()[-1]
+            yield Outcome(run, "start", False, last, time.monotonic() - begin, log=_tail(log) + _tail(services_log))
+
+
+def _server(run: Run, device: str, folder: Path) -> Server:
+    model, [port] = folder / run.shape, free_ports(1)
+    build_without_weights(run.shape, model)
+    given = ["--device", device, "--load-format", "dummy", "--log-file", str(folder / "services.log")]
+    server = quire(run.shape, model, port, [*given, *run.options.split()])
+    return replace(server, environment={"PYTHONUNBUFFERED": "1"})
+
+
+def _is_ready(port: int, log: Path) -> bool:
+    """Whether it has said where its services are, and answers."""
+    return " is ready after " in log.read_text(errors="replace") and answers(port)
+
+
+async def _outcome(
+    run: Run, trial: Trial, started: Running, port: int, log: Path, device: str, scale: Scale, end: float
+) -> Outcome:
+    begin = time.monotonic()
+    # The end of a server is always tried.
+    seconds = _TRIAL_SECONDS if trial is stopped else min(_TRIAL_SECONDS, end - begin)
+    is_invariant = device == "cpu" or "--batch-invariant" in run.options
+    try:
+        async with asyncio.timeout(seconds), client_of(port) as client:
+            result, is_good = await trial(Stack(started, port, log, client, scale, is_invariant)), True
+    except TimeoutError:
+        result, is_good = f"not done after {seconds:.0f} s", False
+    except Exception as error:  # whatever it is, the other things are tried
+        result, is_good = f"{'' if isinstance(error, Unexpected) else type(error).__name__ + ': '}{error}", False
+    return Outcome(run, trial.__name__.replace("_", " "), is_good, result, time.monotonic() - begin)
+
+
+def _tail(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
+
+
+def measure(chosen: Sequence[Run], device: str, seconds: float = _MOST_SECONDS) -> list[Outcome]:
+    """Prints the table, row by row as they come, and what servers said where something failed."""
+    scale, end, outcomes = scale_of(device), time.monotonic() + seconds, list[Outcome]()
+    print("| shape | with | what was tried | result | s |\n|---|---|---|---|---|")
+    for run in chosen:
+        for outcome in tried(run, device, scale, end):
+            outcomes.append(outcome)
+            print(outcome.row(), flush=True)
+    for outcome in outcomes:
+        if outcome.log:
+            print(f"\n{outcome.run.shape} {outcome.run.options}, {outcome.tried}:", *outcome.log, sep="\n")
+    return outcomes
+
+
+def scale_of(device: str) -> Scale:
+    """As much as it bears."""
+    return ON_CPU if device == "cpu" else ON_GPU
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=GPU_SHAPES, help="the first in all ways")
+    parser.add_argument("--seconds", type=float, default=_MOST_SECONDS, help="for all runs")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="runs with one of these in their shape or options")
+    arguments = parser.parse_args()
+    every = runs(arguments.shapes, scale_of(arguments.device))
+    words = arguments.only or [""]
+    chosen = [run for run in every if any(word in f"{run.shape} {run.options}" for word in words)]
+    if not chosen:
+        parser.error(f"--only {' '.join(words)}: there are {', '.join(run.options for run in every)}")
+    print(heading())
+    outcomes = measure(chosen, arguments.device, arguments.seconds)
+    sys.exit(0 if all(outcome.is_good for outcome in outcomes) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Many streams at once, workers that die and the end, as `benchmarks.at_work` tries them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.at_work_stack import Answer, Stack, complete, expect, until
+from benchmarks.processes import services
+from benchmarks.servers import family
+
+_CANCELLED = 4  # streams
+_OF_LIVE_REQUESTS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+_SETTLE_SECONDS = 10.0  # for metrics, which workers tell several times a second
+_HEARD_SECONDS = 1.0  # within which gateway and router hear from all workers, several times
+_RESTART_SECONDS = 90.0
+_STOP_SECONDS = 30.0
+_UNDER_WAY = 4  # tokens
+
+
+def _prompts(name: str, count: int) -> list[str]:
+    """Of some hundred tokens, which differ from the first one of them on."""
+    return [f"{number} {name}: " + "some hundred bytes that are to be gone on with, " * 2 for number in range(count)]
+
+
+async def _streams(
+    stack: Stack, name: str, tokens: int, on_tokens: Callable[[Answer], None] = lambda _: None
+) -> list[Answer]:
+    """All at once, and all complete."""
+    prompts = _prompts(name, stack.scale.streams)
+    answers = await asyncio.gather(*(stack.stream(prompt, tokens, on_tokens) for prompt in prompts))
+    complete(answers, tokens)
+    return answers
+
+
+async def many_streams(stack: Stack) -> str:
+    """At once."""
+    tokens, begin = stack.scale.tokens, time.monotonic()
+    answers = await _streams(stack, "many", tokens)
+    seconds = time.monotonic() - begin
+    return f"{len(answers)} streams of {tokens} tokens, {len(answers) * tokens / seconds:,.0f} tokens/s"
+
+
+async def cancelled_streams(stack: Stack) -> str:
+    """Some end in the middle, as their clients leave; the others go on."""
+    under_way, tokens, more = asyncio.Event(), stack.scale.tokens, stack.scale.max_model_len // 2
+    await asyncio.sleep(_HEARD_SECONDS)  # of what ran before
+    before = await stack.metric("vllm:generation_tokens_total")
+    leaving = [
+        asyncio.create_task(stack.stream(prompt, more, lambda answer: _tell(under_way, answer)))
+        for prompt in _prompts("leaving", _CANCELLED)
+    ]
+    staying = [asyncio.create_task(stack.stream(prompt, tokens)) for prompt in _prompts("staying", _CANCELLED)]
+    await under_way.wait()
+    for task in leaving:
+        task.cancel()
+    ended = await asyncio.gather(*leaving, return_exceptions=True)
+    expect(all(isinstance(each, asyncio.CancelledError) for each in ended), f"some had ended before: {ended}")
+    complete(await asyncio.gather(*staying), tokens)
+    await asyncio.sleep(_HEARD_SECONDS)
+
+    async def is_idle() -> bool:
+        return not any([await stack.metric(f"vllm:{name}") for name in _OF_LIVE_REQUESTS])
+
+    await until(is_idle, _SETTLE_SECONDS, f"one of {', '.join(_OF_LIVE_REQUESTS)} is not 0")
+    generated = await stack.metric("vllm:generation_tokens_total") - before
+    most = _CANCELLED * (tokens + more)
+    expect(generated < most, f"all {most} tokens were generated")
+    return f"{_CANCELLED} left, {_CANCELLED} completed; {generated:.0f} tokens generated of {most}, none runs or waits"
+
+
+def _tell(event: asyncio.Event, answer: Answer) -> None:
+    if len(answer.ids) >= _UNDER_WAY:
+        event.set()
+
+
+async def preempted_streams(stack: Stack) -> str:
+    """More than the cache holds: sequences wait for others, and go on."""
+    before, tokens = await stack.metric("vllm:num_preemptions_total"), stack.scale.max_model_len // 2
+    answers = await _streams(stack, "many", tokens)
+
+    async def are_told() -> bool:
+        return await stack.metric("vllm:num_preemptions_total") > before
+
+    await until(are_told, _SETTLE_SECONDS, "vllm:num_preemptions_total has not grown")
+    count = await stack.metric("vllm:num_preemptions_total") - before
+    return f"{len(answers)} streams of {tokens} tokens; {count:.0f} preemptions"
+
+
+async def host_tier(stack: Stack) -> str:
+    """Blocks that the device had to forget came from the host's memory when they were asked for again."""
+    kept = await stack.metric("quire_engine_host_blocks_used", "engine")
+    expect(kept > 0, "the host's memory keeps no block")
+    before = await stack.metric("quire_engine_host_cache_hits_total", "engine")
+    await many_streams(stack)  # whose prompts others have pushed out
+    found = await stack.metric("quire_engine_host_cache_hits_total", "engine") - before
+    expect(before + found > 0, "no token was found in the host's memory")
+    return f"{kept:.0f} blocks kept there, {before:.0f} tokens found there, {found:.0f} more by the same streams again"
+
+
+async def both_workers(stack: Stack) -> str:
+    """Each gets some of the requests."""
+    await asyncio.sleep(_HEARD_SECONDS)  # the router takes one that it has not heard from since the first step for slow
+    before = await _generated(stack)
+    # Of other prompts each time: the router sends what is cached to where it is.
+    await _streams(stack, f"both, after {before}", stack.scale.tokens)
+
+    async def are_told() -> bool:
+        return all(now > then for now, then in zip(await _generated(stack), before, strict=True))
+
+    await until(are_told, _SETTLE_SECONDS, "one of the workers has generated nothing")
+    shares = [f"{now - then:.0f}" for now, then in zip(await _generated(stack), before, strict=True)]
+    return f"{' and '.join(shares)} tokens generated"
+
+
+async def killed_worker(stack: Stack) -> str:
+    """Streams of a worker that is killed go on at the other one; it is started again, and serves."""
+    tokens = min(4 * stack.scale.tokens, stack.scale.max_model_len // 2)  # not done before it is dead
+    undisturbed = await _streams(stack, "killed", tokens)
+    moved = await stack.metric("quire_router_migrations_total", "router")
+    victims, begun = services(stack.server.process.pid)["engine"], set[int]()
+    pids = list[int]()
+
+    def kill_once_all_are_under_way(answer: Answer) -> None:
+        if len(answer.ids) >= _UNDER_WAY:
+            begun.add(id(answer))
+        if len(begun) == stack.scale.streams and not pids:
+            pids.append(victims[-1])
+            os.kill(victims[-1], signal.SIGKILL)
+
+    answers = await _streams(stack, "killed", tokens, kill_once_all_are_under_way)
+    expect(bool(pids), "the streams were never all under way")
+    moved = await stack.metric("quire_router_migrations_total", "router") - moved
+    expect(moved > 0, "no stream moved")
+    equal = sum(one.ids == other.ids for one, other in zip(undisturbed, answers, strict=True))
+    words = f"{moved:.0f} of {len(answers)} streams moved, all have their tokens, {equal} those of undisturbed streams"
+    expect(equal == len(answers) or not stack.is_invariant, words)
+    return words
+
+
+async def restarted_worker(stack: Stack) -> str:
+    """The one that was killed is back, and gets requests."""
+
+    async def is_back() -> bool:
+        return await stack.metric("quire_router_workers", "router", state="ready") == 2
+
+    seconds = await until(is_back, _RESTART_SECONDS, "the router has not two workers that are ready")
+    expect(len(services(stack.server.process.pid)["engine"]) == 2, "there are not two processes")
+    return f"ready {seconds:.1f} s after the streams were done; {await both_workers(stack)}"
+
+
+async def _generated(stack: Stack) -> list[float]:
+    return [await stack.metric("quire_engine_generation_tokens_total", f"engine-{rank}") for rank in range(2)]
+
+
+async def stopped(stack: Stack) -> str:
+    """SIGTERM lets a stream finish, then all processes end."""
+    under_way, process, tokens = asyncio.Event(), stack.server.process, stack.scale.tokens
+    stream = asyncio.create_task(stack.stream("the last one", tokens, lambda answer: _tell(under_way, answer)))
+    await under_way.wait()
+    pids = family(process.pid)
+    begin = time.monotonic()
+    process.terminate()
+    complete([await stream], tokens)
+
+    async def has_ended() -> bool:
+        return process.poll() is not None
+
+    await until(has_ended, _STOP_SECONDS, "quire serve has not ended")
+    seconds = time.monotonic() - begin
+
+    async def are_gone() -> bool:
+        return not _alive(pids)
+
+    await until(are_gone, 5.0, "processes are left")
+    expect(process.returncode == 0, f"it ended with status {process.returncode}")
+    return f"the last stream had all its tokens; {len(pids)} processes ended within {seconds:.1f} s"
+
+
+def _alive(pids: Sequence[int]) -> list[int]:
+    """Those that have not ended; one may lie there until its new parent asks for it."""
+    found = []
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found

@@ -1,0 +1,206 @@
+"""A stack that `benchmarks.at_work` tries: its chats by OpenAI's own client, its metrics, its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.servers import Running
+
+MODEL = "bench"
+_METRICS = re.compile(r"^ +(\S+) +gRPC \S+ +metrics (\S+)$", re.MULTILINE)  # in what `quire serve` prints
+_REPEAT_SECONDS = 0.05
+_NEAR = 0.1  # log-probabilities that last bits may exchange
+_TOPS = 20
+
+
+class Unexpected(Exception):
+    """What was seen is not what should be."""
+
+
+def expect(is_so: bool, seen: str) -> None:
+    """
+    Raises:
+        Unexpected: it is not so, and this was seen.
+    """
+    if not is_so:
+        raise Unexpected(seen)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is asked of a server."""
+
+    streams: int  # at once
+    tokens: int  # of each
+    prompt_tokens: int  # of a long prompt
+    few_blocks: int  # of a cache that does not hold all streams
+    max_model_len: int  # with so few
+
+
+ON_GPU = Scale(streams=32, tokens=192, prompt_tokens=4000, few_blocks=64, max_model_len=1024)  # blocks of 64 tokens
+ON_CPU = Scale(streams=8, tokens=48, prompt_tokens=1500, few_blocks=32, max_model_len=512)  # of 16
+
+
+@dataclass
+class Answer:
+    """Of one chat, whole or so far."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    tops: list[dict[int, float]] = field(default_factory=list)  # of each token, ids → log-probabilities
+    finish_reason: str | None = None
+    usage: Any = None
+
+    def take(self, choice: Any, message: Any) -> None:
+        """What a choice, or a chunk's, says.
+
+        Args:
+            message: or delta.
+        """
+        self.ids += (choice.model_extra or {}).get("token_ids") or []
+        self.text += ((message.model_extra or {}).get("reasoning") or "") + (message.content or "")
+        for token in (choice.logprobs and choice.logprobs.content) or ():
+            self.tops.append({_id(top.token): top.logprob for top in token.top_logprobs})
+        self.finish_reason = choice.finish_reason or self.finish_reason
+
+
+def _id(token: str) -> int:
+    return int(token.removeprefix("token_id:"))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A `quire serve` that is ready.
+
+    Attributes:
+        is_invariant: whether what shares a batch makes no difference to a sequence.
+    """
+
+    server: Running
+    port: int
+    log: Path  # what it printed
+    client: AsyncOpenAI
+    scale: Scale
+    is_invariant: bool
+
+    async def ask(self, prompt: str, tokens: int, **fields: Any) -> list[Answer]:
+        """The choices of a chat that is not streamed; greedy unless fields say otherwise."""
+        completion = await self.client.chat.completions.create(**_request(prompt, tokens, fields))
+        answers = []
+        for choice in sorted(completion.choices, key=lambda choice: choice.index):
+            answers.append(Answer(usage=completion.usage))
+            answers[-1].take(choice, choice.message)
+        return answers
+
+    async def stream(
+        self, prompt: str, tokens: int, on_tokens: Callable[[Answer], None] = lambda _: None, **fields: Any
+    ) -> Answer:
+        """The same, streamed, with one choice.
+
+        Args:
+            on_tokens: is told after each chunk what there is.
+        """
+        answer = Answer()
+        request = _request(prompt, tokens, fields) | {"stream": True, "stream_options": {"include_usage": True}}
+        async with await self.client.chat.completions.create(**request) as chunks:
+            async for chunk in chunks:
+                for choice in chunk.choices:
+                    answer.take(choice, choice.delta)
+                    on_tokens(answer)
+                answer.usage = chunk.usage or answer.usage
+        return answer
+
+    async def metric(self, name: str, service: str = "gateway", **labels: str) -> float:
+        """The sum of a metric's values with these labels; of a service that is named as `quire serve` names it."""
+        urls = dict(_METRICS.findall(self.log.read_text(errors="replace")))
+        url = urls.get(service, f"http://127.0.0.1:{self.port}/metrics")
+        text = await asyncio.to_thread(_get, url)
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return str(response.read(), "utf-8")
+
+
+def _request(prompt: str, tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Token ids come with the text: bytes that are no UTF-8 look alike in it."""
+    extra = {"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    return {
+        "model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0,
+        "extra_body": extra, **fields,
+    }  # fmt: skip
+
+
+def with_tops() -> dict[str, Any]:
+    """Fields that `compared` needs."""
+    return {"logprobs": True, "top_logprobs": _TOPS}
+
+
+def compared(one: Answer, other: Answer, is_invariant: bool) -> str:
+    """Whether two greedy answers to one prompt are equal, in words.
+
+    Where what shares a batch, or what was cached, changes last bits, they may part at a near tie.
+
+    Raises:
+        Unexpected: they differ by more.
+    """
+    pairs = zip(one.ids, other.ids, strict=False)
+    place = next((index for index, (left, right) in enumerate(pairs) if left != right), None)
+    if place is None:
+        expect(len(one.ids) == len(other.ids), f"{len(one.ids)} tokens and {len(other.ids)}")
+        return "equal"
+    expect(not is_invariant, f"token {place} is {one.ids[place]} and {other.ids[place]}")
+    for answer, own, its in ((one, one.ids[place], other.ids[place]), (other, other.ids[place], one.ids[place])):
+        expect(len(answer.tops) > place, "no log-probabilities")
+        tops = answer.tops[place]
+        expect(its in tops, f"token {place} is {own} and {its}, which is not among the {len(tops)} likeliest")
+        gap = tops[own] - tops[its]
+        expect(gap < _NEAR, f"token {place} is {own} and {its}, whose log-probabilities differ by {gap:.3f}")
+    return f"equal up to a near tie at token {place}"
+
+
+def client_of(port: int) -> AsyncOpenAI:
+    """What fails is not tried again."""
+    return AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0, timeout=90)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float, what: str) -> float:
+    """Waits, and returns for how many seconds.
+
+    Raises:
+        Unexpected: it did not come in time.
+    """
+    begin = time.monotonic()
+    while not await condition():
+        expect(time.monotonic() - begin < seconds, f"after {seconds:.0f} s: {what}")
+        await asyncio.sleep(_REPEAT_SECONDS)
+    return time.monotonic() - begin
+
+
+def complete(answers: Sequence[Answer], tokens: int) -> None:
+    """
+    Raises:
+        Unexpected: one of them has not all of its tokens, or did not end because of their number.
+    """
+    for index, answer in enumerate(answers):
+        counted = answer.usage.completion_tokens if answer.usage else None
+        expect(
+            len(answer.ids) == counted == tokens and answer.finish_reason == "length",
+            f"stream {index} has {len(answer.ids)} tokens of {tokens}, says {counted}, ended by {answer.finish_reason}",
+        )
