@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,15 +31,15 @@ from benchmarks.at_work_load import (
     restarted_worker,
     stopped,
 )
-from benchmarks.at_work_stack import ON_CPU, ON_GPU, Scale, Stack, Unexpected, client_of
+from benchmarks.at_work_stack import ON_CPU, ON_GPU, Scale, Stack, Unexpected
 from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build_without_weights
-from benchmarks.servers import Running, Server, answers, quire, running
+from benchmarks.servers import Server, answers, quire, running
 from quire.serve.ports import free_ports
 
 Trial: TypeAlias = Callable[[Stack], Awaitable[str]]
 
-_MOST_SECONDS = 320.0  # of all runs
+_MOST_SECONDS = 300.0  # of all runs, but for the end of the last one
 _START_SECONDS = 120.0
 _TRIAL_SECONDS = 100.0
 _LOG_LINES = 20
@@ -118,12 +119,16 @@ def tried(run: Run, device: str, scale: Scale, end: float) -> Iterator[Outcome]:
         folder = Path(name)
         log, services_log = folder / "printed.log", folder / "services.log"
         server, seconds = _server(run, device, folder), min(_START_SECONDS, end - begin)
+        is_invariant = device == "cpu" or "--batch-invariant" in run.options
         try:
             with running(server, log, lambda port: _is_ready(port, log), seconds) as started:
                 yield Outcome(run, "start", True, "answers", started.start_seconds)
-                for trial in (*run.trials, stopped):
-                    outcome = asyncio.run(_outcome(run, trial, started, server.port, log, device, scale, end))
+                stack = partial(Stack, started, server.port, log, scale, is_invariant)
+                for trial in run.trials:
+                    outcome = asyncio.run(_outcome(run, trial, stack, end - time.monotonic()))
                     yield outcome if outcome.is_good else replace(outcome, log=_tail(log) + _tail(services_log))
+                # Whatever time is left.
+                yield asyncio.run(_outcome(run, stopped, stack, _TRIAL_SECONDS))
         except RuntimeError as error:  # it did not start
             last = str(error).strip().splitlines()[-1]
             yield Outcome(run, "start", False, last, time.monotonic() - begin, log=_tail(log) + _tail(services_log))
@@ -142,20 +147,16 @@ def _is_ready(port: int, log: Path) -> bool:
     return " is ready after " in log.read_text(errors="replace") and answers(port)
 
 
-async def _outcome(
-    run: Run, trial: Trial, started: Running, port: int, log: Path, device: str, scale: Scale, end: float
-) -> Outcome:
-    begin = time.monotonic()
-    # The end of a server is always tried.
-    seconds = _TRIAL_SECONDS if trial is stopped else min(_TRIAL_SECONDS, end - begin)
-    is_invariant = device == "cpu" or "--batch-invariant" in run.options
+async def _outcome(run: Run, trial: Trial, stack: Callable[[], Stack], seconds: float) -> Outcome:
+    begin, is_good, limit = time.monotonic(), False, asyncio.timeout(min(seconds, _TRIAL_SECONDS))
     try:
-        async with asyncio.timeout(seconds), client_of(port) as client:
-            result, is_good = await trial(Stack(started, port, log, client, scale, is_invariant)), True
-    except TimeoutError:
-        result, is_good = f"not done after {seconds:.0f} s", False
+        async with limit, stack() as entered:
+            result, is_good = await trial(entered), True
+    except Unexpected as error:
+        result = str(error)
     except Exception as error:  # whatever it is, the other things are tried
-        result, is_good = f"{'' if isinstance(error, Unexpected) else type(error).__name__ + ': '}{error}", False
+        result = f"{type(error).__name__}: {error}"
+    result = "not done in time" if limit.expired() else result
     return Outcome(run, trial.__name__.replace("_", " "), is_good, result, time.monotonic() - begin)
 
 

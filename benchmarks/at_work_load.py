@@ -55,7 +55,7 @@ async def cancelled_streams(stack: Stack) -> str:
         for prompt in _prompts("leaving", _CANCELLED)
     ]
     staying = [asyncio.create_task(stack.stream(prompt, tokens)) for prompt in _prompts("staying", _CANCELLED)]
-    await under_way.wait()
+    await _are_under_way(under_way, [*leaving, *staying])
     for task in leaving:
         task.cancel()
     ended = await asyncio.gather(*leaving, return_exceptions=True)
@@ -71,6 +71,16 @@ async def cancelled_streams(stack: Stack) -> str:
     most = _CANCELLED * (tokens + more)
     expect(generated < most, f"all {most} tokens were generated")
     return f"{_CANCELLED} left, {_CANCELLED} completed; {generated:.0f} tokens generated of {most}, none runs or waits"
+
+
+async def _are_under_way(event: asyncio.Event, streams: Sequence[asyncio.Task[Answer]]) -> None:
+    """Waits for the event; a stream that fails before it raises its error."""
+    waiter = asyncio.create_task(event.wait())
+    await asyncio.wait([waiter, *streams], return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    for stream in streams:
+        if stream.done():
+            stream.result()
 
 
 def _tell(event: asyncio.Event, answer: Answer) -> None:
@@ -161,7 +171,7 @@ async def stopped(stack: Stack) -> str:
     """SIGTERM lets a stream finish, then all processes end."""
     under_way, process, tokens = asyncio.Event(), stack.server.process, stack.scale.tokens
     stream = asyncio.create_task(stack.stream("the last one", tokens, lambda answer: _tell(under_way, answer)))
-    await under_way.wait()
+    await _are_under_way(under_way, [stream])
     pids = family(process.pid)
     begin = time.monotonic()
     process.terminate()

@@ -1,10 +1,11 @@
 """All that a GPU has to show, in under half an hour: `make check-gpu`, which writes benchmarks/results/gpu.md.
 
-First that it works (the tests that are marked gpu), then how fast it is. Each stage is a command with a deadline: one
-that fails or takes too long is told so in the table, and the next one begins. Where a command may take nine
-minutes, in two:
+First that it works (the tests that are marked gpu, then the whole stack with models of real shapes), then how fast it
+is. Each stage is a command with a deadline: one that fails or takes too long is told so in the table, and the next one
+begins. Where a command may take nine minutes, in three:
 
     python -m benchmarks.gpu --seconds 520 --only machine tests attention stack timeline compiled
+    python -m benchmarks.gpu --seconds 520 --append --only work
     python -m benchmarks.gpu --seconds 520 --append --only floors Transformers
 """
 
@@ -97,6 +98,7 @@ def stages() -> list[Stage]:
             "machine", ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv"], 30
         ),
         _tests(),
+        Stage("services at work", _module("benchmarks.at_work"), 330),
         *_of_shape(_PEERS[0]),
         Stage("attention of one layer", _module("benchmarks.attention", "--device", "cuda"), 60),
         Stage("the whole stack", _module("benchmarks.serving", *stack.split()), 120),
