@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from router.workers.load_table import NUM_FIGURES, Figures
-from router.workers.speed import WorkerSpeed
+from router.workers.speed import StepLine, WorkerSpeed
 from router.workers.step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -124,6 +124,11 @@ class LoadTracker:
         self.kv_usage = load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0
         self.speed.heartbeat(load.counters, now)
         self._step_times.heartbeat(load.counters.model_execute_milliseconds, now)
+        self._sum_up()
+
+    def learn_from(self, line: StepLine) -> None:
+        """Its make's line is this one, which all workers of the make observe."""
+        self.speed.learn_from(line)
         self._sum_up()
 
     def stalled(self, now: float, most_tokens: int) -> float:

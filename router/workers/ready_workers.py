@@ -50,6 +50,7 @@ class ReadyWorkers:
         self._live: Sequence[Worker] | None = None  # all ready ones, of whatever model
         self._ready: dict[str, ReadySet] = {}
         self._lines: dict[str, StepLine] = {}
+        self._unknown: Sequence[StepLine] = ()  # those of them that no worker had told anything of
         self._namings: dict[str, Sequence[Naming]] = {}  # model → what the log was told of
 
     def gather(self, model: str) -> ReadySet:
@@ -59,6 +60,8 @@ class ReadyWorkers:
         Raises:
             QuireError: there is none; see `eligible`.
         """
+        if any(line.known for line in self._unknown):
+            self._ready.clear()  # one has told: from now on, not from their next heartbeats, its like are as fast
         found = self._ready.get(model)
         if found is None or found.is_outdated(self._table):
             found = self._ready[model] = self._look_for(model)
@@ -144,4 +147,5 @@ class ReadyWorkers:
             self._lines.clear()
         for worker in workers:
             if worker.make:
-                worker.load.speed.line = self._lines.setdefault(worker.make, worker.load.speed.line)
+                worker.load.learn_from(self._lines.setdefault(worker.make, worker.load.speed.line))
+        self._unknown = [line for line in self._lines.values() if not line.known]

@@ -62,12 +62,16 @@ class StepLine:
 class WorkerSpeed:
     """One worker's speed: its make's, times a factor of its own."""
 
-    __slots__ = ("_counters", "_log_factor", "_time", "_weight", "line", "seconds_per_step", "seconds_per_token")
+    __slots__ = (
+        "_counters", "_has_reckoned", "_log_factor", "_time", "_weight", "line", "seconds_per_step",
+        "seconds_per_token",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.line = StepLine()  # replaced by the one of its make once that is known
         self._counters: tuple[int, float, float] | None = None  # steps, tokens, seconds
         self._log_factor, self._weight, self._time = 0.0, 0.0, 0.0
+        self._has_reckoned = False  # with a line that was known
         self.seconds_per_step = DEFAULT_SECONDS_PER_STEP
         self.seconds_per_token = DEFAULT_SECONDS_PER_TOKEN
 
@@ -86,6 +90,17 @@ class WorkerSpeed:
         if before is not None and count[0] > before[0]:
             steps = count[0] - before[0]
             self._observe((count[1] - before[1]) / steps, (count[2] - before[2]) / steps)
+        self._reckon()
+
+    def learn_from(self, line: StepLine) -> None:
+        """Its make's line is this one. Where that is known already, and nothing was when it last told, it counts at
+        once: by the speeds of the defaults nobody would send it anything until its next heartbeat."""
+        self.line = line
+        if line.known and not self._has_reckoned:
+            self._reckon()
+
+    def _reckon(self) -> None:
+        self._has_reckoned = self.line.known
         log = self._log_factor * self._weight / (self._weight + _DOUBT)
         factor = math.exp(log) if abs(log) > _INSIGNIFICANT else 1.0
         self.seconds_per_step = factor * self.line.seconds_per_step

@@ -18,6 +18,7 @@ from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.placement.decisions import KEPT_CANDIDATES, Decision
 from router.workers.base import Worker
+from router.workers.speed import DEFAULT_SECONDS_PER_STEP
 
 _BLOCK_SIZE = 16
 _PROMPTS = [[prompt * 1000 + block for block in range(32)] for prompt in range(1, 6)]
@@ -123,6 +124,25 @@ async def test_the_cheapest_of_those_with_room_is_found_while_loads_and_the_flee
         if number % 10 == 5 and len(fleet.workers) > 1:
             fleet.workers.remove(fleet.random.choice(fleet.workers))
             fleet.core.on_change()
+
+
+async def test_what_one_worker_tells_of_its_steps_holds_for_others_of_its_make_at_once() -> None:
+    fleet = Fleet(20, seed=2)
+    told = fleet.workers[0]
+    fleet.place(0, _PROMPTS[0])
+    for steps in (0, 10):
+        times = common_pb2.Histogram(counts=[steps], sum=2.0 * steps)
+        counters = common_pb2.EngineCounters(computed_tokens=steps, model_execute_milliseconds=times)
+        told.load.heartbeat(common_pb2.EngineLoad(counters=counters, total_kv_blocks=100), 0.25)
+    decision = fleet.place(1, _PROMPTS[1])
+    speeds = {worker.load.speed.seconds_per_step for worker in fleet.workers if worker.make == told.make}
+    assert speeds == {told.load.speed.seconds_per_step}
+    assert max(speeds) < 0.002
+    others = {worker.load.speed.seconds_per_step for worker in fleet.workers if worker.make != told.make}
+    assert others == {DEFAULT_SECONDS_PER_STEP}
+    costs = fleet.costs(_PROMPTS[1])
+    assert decision is not None
+    assert costs[decision.chosen] == pytest.approx(min(costs.values()), rel=1e-9)
 
 
 async def test_one_that_moves_goes_to_another_of_the_same_make_while_there_is_one_with_room() -> None:
