@@ -115,7 +115,7 @@ async def host_tier(stack: Stack) -> str:
 
 
 async def both_workers(stack: Stack) -> str:
-    """Each gets some of the requests, if not of the first ones: one whose first steps were slow gets none for a while."""
+    """Each gets some of the requests, if not of the first ones: one whose first steps were slow gets none at first."""
     before, begin = await _generated(stack), time.monotonic()
     for number in itertools.count(1):
         # Of other prompts each time: the router sends what is cached to where it is.
