@@ -85,7 +85,8 @@ class TritonBackend(AttentionBackend):
         are_copied = self._copies_tiles and shape.block_size % 64 == 0
         self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability, are_copied=are_copied)
         self._decode = [
-            decode_tiles(group * queries, self._prefill, shape.head_dim, capability) for queries in (1, _MOST_QUERIES)
+            decode_tiles(group * queries, self._prefill, shape.head_dim, capability, are_copied=are_copied)
+            for queries in (1, _MOST_QUERIES)
         ]
         if shape.batch_invariant:
             self._decode = [self._prefill] * 2
@@ -182,9 +183,14 @@ class TritonBackend(AttentionBackend):
         return _Prepared(metadata, in_parts, of, starting_at)
 
     def _alone(self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_InParts]:
-        """Those of one new token. Where they are enough for all multiprocessors, longer parts leave less to combine."""
-        enough = len(sequences) * self.shape.num_kv_heads >= self._multiprocessors and not self.batch_invariant
-        return self._together(sequences, lengths, 1, self._decode[0], 2 * PART if enough else PART)
+        """Those of one new token. Where they are enough for all multiprocessors, longer parts leave less to combine;
+        where they are few, shorter ones are for more of them."""
+        part_keys, parts = PART, len(sequences) * self.shape.num_kv_heads  # of one part each
+        if parts >= self._multiprocessors and not self.batch_invariant:
+            part_keys *= 2
+        elif parts * 8 <= self._multiprocessors and not self.batch_invariant:
+            part_keys //= 2
+        return self._together(sequences, lengths, 1, self._decode[0], part_keys)
 
     def _together(
         self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles, part_keys: int

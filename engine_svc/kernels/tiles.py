@@ -46,12 +46,18 @@ def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]
     return found
 
 
-def decode_tiles(rows: int, prefill: Tiles, head_dim: int, capability: tuple[int, int]) -> Tiles:
+def decode_tiles(
+    rows: int, prefill: Tiles, head_dim: int, capability: tuple[int, int], *, are_copied: bool = False
+) -> Tiles:
     """Of sequences that have so many at most, the heads of a group for each new token: these, or as many of them as a
-    tile of prompts has."""
+    tile of prompts has. Those of an H100 are the fastest that benchmarks/tiles.py tries.
+
+    Args:
+        are_copied: as for prefill_tiles.
+    """
     rows = max(16, min(prefill.rows, 1 << (rows - 1).bit_length()))
     if rows == 16 and head_dim == 128 and has_room(capability) and prefill.keys == 64:
-        return Tiles(rows, 128, 4, 2)  # of 24 that were tried on an H100
+        return Tiles(rows, 64, 2, 2) if are_copied else Tiles(rows, 128, 4, 2)
     return prefill._replace(rows=rows, warps=4)
 
 

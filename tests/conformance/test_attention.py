@@ -318,7 +318,7 @@ def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together
     for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{place}.PART", 16)
     monkeypatch.setattr("engine_svc.kernels.paged_decode.parts_together", lambda _: together)
-    monkeypatch.setattr("engine_svc.attention.triton.decode_tiles", lambda *_: Tiles(16, 16, 4))
+    monkeypatch.setattr("engine_svc.attention.triton.decode_tiles", lambda *_, **__: Tiles(16, 16, 4))
     for window, special in ((None, "sinks"), (30, ""), (None, "softcap and slopes")):
         check_backend(make_backend("triton", num_heads=6), [(110, 1), (90, 7), (14, 4), (20, 1)], window, special)
 

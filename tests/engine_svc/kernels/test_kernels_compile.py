@@ -66,7 +66,8 @@ for group, dim, block_size, window, kv_heads in shapes:
           for part in {0, paged_decode.PART if dim == 80 else 0}),
         *((paged_decode._decode_kernel,
            common | paged | parts | {"ROWS": each.rows, "TILE_N": each.keys, "BIDIRECTIONAL": dim == 64}, each)
-          for each in {tiles.decode_tiles(rows, tile, dim, generation) for rows in (group, 8 * group)} | {tile}),
+          for each in {tiles.decode_tiles(rows, tile, dim, generation, are_copied=dim == 128)
+                       for rows in (group, 8 * group)} | {tile}),
         *((paged_decode._combine_kernel,
            common | parts | {"HEADS": 8 * group, "DIM_PADDED": padded, "TOGETHER": together},
            tiles.Tiles(1, 1, paged_decode.combine_warps(padded)))
