@@ -30,6 +30,7 @@ from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
 from engine_svc.kernels.routing import choose_experts
 from engine_svc.kernels.single_row import Norm, single_row_product
+from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.ops.base import (
     Activation,
     ClampedSwish,
@@ -85,6 +86,7 @@ class TritonOps(PlainOps):
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
         count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
+        alone = None if self.batch_invariant else _stacks_of_rows(first, second, form)
         most = MANY_ROWS if isinstance(first, PackedCodes) or first.dtype == torch.float32 else MOST_ROWS
 
         def product(
@@ -94,6 +96,8 @@ class TritonOps(PlainOps):
             adapters: ExpertAdapters | None = None,
         ) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
+            if tokens == 1 and alone is not None and adapters is None:
+                return single_row_experts(hidden, *alone, weights, expert_ids.contiguous(), _named(form.activation))
             rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count, most))
             sharing = chosen  # rows that read the same inputs
             if form.weighs_inputs:
@@ -249,6 +253,15 @@ def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
         codes = (weight.values.to(torch.int16) + 128).to(torch.uint8)
         weight = CodedWeight(INT8, codes, weight.scale[..., None], None, weight.shape[-1])
     return pack_codes(weight) if isinstance(weight, CodedWeight) else weight
+
+
+def _stacks_of_rows(
+    first: torch.Tensor | PackedCodes, second: torch.Tensor | PackedCodes, form: ExpertsForm
+) -> tuple[Stack, Stack] | None:
+    """As one row is computed by; None: as many are."""
+    if isinstance(first, PackedCodes) or isinstance(second, PackedCodes) or form.weighs_inputs or not form.is_gated:
+        return None
+    return Stack(first, form.gate_up_bias), Stack(second, form.down_bias)
 
 
 def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_experts: int) -> RowTiles:

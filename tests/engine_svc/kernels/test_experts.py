@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.experts import sort_by_expert
-from engine_svc.ops.base import Routing, Scoring
+from engine_svc.kernels.single_row import RowTiles
+from engine_svc.kernels.single_row_experts import Stack, single_row_experts
+from engine_svc.ops.base import Activation, ClampedSwish, Routing, Scoring
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.triton import TritonOps
 from tests.support.launches import Launches
@@ -35,13 +39,43 @@ def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: i
     assert left[left < found.num_rows].tolist() == torch.nonzero(ids.flatten() < 0)[:, 0].tolist()
 
 
-@pytest.mark.parametrize("tokens", [1, 70])
-def test_a_gpu_is_given_five_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 2, 70])
+def test_a_gpu_is_given_few_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     product = TritonOps().experts(torch.randn(2, 16, 8), torch.randn(2, 8, 8))
     hidden, (weights, ids) = torch.randn(tokens, 8), torch.randn(tokens, 2).softmax(-1).topk(1)
     with (launches := Launches(monkeypatch)):
         product(hidden, weights, ids)
-    assert launches.names == ["_sort_kernel", "_grouped_kernel", "_gated_kernel", "_grouped_kernel", "_add_kernel"]
+    of_many = ["_sort_kernel", "_grouped_kernel", "_gated_kernel", "_grouped_kernel", "_add_kernel"]
+    assert launches.names == (["_gate_up_kernel", "_down_kernel"] if tokens == 1 else of_many)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tiles", [None, (RowTiles(4, 16, 1), RowTiles(2, 8, 1))])  # of one tile, and of several
+@pytest.mark.parametrize(
+    ("activation", "has_bias"), [("silu", False), ("gelu_tanh", True), (ClampedSwish(1.7, 0.5), True)]
+)
+@pytest.mark.parametrize("ids", [[3, 0, 2], [-1, 4, 1], [-1, -1, 3], [-1, -1, -1]])
+def test_experts_of_one_token(
+    dtype: torch.dtype, tiles: tuple[RowTiles, RowTiles] | None, activation: Activation, has_bias: bool, ids: list[int]
+) -> None:
+    """Against torch's operators in float64."""
+    torch.manual_seed(0)
+    experts, size, inner = 5, 37, 21
+    gate_up, down = torch.randn(experts, 2 * inner, size).to(dtype), torch.randn(experts, size, inner).to(dtype)
+    biases = [torch.randn(experts, each).to(dtype) if has_bias else None for each in (2 * inner, size)]
+    hidden, shares, chosen = torch.randn(1, size).to(dtype), torch.rand(1, 3), torch.tensor([ids])
+    named = (
+        NamedActivation("clamped", 1.7, 0.5) if isinstance(activation, ClampedSwish) else NamedActivation(activation)
+    )
+    stacks = Stack(gate_up, biases[0]), Stack(down, biases[1])
+    found = single_row_experts(hidden, *stacks, shares, chosen, named, tiles)
+    expected = torch.zeros(1, size, dtype=torch.float64)
+    for share, index in zip(shares[0], ids, strict=True):
+        first, second = (None if each is None else each[index].double() for each in biases)
+        inside = PlainOps().activate_and_multiply(F.linear(hidden.double(), gate_up[index].double(), first), activation)
+        expected += share * F.linear(inside, down[index].double(), second) if index >= 0 else 0
+    error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-9)
+    assert error < (1e-6 if dtype == torch.float32 else 2e-2)  # what is inside is rounded, too
 
 
 @pytest.mark.parametrize(
