@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ def to_device(values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device:
 
 def to_device_together(arrays: Sequence[npt.ArrayLike], device: torch.device) -> list[torch.Tensor]:
     """Several of them, by one copy; on a CPU, arrays' own memory."""
-    tensors = [torch.as_tensor(np.asarray(each)) for each in arrays]
-    return tensors if device.type == "cpu" else unpack(to_device(pack(tensors), device), tensors)
+    tensors = [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
+    if device.type == "cpu":
+        return tensors
+    return unpack(pack(tensors, pin_memory=True).to(device, non_blocking=True), tensors)
 
 
 def copy_to(target: torch.Tensor, values: torch.Tensor) -> None:
@@ -29,23 +32,32 @@ def copy_to(target: torch.Tensor, values: torch.Tensor) -> None:
     target[: len(values)].copy_(values if target.is_cpu else values.pin_memory(), non_blocking=True)
 
 
-def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """uint8, the tensors' memory one behind the other; `unpack` finds them there."""
-    packed = torch.empty(packed_bytes(tensors), dtype=torch.uint8)
-    for part, tensor in zip(unpack(packed, tensors), tensors, strict=True):
-        part.copy_(tensor)
+def pack(tensors: Sequence[torch.Tensor], pin_memory: bool = False) -> torch.Tensor:
+    """uint8, the memory of contiguous tensors one behind the other; `unpack` finds them there."""
+    packed = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=pin_memory)
+    target = packed.numpy()  # its parts take a third of the time that a tensor's do
+    for start, each in zip(_starts(tensors), tensors, strict=True):
+        target[start : start + each.nbytes] = each.numpy().reshape(-1).view(np.uint8)
     return packed
 
 
 def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of the types and shapes of those that were packed, in the same memory."""
-    parts = packed.split([_room(each) for each in like])
-    return [part[: each.nbytes].view(each.dtype).view(each.shape) for part, each in zip(parts, like, strict=True)]
+    """Tensors of the types and shapes of those that were packed, in the same memory, which is a storage's first."""
+    of_type = {dtype: packed.view(dtype) for dtype in {each.dtype for each in like}}
+    return [
+        of_type[each.dtype].as_strided(each.shape, each.stride(), start // each.itemsize)
+        for start, each in zip(_starts(like), like, strict=True)
+    ]
 
 
 def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """Of tensors of such types and shapes, once they are packed."""
     return sum(map(_room, tensors))
+
+
+def _starts(tensors: Sequence[torch.Tensor]) -> list[int]:
+    *starts, _ = itertools.accumulate(map(_room, tensors), initial=0)
+    return starts
 
 
 def _room(tensor: torch.Tensor) -> int:
