@@ -215,13 +215,12 @@ class SlotBuffers:
         """
         part, groups = part or self._part, self._blocks[:num_groups]
         start = np.concatenate(([0], np.cumsum(new)))
-        owner = np.repeat(np.arange(len(slots)), new)
-        positions = np.arange(start[-1]) - start[owner] + computed[owner]
-        rows = slots[owner]
+        rows = np.repeat(slots, new)
+        positions = np.arange(start[-1]) + np.repeat(computed - start[:-1], new)
         lengths = computed + new
         width = -(-int(lengths.max()) // self._block_size)
-        at_block, within = np.divmod(positions, self._block_size)
-        places = [_own(blocks[rows, at_block].astype(np.int64) * self._block_size + within, part) for blocks in groups]
+        at_block = positions // self._block_size
+        places = [_own((blocks[rows, at_block] - at_block) * self._block_size + positions, part) for blocks in groups]
         host = HostInputs(
             rows * self.token_ids.shape[1] + positions, positions, start.astype(np.int32), lengths.astype(np.int32),
             slots, computed == 0, places, [blocks[slots, :width] for blocks in groups],
