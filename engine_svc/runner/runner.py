@@ -28,7 +28,6 @@ from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import (
     EndedTransfer,
     KvCacheSpec,
-    NewSequence,
     ScheduledSequence,
     StepPlan,
     StepResult,
@@ -385,7 +384,7 @@ class Runner:
         failed: dict[int, str] = {}
         self._buffers.add(plan.new_sequences)
         for sequence in plan.new_sequences:
-            self._add(sequence, failed)
+            self._adapters.add(sequence)
         batch = self._buffers.flatten(plan)
         is_cut = self.passes.begin(
             plan.num_tokens, cuts=self._halves.wants(plan, has_adapters=self._adapters.is_used(batch))
@@ -397,13 +396,11 @@ class Runner:
         self.passes.end()
         timer.mark()
         self._link.send(plan, batch, hidden)
+        if self._answers is not None:  # while the device computes
+            for sequence in plan.new_sequences:
+                self._answers.add(sequence, failed)
         waited = self._link.take_waited_seconds() if self._num_stages > 1 else None
         return BegunStep(plan, timer, ended, batch, hidden, failed, waited)
-
-    def _add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
-        self._adapters.add(sequence)
-        if self._answers is not None:
-            self._answers.add(sequence, failed)
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
