@@ -27,6 +27,7 @@ from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.paged_decode import most_parts, paged_decode
 from engine_svc.kernels.single_row import Norm, RowTiles, single_row_product, single_row_tiles
+from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.kernels.tiles import Tiles
 
 _BYTES = 300_000_000  # of weights, or caches, that take turns
@@ -87,6 +88,33 @@ def tune_rows(shape: dict[str, Any]) -> None:
         print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(size, form))} |")
 
 
+def tune_experts(shape: dict[str, Any]) -> None:
+    """Of one token, tiles of both products: of the first with the second as it is, then the other way round."""
+    size, chosen = shape["hidden_size"], shape["num_experts_per_tok"]
+    inner = shape.get("moe_intermediate_size", shape["intermediate_size"])
+    each = 6 * inner * size  # bytes of an expert
+    count = max(2 * chosen, 2 * _BYTES // each)
+    turns = [torch.randperm(count, device=_DEVICE)[None, :chosen] for _ in range(8)]
+    gate_up, down = Stack(_random(count, 2 * inner, size), None), Stack(_random(count, size, inner), None)
+    given = _random(1, size), gate_up, down, torch.rand(1, chosen, device=_DEVICE)
+    first, second = single_row_tiles(size), single_row_tiles(inner)
+
+    def candidates(is_first: bool) -> Iterator[Candidate]:
+        for tile in itertools.product((2, 4, 8), (256, 512, 1024, 2048), (2, 4, 8)):
+            tiles = RowTiles(*tile)
+            if 16 <= tiles.outputs * tiles.inputs // (32 * tiles.warps) <= 64:
+                both = (tiles, second) if is_first else (first, tiles)
+
+                def experts(ids: torch.Tensor, both: tuple[RowTiles, RowTiles] = both) -> None:
+                    single_row_experts(*given, ids, NamedActivation("silu"), both)
+
+                yield "now: " * (both == (first, second)) + str(tile), experts
+
+    for is_first in (True, False):
+        name = "gate_up" if is_first else "down"
+        print(f"| {chosen} experts, {name} | {size}, {inner} inside | {fastest(turns, candidates(is_first))} |")
+
+
 def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Iterator[Candidate]:
     """Attention of one new token of each sequence."""
     sequences, positions = len(query), sum(metadata.seq_lens_host)
@@ -130,13 +158,13 @@ def tune_decode(shape: dict[str, Any]) -> None:
         print(f"| decode of {sequences} | at {context} | {fastest(caches, candidates)} |")
 
 
-_TUNED = {"row": tune_rows, "decode": tune_decode}
+_TUNED = {"row": tune_rows, "experts": tune_experts, "decode": tune_decode}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-0.6b"])
-    parser.add_argument("--kernels", nargs="+", choices=_TUNED, default=list(_TUNED))
+    parser.add_argument("--kernels", nargs="+", choices=_TUNED, default=["row", "decode"])
     arguments = parser.parse_args()
     print(heading())
     for shape in arguments.shapes:

@@ -26,7 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, routing
-from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row, step_inputs, tiles
+from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
+from engine_svc.kernels import single_row_experts, step_inputs, tiles
 
 def stack_of(compiled):  # bytes for each thread, of what its registers do not hold
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -150,6 +151,14 @@ products = [
     for size, before in ((1024, 0), (2880, 1), (14336, 2))
     for tile in [single_row.single_row_tiles(size)]
 ] + [
+    (kernel,
+     {"SIZE": size, "BIAS": size == 2880, "TILE_N": tile.outputs, "TILE_K": tile.inputs} | more,
+     {"num_warps": tile.warps})
+    for kernel, size, more in ((single_row_experts._gate_up_kernel, 2048, {}),
+                               (single_row_experts._down_kernel, 768, {"CHOSEN": 8, "KIND": 0}),
+                               (single_row_experts._down_kernel, 2880, {"CHOSEN": 4, "KIND": 2}))
+    for tile in [single_row.single_row_tiles(size)]
+] + [
     (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
     for size in (96, 14336)
 ] + [
@@ -163,7 +172,8 @@ for kernel, constants, options in products if element == cached else ():
         continue
     signature = {
         name: "constexpr" if name in constants
-        else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr" or name.endswith("scale_ptr")
+        else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
+        else "*fp32" if name.endswith(("scale_ptr", "share_ptr"))
         else "*i64" if name == "id_ptr"
         else "*i8" if kernel.__module__ == int8.__name__ and name in ("code_ptr", "weight_ptr")
         else "fp32" if name in ("slope", "limit", "epsilon") else "*i32" if name in ("row_ptr", "expert_ptr")
