@@ -27,7 +27,7 @@ from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.paged_decode import most_parts, paged_decode
 from engine_svc.kernels.single_row import Norm, RowTiles, single_row_product, single_row_tiles
-from engine_svc.kernels.single_row_experts import Stack, single_row_experts
+from engine_svc.kernels.single_row_experts import DOWN, Stack, single_row_experts
 from engine_svc.kernels.tiles import Tiles
 
 _BYTES = 300_000_000  # of weights, or caches, that take turns
@@ -97,7 +97,7 @@ def tune_experts(shape: dict[str, Any]) -> None:
     turns = [torch.randperm(count, device=_DEVICE)[None, :chosen] for _ in range(8)]
     gate_up, down = Stack(_random(count, 2 * inner, size), None), Stack(_random(count, size, inner), None)
     given = _random(1, size), gate_up, down, torch.rand(1, chosen, device=_DEVICE)
-    first, second = single_row_tiles(size), single_row_tiles(inner)
+    first, second = single_row_tiles(size), DOWN
 
     def candidates(is_first: bool) -> Iterator[Candidate]:
         for tile in itertools.product((2, 4, 8), (256, 512, 1024, 2048), (2, 4, 8)):

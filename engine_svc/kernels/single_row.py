@@ -1,7 +1,8 @@
 """The product of one row with a matrix, as decoding one sequence has it: as fast as the matrix can be read.
 
 Tensor cores would have nothing to do, and cuBLAS cuts the inputs of small matrices into parts, which a second kernel
-adds. Here each program has all inputs of some outputs, and has begun to read the matrix before the row is there.
+adds. Here each program has all inputs of some outputs, and has begun to read the matrix before the row is there. Of a
+second row each is done beside the first one's, so that it finds the matrix in the GPU's cache.
 
 What is small beside the matrix is done by each program again, so that it takes no kernel of its own: the norm of the
 row, its activation, and the sum that the product goes to.
@@ -18,6 +19,8 @@ import triton.language as tl
 from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
+MOST_ROWS = 2  # more are cuBLAS's: tensor cores read the matrix once for all
+
 _PLAIN, _NORM, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -32,7 +35,7 @@ class RowTiles(NamedTuple):
 class Norm(NamedTuple):
     """A root mean square norm before the product."""
 
-    residual: torch.Tensor | None  # [1, size], added to the row first
+    residual: torch.Tensor | None  # [rows, size], contiguous, added to the rows first
     weight: torch.Tensor  # [size]
     epsilon: float
 
@@ -53,13 +56,13 @@ def _single_row_kernel(
     SIZE_PADDED: tl.constexpr, BIAS: tl.constexpr, TOTAL: tl.constexpr, ADDED: tl.constexpr, TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program for some outputs. While a tile is multiplied, the next one is on its way.
+    """One program for a row and some outputs. While a tile is multiplied, the next one is on its way.
 
     Args:
         INPUT: of a row as it is, of its norm, or of gates and what they are for, one behind the other.
         TOTAL: the output gets the product added, and with ADDED another row.
     """
-    column = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
+    row, column = tl.program_id(0), tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     within = column < outputs
     k = tl.arange(0, TILE_K)
     begins = weight_ptr + column[:, None] * weight_stride + k[None, :]
@@ -67,6 +70,10 @@ def _single_row_kernel(
     if INPUT == _NORM:
         scales = tl.load(norm_ptr + k, mask=k < SIZE, other=0.0)
     await_inputs()
+    input_ptr += row * (2 * SIZE if INPUT == _GATED else SIZE)
+    if RESIDUAL:
+        residual_ptr += row * SIZE
+    output_ptr += row * outputs
     factor = 1.0
     if INPUT == _NORM:
         place = tl.arange(0, SIZE_PADDED)
@@ -94,7 +101,7 @@ def _single_row_kernel(
     if TOTAL:
         result += tl.load(output_ptr + column, mask=within, other=0.0).to(tl.float32)
         if ADDED:
-            result += tl.load(added_ptr + column, mask=within, other=0.0).to(tl.float32)
+            result += tl.load(added_ptr + row * outputs + column, mask=within, other=0.0).to(tl.float32)
     tl.store(output_ptr + column, result.to(output_ptr.dtype.element_ty), mask=within)
 
 
@@ -117,27 +124,27 @@ def single_row_product(
 ) -> torch.Tensor:
     """
     Args:
-        hidden: [1, size], contiguous; [1, 2 * size] with an activation.
+        hidden: [rows, size], contiguous; [rows, 2 * size] with an activation. Few: each has programs of its own.
         weight: [outputs, size]; each output's inputs are contiguous.
         bias: [outputs]
         wide: float32 comes out, else the type of `hidden`.
-        norm: of the row, before the product.
-        activation: of the row's first half, times the second, before the product.
-        total: [1, outputs], gets the product added, and what is `added` [1, outputs].
+        norm: of the rows, before the product.
+        activation: of the rows' first halves, times the second, before the product.
+        total: [rows, outputs], contiguous, gets the product added, and what is `added`, of the same shape.
         tiles: None: those of single_row_tiles.
 
     Returns:
-        [1, outputs]: the total, if there is one.
+        [rows, outputs]: the total, if there is one.
     """
-    outputs, size = weight.shape
+    rows, (outputs, size) = len(hidden), weight.shape
     tiles = tiles or single_row_tiles(size)
     output = total
     if output is None:
-        output = hidden.new_empty((1, outputs), dtype=torch.float32 if wide else hidden.dtype)
+        output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)
     residual, scales, epsilon = norm or (None, None, 0.0)
     before = _NORM if norm is not None else _PLAIN if activation is None else _GATED
     activation = activation or NamedActivation("silu")
-    _single_row_kernel[(triton.cdiv(outputs, tiles.outputs),)](
+    _single_row_kernel[(rows, triton.cdiv(outputs, tiles.outputs))](
         hidden, residual, scales, weight, bias, added, output, epsilon, activation.slope, activation.limit, outputs,
         weight.stride(0), INPUT=before.value, RESIDUAL=residual is not None, KIND=activation.kind, SIZE=size,
         SIZE_PADDED=triton.next_power_of_2(size), BIAS=bias is not None, TOTAL=total is not None,

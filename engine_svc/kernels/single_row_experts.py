@@ -15,6 +15,8 @@ from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.single_row import RowTiles, single_row_tiles
 
+DOWN = RowTiles(4, 1024, 4)  # of those that benchmarks/tiles.py tries, on an H100
+
 
 class Stack(NamedTuple):
     """Matrices of experts."""
@@ -115,14 +117,14 @@ def single_row_experts(
         hidden: [1, size], contiguous.
         shares: float32 [1, chosen], what each choice counts.
         expert_ids: int64 [1, chosen], contiguous; -1 of one that adds nothing.
-        tiles: of both products; None: those of single_row_tiles.
+        tiles: of both products; None: those that are fast.
 
     Returns:
         [1, size]
     """
     (outputs, size), (hidden_size, inner), chosen = gate_up.weight.shape[1:], down.weight.shape[1:], expert_ids.shape[1]
     inside, output = hidden.new_empty((chosen, outputs)), hidden.new_empty((1, hidden_size))
-    of_first, of_second = tiles or (single_row_tiles(size), single_row_tiles(inner))
+    of_first, of_second = tiles or (single_row_tiles(size), DOWN)
     _gate_up_kernel[(triton.cdiv(outputs, of_first.outputs), chosen)](
         hidden, gate_up.weight, gate_up.bias, expert_ids, inside, outputs, SIZE=size, BIAS=gate_up.bias is not None,
         TILE_N=of_first.outputs, TILE_K=of_first.inputs, num_warps=of_first.warps, launch_pdl=begins_early(),

@@ -20,7 +20,7 @@ class _SplitLinear(PackedLayer):
         super().__init__()
         self._context, self._split = context, split
         self._product: Product | None = None
-        self.row: RowProduct | None = None  # of one row, where nothing is to be done after it
+        self.row: RowProduct | None = None  # of few rows, where nothing is to be done after it
         self._weights: Sequence[torch.Tensor] = ()
         self._held = hold(self, self, split, "linear", context)
         self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None

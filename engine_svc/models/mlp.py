@@ -49,7 +49,7 @@ class MLP(torch.nn.Module):
         self.down_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("down_proj"))
 
     def row_forms(self) -> RowForms | None:
-        """The layer's products of one row, if what is around them is what they can do beside it."""
+        """The layer's products of few rows, if what is around them is what they can do beside it."""
         first, second = self.gate_up_proj.row, self.down_proj.row
         if first is None or second is None or not self._is_gated or self._multipliers != (1.0, 1.0):
             return None

@@ -1,4 +1,4 @@
-"""One token through a layer, by products that do what is small beside them: seven kernels of a dense one, for ten."""
+"""A token or two through a layer, by products that do what is small beside them: seven kernels for ten."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RowPass(NamedTuple):
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
     ) -> torch.Tensor:
-        """See DecoderLayer.forward: of one token."""
+        """See DecoderLayer.forward: of as few tokens as the products take."""
         first, second = self.norms
         projected = self.qkv.of_norm(hidden, residual, first.weight, first.epsilon)
         self.output.add_to(residual, self.attention.attend_projected(projected, cache, step), hidden)

@@ -63,7 +63,12 @@ def rows_within(count: int, look_up: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 class RowProduct(Protocol):
-    """A product of one row, by a kernel that does what is before it, or behind it, too. All tensors are [1, any]."""
+    """A product of few rows, by a kernel that does what is before it, or behind it, too. Tensors are contiguous."""
+
+    @property
+    def most_rows(self) -> int:
+        """As many as it takes."""
+        ...
 
     def of_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
@@ -87,7 +92,7 @@ class MatrixProduct:
     Attributes:
         held: all that is read of the weight.
         rows: out of what is held. None: whoever wants them has to keep the weight.
-        row: of one row. None: nothing would be gained.
+        row: of few rows. None: nothing would be gained.
     """
 
     compute: Product

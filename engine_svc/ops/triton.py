@@ -29,6 +29,7 @@ from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
 from engine_svc.kernels.routing import choose_experts
+from engine_svc.kernels.single_row import MOST_ROWS as MOST_ALONE
 from engine_svc.kernels.single_row import Norm, single_row_product
 from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.ops.base import (
@@ -204,6 +205,7 @@ class _SingleRow:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    most_rows: int = MOST_ALONE
 
     def of_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
@@ -221,10 +223,10 @@ class _SingleRow:
 
 
 def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor | None) -> MatrixProduct:
-    """As it is for many rows, with a kernel of its own for one."""
+    """As it is for many rows, with a kernel of its own for few."""
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        if len(hidden) != 1:
+        if len(hidden) > MOST_ALONE:
             return many(hidden, wide=wide)
         return single_row_product(hidden, weight, bias, wide=wide)
 

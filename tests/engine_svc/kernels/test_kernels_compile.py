@@ -157,7 +157,7 @@ products = [
     for kernel, size, more in ((single_row_experts._gate_up_kernel, 2048, {}),
                                (single_row_experts._down_kernel, 768, {"CHOSEN": 8, "KIND": 0}),
                                (single_row_experts._down_kernel, 2880, {"CHOSEN": 4, "KIND": 2}))
-    for tile in [single_row.single_row_tiles(size)]
+    for tile in [single_row_experts.DOWN]
 ] + [
     (int8._quantize_kernel, {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size)}, {"num_warps": 8})
     for size in (96, 14336)

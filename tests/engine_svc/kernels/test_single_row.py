@@ -1,4 +1,4 @@
-"""The product of one row, with what is before and behind it in the same kernel, against torch's in float64."""
+"""The product of one row, or two, with what is before and behind it in the same kernel, against torch's in float64."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randn(shape).to(dtype)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_product(
-    dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, has_bias: bool, wide: bool
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, has_bias: bool, wide: bool
 ) -> None:
     torch.manual_seed(0)
-    hidden, wider = numbers(dtype, 1, size), numbers(dtype, outputs, size + 3)
+    hidden, wider = numbers(dtype, rows, size), numbers(dtype, outputs, size + 3)
     weight = wider[:, :size]  # rows further apart than they are long
     bias = numbers(dtype, outputs) if has_bias else None
     found = single_row_product(hidden, weight, bias, wide=wide, tiles=tiles)
@@ -41,13 +42,16 @@ def test_product(
     assert error < (1e-6 if found.dtype == torch.float32 else 1e-2)  # wide: products of 16 bits are exact in 32
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_of_a_norm(dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, has_residual: bool) -> None:
+def test_of_a_norm(
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, has_residual: bool
+) -> None:
     torch.manual_seed(0)
-    hidden, weight, scales = numbers(dtype, 1, size), numbers(dtype, outputs, size), numbers(dtype, size)
-    residual = numbers(dtype, 1, size) if has_residual else None
+    hidden, weight, scales = numbers(dtype, rows, size), numbers(dtype, outputs, size), numbers(dtype, size)
+    residual = numbers(dtype, rows, size) if has_residual else None
     given = [None if each is None else each.clone() for each in (hidden, residual)]
     found = single_row_product(hidden, weight, norm=Norm(residual, scales, EPSILON), tiles=tiles)
     total = hidden.double() + (0 if residual is None else residual.double())
@@ -55,12 +59,15 @@ def test_of_a_norm(dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles 
     assert hidden.equal(given[0]) and (residual is None or residual.equal(given[1]))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
 @pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped"])
-def test_of_an_activation(dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, name: str) -> None:
+def test_of_an_activation(
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, name: str
+) -> None:
     torch.manual_seed(0)
-    gate_up, weight = 3 * numbers(dtype, 1, 2 * size), numbers(dtype, outputs, size)
+    gate_up, weight = 3 * numbers(dtype, rows, 2 * size), numbers(dtype, outputs, size)
     activation = NamedActivation(name, 1.7, 2.0) if name == "clamped" else NamedActivation(name)
     found = single_row_product(gate_up, weight, activation=activation, tiles=tiles)
     gate, up = gate_up.double().chunk(2, dim=-1)
@@ -73,12 +80,13 @@ def test_of_an_activation(dtype: torch.dtype, outputs: int, size: int, tiles: Ro
     close(found, F.linear(activated * up, weight.double()))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
-def test_added_to_a_total(dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None) -> None:
+def test_added_to_a_total(rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None) -> None:
     torch.manual_seed(0)
-    hidden, weight, bias = numbers(dtype, 1, size), numbers(dtype, outputs, size), numbers(dtype, outputs)
-    total, added = numbers(dtype, 1, outputs), numbers(dtype, 1, outputs)
+    hidden, weight, bias = numbers(dtype, rows, size), numbers(dtype, outputs, size), numbers(dtype, outputs)
+    total, added = numbers(dtype, rows, outputs), numbers(dtype, rows, outputs)
     expected = total.double() + added.double() + F.linear(hidden.double(), weight.double(), bias.double())
     found = single_row_product(hidden, weight, bias, total=total, added=added, tiles=tiles)
     assert found is total

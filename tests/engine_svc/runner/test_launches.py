@@ -53,17 +53,18 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
 
     monkeypatch.setattr(DecoderLayer, "forward", noted)
     monkeypatch.setattr(Runner, "allocate", allocated)
-    with running_engine(folder, attention_backend="triton", enforce_eager=True, max_num_seqs=2, **options):
+    with running_engine(folder, attention_backend="triton", enforce_eager=True, max_num_seqs=3, **options):
         layers.clear()
         plan = SamplingPlan(GREEDY)
-        sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in (0, 1)]
-        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in (0, 1)]))
-        runners[0].step(StepPlan(2, [], [ScheduledSequence(slot, 20, 1, 1, []) for slot in (0, 1)]))
-        runners[0].step(StepPlan(3, [], [ScheduledSequence(0, 21, 1, 1, [])]))
+        sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in range(3)]
+        runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in range(3)]))
+        runners[0].step(StepPlan(2, [], [ScheduledSequence(slot, 20, 1, 1, []) for slot in range(3)]))
+        runners[0].step(StepPlan(3, [], [ScheduledSequence(slot, 21, 1, 1, []) for slot in range(2)]))
+        runners[0].step(StepPlan(4, [], [ScheduledSequence(0, 22, 1, 1, [])]))
     is_int8 = "quantization" in options
     of_products = in_int8 if is_int8 else list
     expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
-    assert layers == [expected[0]] * 2 + [expected[1]] * 2 + [expected[1] if is_int8 else ALONE] * 2
+    assert layers == [expected[0]] * 2 + [expected[1]] * 2 + [expected[1] if is_int8 else ALONE] * 4
 
 
 class Noted(Capture):
