@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from benchmarks.at_work_chat import log_probabilities, prefix_hit, seeds, two_choices, whole_and_streamed
+from benchmarks.at_work_chat import log_probabilities, prefix_hit, seeds, slept, two_choices, whole_and_streamed
 from benchmarks.at_work_load import (
     both_workers,
     cancelled_streams,
@@ -48,6 +48,7 @@ GPU_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "dee
 _CHAT: tuple[Trial, ...] = (whole_and_streamed, two_choices, log_probabilities, seeds)
 _LOAD: tuple[Trial, ...] = (many_streams, cancelled_streams)
 _FEW_SEQUENCES = "--max-num-seqs 32"  # fewer CUDA graphs to record
+_OFFLOADED = "--quantization fp8 --cpu-offload-gb 0.3"
 # What shapes other than the first are tried with.
 _OPTIONS = {"llama-3.1-8b": "--quantization int8"}
 
@@ -94,7 +95,8 @@ def runs(shapes: Sequence[str], scale: Scale) -> list[Run]:
             first, "--engines 2 --gpu-memory-utilization 0.3 --batch-invariant",
             (*_CHAT, both_workers, killed_worker, restarted_worker),
         ),
-        *(Run(first, f"--quantization {form} {_FEW_SEQUENCES}", _CHAT) for form in ("int4", "fp8")),
+        Run(first, f"--enable-sleep-mode --server-dev-mode {_FEW_SEQUENCES}", (whole_and_streamed, slept)),
+        *(Run(first, f"{form} {_FEW_SEQUENCES}", _CHAT) for form in ("--quantization int4", _OFFLOADED)),
         *(
             Run(
                 shape, f"{_OPTIONS.get(shape, '')} --enable-prompt-tokens-details {_FEW_SEQUENCES}".strip(),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 
-from benchmarks.at_work_stack import MODEL, Stack, compared, complete, expect, with_tops
+from benchmarks.at_work_stack import MODEL, Stack, compared, complete, expect, until, with_tops
 
 _PROMPT = "What is a block?"
 _TEMPLATE_TOKENS = 19  # that benchmarks.models.TEMPLATE puts around one message of a user
 _TOKENS = 24
 _TOPS = 5
+_SLEEP_SECONDS = 10.0
 
 
 async def whole_and_streamed(stack: Stack) -> str:
@@ -77,3 +79,22 @@ async def prefix_hit(stack: Stack) -> str:
     expect(cached > length // 2, f"{cached} of {length} tokens were found the second time")
     words = compared(computed, found, stack.is_invariant)
     return f"{cached:,} of {found.usage.prompt_tokens:,} tokens found; {words}"
+
+
+async def slept(stack: Stack) -> str:
+    """The weights go to host memory and come back."""
+    [before] = await stack.ask(_PROMPT, _TOKENS, **with_tops())
+    begin = time.monotonic()
+    await stack.administer("sleep?level=1")
+    asleep = time.monotonic()
+
+    async def is_asleep() -> bool:
+        return await stack.metric("vllm:engine_sleep_state", sleep_state="weights_offloaded") == 1
+
+    await until(is_asleep, _SLEEP_SECONDS, "no metric says that the weights are in host memory")
+    woken = time.monotonic()
+    await stack.administer("wake_up")
+    awake = time.monotonic()
+    [after] = await stack.ask(_PROMPT, _TOKENS, **with_tops())
+    words = compared(before, after, stack.is_invariant)
+    return f"asleep within {asleep - begin:.1f} s, awake within {awake - woken:.1f} s; {words}"

@@ -129,6 +129,10 @@ class Stack:
                 answer.usage = chunk.usage or answer.usage
         return answer
 
+    async def administer(self, command: str) -> None:
+        """A command of --server-dev-mode, with what it is given."""
+        await asyncio.to_thread(_get, f"http://127.0.0.1:{self._port}/{command}", _ANSWER_SECONDS, "POST")
+
     async def metric(self, name: str, service: str = "gateway", **labels: str) -> float:
         """The sum of a metric's values with these labels; of a service that is named as `quire serve` names it."""
         urls = dict(_METRICS.findall(self._log.read_text(errors="replace")))
@@ -142,8 +146,8 @@ class Stack:
         )
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
+def _get(url: str, seconds: float = 10.0, method: str = "GET") -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=seconds) as response:
         return str(response.read(), "utf-8")
 
 

@@ -61,7 +61,7 @@ def _module(name: str, *arguments: str) -> list[str]:
 
 
 def _floors(shape: str) -> Stage:
-    given = f"--shape {shape} --device cuda --batches 1 32 256 --context 1024 --prefill 8192"
+    given = f"--shape {shape} --device cuda --batches 1 2 8 32 256 --context 1024 --prefill 8192"
     return Stage(f"{shape}: steps against their floors", _module("benchmarks.floors", *given.split()), 150)
 
 
@@ -70,6 +70,17 @@ def _tests() -> Stage:
     # pytest-benchmark, where it is installed, warns beside other workers, and warnings are errors.
     given = f"-q -m gpu tests/gpu -n {workers} --dist worksteal -p no:cacheprovider -p no:benchmark"
     return Stage("tests", _module("pytest", *given.split()), 300)
+
+
+def _memory_check() -> Stage:
+    """By CUDA's own tool, where it is installed. Each tensor has memory of its own: behind its end there is no other."""
+    chosen = (
+        "test_shapes or test_draw or test_what_scores or test_products_with_codes or (test_engine and qwen and True)"
+    )
+    checked = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "1"]
+    given = ["-q", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider", "-p", "no:benchmark", "-k", chosen]
+    command = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *checked, *_module("pytest", *given)]
+    return Stage("accesses to memory", command, 180)
 
 
 def _timeline(shape: str, batches: str) -> Stage:
@@ -92,7 +103,7 @@ def _of_shape(shape: str) -> list[Stage]:
 
 def stages() -> list[Stage]:
     """In this order; what is left of the time is the last ones'."""
-    stack = f"--shape {_PEERS[0]} --load-format dummy --requests 2"
+    stack = f"--shape {_PEERS[0]} --load-format dummy --requests 2 --streams 1 32 256 --input-len 1024 --output-len 256"
     return [
         Stage(
             "machine", ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv"], 30
@@ -109,6 +120,7 @@ def stages() -> list[Stage]:
         _compiled(_PEERS[1]),
         *map(_floors, _ALONE),
         *_of_shape(_PEERS[2]),
+        _memory_check(),
     ]
 
 
