@@ -73,7 +73,7 @@ def _tests() -> Stage:
 
 
 def _memory_check() -> Stage:
-    """By CUDA's own tool, where it is installed. Each tensor has memory of its own: behind its end there is no other."""
+    """By CUDA's own tool, where it is installed. Each tensor has memory of its own: none begins where one ends."""
     chosen = (
         "test_shapes or test_draw or test_what_scores or test_products_with_codes or (test_engine and qwen and True)"
     )
