@@ -19,7 +19,7 @@ import triton.language as tl
 from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-MOST_ROWS = 2  # more are cuBLAS's: tensor cores read the matrix once for all
+_SHARED_BYTES = 16 << 20  # of a matrix that a second row finds in the GPU's cache (50 MB on an H100)
 
 _PLAIN, _NORM, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -103,6 +103,11 @@ def _single_row_kernel(
         if ADDED:
             result += tl.load(added_ptr + row * outputs + column, mask=within, other=0.0).to(tl.float32)
     tl.store(output_ptr + column, result.to(output_ptr.dtype.element_ty), mask=within)
+
+
+def most_rows(weight: torch.Tensor) -> int:
+    """Of how many rows at a time the product is best computed here: those of more are cuBLAS's."""
+    return 2 if weight.nbytes <= _SHARED_BYTES else 1
 
 
 def single_row_tiles(size: int) -> RowTiles:

@@ -53,7 +53,7 @@ class DecoderLayer(torch.nn.Module):
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
         """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
-        if self._row_pass is not None and len(hidden) <= self._row_pass.qkv.most_rows:
+        if self._row_pass is not None and len(hidden) <= self._row_pass.most_rows:
             assert isinstance(cache, LayerCache)
             return self._row_pass.forward(hidden, residual, cache, step)
         hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)

@@ -21,6 +21,7 @@ class RowPass(NamedTuple):
     feed_forward: torch.nn.Module
     dense: RowForms | None  # None: the feed-forward layer is computed as it is for many rows
     norms: tuple[RMSNorm, RMSNorm]
+    most_rows: int  # that all products take
 
     @classmethod
     def of(
@@ -34,7 +35,9 @@ class RowPass(NamedTuple):
         if qkv is None or output is None:
             return None
         dense = feed_forward.row_forms() if isinstance(feed_forward, MLP) else None
-        return cls(attention, qkv, output, feed_forward, dense, (first, second))
+        products = [qkv, output, *(() if dense is None else (dense.gate_up, dense.down))]
+        most_rows = min(product.most_rows for product in products)
+        return cls(attention, qkv, output, feed_forward, dense, (first, second), most_rows)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs

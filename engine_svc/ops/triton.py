@@ -29,8 +29,7 @@ from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate
 from engine_svc.kernels.routing import choose_experts
-from engine_svc.kernels.single_row import MOST_ROWS as MOST_ALONE
-from engine_svc.kernels.single_row import Norm, single_row_product
+from engine_svc.kernels.single_row import Norm, most_rows, single_row_product
 from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.ops.base import (
     Activation,
@@ -205,7 +204,7 @@ class _SingleRow:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    most_rows: int = MOST_ALONE
+    most_rows: int
 
     def of_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
@@ -224,13 +223,14 @@ class _SingleRow:
 
 def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor | None) -> MatrixProduct:
     """As it is for many rows, with a kernel of its own for few."""
+    most = most_rows(weight)
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        if len(hidden) > MOST_ALONE:
+        if len(hidden) > most:
             return many(hidden, wide=wide)
         return single_row_product(hidden, weight, bias, wide=wide)
 
-    return MatrixProduct(product, many.held, row=_SingleRow(weight, bias))
+    return MatrixProduct(product, many.held, row=_SingleRow(weight, bias, most))
 
 
 def _named(activation: Activation) -> NamedActivation:

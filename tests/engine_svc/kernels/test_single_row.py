@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.kernels.activation import NamedActivation
-from engine_svc.kernels.single_row import Norm, RowTiles, single_row_product
+from engine_svc.kernels.single_row import Norm, RowTiles, most_rows, single_row_product
 
 # Outputs, inputs, and tiles: of one tile that is not full, of whole ones, and of several with a part of one.
 SHAPES = [(5, 7, None), (8, 64, RowTiles(4, 32, 1)), (13, 100, RowTiles(2, 32, 1))]
@@ -91,3 +91,8 @@ def test_added_to_a_total(rows: int, dtype: torch.dtype, outputs: int, size: int
     found = single_row_product(hidden, weight, bias, total=total, added=added, tiles=tiles)
     assert found is total
     close(total, expected)
+
+
+def test_two_rows_share_what_a_cache_holds() -> None:
+    assert most_rows(torch.empty(1024, 3072, dtype=torch.bfloat16)) == 2
+    assert most_rows(torch.empty(4096, 4096, dtype=torch.bfloat16)) == 1
