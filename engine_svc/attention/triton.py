@@ -83,7 +83,9 @@ class TritonBackend(AttentionBackend):
         is_whole = column_tiles(shape.head_dim)[1] == 0
         self._copies_tiles = capability >= (9, 0) and is_whole and shape.stored == shape.dtype != torch.float32
         are_copied = self._copies_tiles and shape.block_size % 64 == 0
-        self._prefill = prefill_tiles(shape.head_dim, shape.dtype, capability, are_copied=are_copied)
+        self._prefill = prefill_tiles(
+            shape.head_dim, shape.dtype, capability, are_copied=are_copied, for_both=shape.batch_invariant
+        )
         self._decode = [
             decode_tiles(group * queries, self._prefill, shape.head_dim, capability, are_copied=are_copied)
             for queries in (1, _MOST_QUERIES)

@@ -26,12 +26,15 @@ def has_room(capability: tuple[int, int]) -> bool:
     return capability[0] in (9, 10)
 
 
-def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int], *, are_copied: bool = False) -> Tiles:
+def prefill_tiles(
+    head_dim: int, dtype: torch.dtype, capability: tuple[int, int], *, are_copied: bool = False, for_both: bool = False
+) -> Tiles:
     """Of prompts: what registers and shared memory hold (tests/engine_svc/kernels/test_kernels_compile.py).
 
     Args:
         are_copied: whole tiles are, by the GPU itself: then two programs fit a multiprocessor, and one computes weights
             while the other's products run (480 of 798 TFLOP/s on an H100, and 360 with one).
+        for_both: sequences that decode have the same, so that both round alike.
     """
     if head_dim == 128 and are_copied:
         found = Tiles(128, 64, 8, 2, registers=128)
@@ -39,6 +42,8 @@ def prefill_tiles(head_dim: int, dtype: torch.dtype, capability: tuple[int, int]
         found = Tiles(128, 64, 4 if head_dim <= 64 else 8)
     elif head_dim <= 256:
         found = Tiles(64, 32, 4 if capability[0] in (9, 10) else 8)  # they have products of 64 rows for four warps
+    elif has_room(capability) and dtype.itemsize == 2 and not for_both:  # 64 rows are products of Hopper's own
+        found = Tiles(64, 32, 8, 2)
     else:
         found = Tiles(32, 32, 8, 3 if has_room(capability) else 2)
     if dtype == torch.float32:  # with no tensor cores: all is in registers
@@ -58,6 +63,8 @@ def decode_tiles(
     rows = max(16, min(prefill.rows, 1 << (rows - 1).bit_length()))
     if rows == 16 and head_dim == 128 and has_room(capability) and prefill.keys == 64:
         return Tiles(rows, 64, 2, 2) if are_copied else Tiles(rows, 128, 4, 2)
+    if head_dim > 256:  # four warps' registers hold no more results
+        return Tiles(min(rows, 32), prefill.keys, 4, 3 if has_room(capability) else 2)
     return prefill._replace(rows=rows, warps=4)
 
 

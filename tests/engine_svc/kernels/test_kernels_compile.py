@@ -54,6 +54,7 @@ elif capability >= 90:
 for group, dim, block_size, window, kv_heads in shapes:
     generation = divmod(capability, 10)
     tile = tiles.prefill_tiles(dim, dtype, generation, are_copied=dim == 128)
+    for_both = tiles.prefill_tiles(dim, dtype, generation, are_copied=dim == 128, for_both=True)
     padded, (main, rest) = triton.next_power_of_2(dim), tiles.column_tiles(dim)
     common = {"WINDOW": window, "DIM": dim, "MAIN": main, "REST": rest, "SOFTCAP": window > 0, "SINKS": window > 0,
               "CHUNKED": window == 1024, "LSE": dim > 80, "CONTEXT_PARTS": 2 if dim > 80 else 1, "ALIBI": dim < 128}
@@ -68,7 +69,7 @@ for group, dim, block_size, window, kv_heads in shapes:
         *((paged_decode._decode_kernel,
            common | paged | parts | {"ROWS": each.rows, "TILE_N": each.keys, "BIDIRECTIONAL": dim == 64}, each)
           for each in {tiles.decode_tiles(rows, tile, dim, generation, are_copied=dim == 128)
-                       for rows in (group, 8 * group)} | {tile}),
+                       for rows in (group, 8 * group)} | {for_both}),
         *((paged_decode._combine_kernel,
            common | parts | {"HEADS": 8 * group, "DIM_PADDED": padded, "TOGETHER": together},
            tiles.Tiles(1, 1, paged_decode.combine_warps(padded)))
