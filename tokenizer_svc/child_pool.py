@@ -46,8 +46,10 @@ class _Child:
 
     @classmethod
     async def start(cls, module: str, setup: Message) -> _Child:
-        # The package's own place, whether installed or run from a checkout, and nothing else of the environment.
-        environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": os.environ.get("PATH", "")}
+        # Where Python finds packages, this one first, whether installed or run from a checkout, and nothing else of the
+        # environment.
+        places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,

@@ -1,8 +1,10 @@
-"""A process of a `ChildPool` that says who it is, or leaves its number in a file and dies."""
+"""A process of a `ChildPool` that says who it is and what it has of the environment, or leaves its number in a file and
+dies."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from tokenizer_svc.child import Answer, Message, run
@@ -14,7 +16,7 @@ def _make(setup: Message) -> Answer:
             with Path(file).open("a") as deaths:
                 print(os.getpid(), file=deaths)
             os._exit(1)
-        return Message({"pid": os.getpid()})
+        return Message({"pid": os.getpid(), "environment": dict(os.environ), "path": sys.path})
 
     return answer
 

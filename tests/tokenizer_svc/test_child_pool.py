@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -20,12 +21,31 @@ from tokenizer_svc.child_pool import ChildEnded, ChildPool
 
 @pytest_asyncio.fixture
 async def pool() -> AsyncIterator[ChildPool]:
+    async with _started() as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def _started() -> AsyncIterator[ChildPool]:
     made = ChildPool(
         "tests.support.mortal_child", Message(), Message(), work="tests", timeout_seconds=WAIT_SECONDS, num_processes=1
     )
     await made.start()
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_process_finds_packages_where_this_one_does_and_learns_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path))
+    monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    async with _started() as pool:
+        fields = (await pool.ask(Message())).fields
+    assert os.fspath(tmp_path) in fields["path"]
+    assert "secret" not in fields["environment"].values()
 
 
 async def pid_of(pool: ChildPool) -> int:
