@@ -52,7 +52,7 @@ def _sum_of(input_ptr, residual_ptr, column, inside, RESIDUAL: tl.constexpr):
 @triton.jit
 def _single_row_kernel(
     input_ptr, residual_ptr, norm_ptr, weight_ptr, bias_ptr, added_ptr, output_ptr, epsilon, slope, limit, outputs,
-    weight_stride, INPUT: tl.constexpr, RESIDUAL: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr,
+    input_stride, weight_stride, INPUT: tl.constexpr, RESIDUAL: tl.constexpr, KIND: tl.constexpr, SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr, BIAS: tl.constexpr, TOTAL: tl.constexpr, ADDED: tl.constexpr, TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +70,7 @@ def _single_row_kernel(
     if INPUT == _NORM:
         scales = tl.load(norm_ptr + k, mask=k < SIZE, other=0.0)
     await_inputs()
-    input_ptr += row * (2 * SIZE if INPUT == _GATED else SIZE)
+    input_ptr += row * input_stride
     if RESIDUAL:
         residual_ptr += row * SIZE
     output_ptr += row * outputs
@@ -129,7 +129,8 @@ def single_row_product(
 ) -> torch.Tensor:
     """
     Args:
-        hidden: [rows, size], contiguous; [rows, 2 * size] with an activation. Few: each has programs of its own.
+        hidden: [rows, size], of any stride between rows; [rows, 2 * size] with an activation. Few: each has programs of
+            its own.
         weight: [outputs, size]; each output's inputs are contiguous.
         bias: [outputs]
         wide: float32 comes out, else the type of `hidden`.
@@ -151,8 +152,8 @@ def single_row_product(
     activation = activation or NamedActivation("silu")
     _single_row_kernel[(rows, triton.cdiv(outputs, tiles.outputs))](
         hidden, residual, scales, weight, bias, added, output, epsilon, activation.slope, activation.limit, outputs,
-        weight.stride(0), INPUT=before.value, RESIDUAL=residual is not None, KIND=activation.kind, SIZE=size,
-        SIZE_PADDED=triton.next_power_of_2(size), BIAS=bias is not None, TOTAL=total is not None,
+        hidden.stride(0), weight.stride(0), INPUT=before.value, RESIDUAL=residual is not None, KIND=activation.kind,
+        SIZE=size, SIZE_PADDED=triton.next_power_of_2(size), BIAS=bias is not None, TOTAL=total is not None,
         ADDED=added is not None, TILE_N=tiles.outputs, TILE_K=tiles.inputs, num_warps=tiles.warps,
         launch_pdl=begins_early(),
     )  # fmt: skip

@@ -226,7 +226,7 @@ def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor 
     most = most_rows(weight)
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        if len(hidden) > most:
+        if len(hidden) > most or hidden.stride(1) != 1:
             return many(hidden, wide=wide)
         return single_row_product(hidden, weight, bias, wide=wide)
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.single_row import Norm, RowTiles, most_rows, single_row_product
+from engine_svc.ops.triton import TritonOps
 
 # Outputs, inputs, and tiles: of one tile that is not full, of whole ones, and of several with a part of one.
 SHAPES = [(5, 7, None), (8, 64, RowTiles(4, 32, 1)), (13, 100, RowTiles(2, 32, 1))]
@@ -32,8 +33,8 @@ def test_product(
     rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: RowTiles | None, has_bias: bool, wide: bool
 ) -> None:
     torch.manual_seed(0)
-    hidden, wider = numbers(dtype, rows, size), numbers(dtype, outputs, size + 3)
-    weight = wider[:, :size]  # rows further apart than they are long
+    # Rows further apart than they are long.
+    hidden, weight = (numbers(dtype, count, size + 3)[:, :size] for count in (rows, outputs))
     bias = numbers(dtype, outputs) if has_bias else None
     found = single_row_product(hidden, weight, bias, wide=wide, tiles=tiles)
     expected = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
@@ -91,6 +92,12 @@ def test_added_to_a_total(rows: int, dtype: torch.dtype, outputs: int, size: int
     found = single_row_product(hidden, weight, bias, total=total, added=added, tiles=tiles)
     assert found is total
     close(total, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_values_that_are_apart_are_left_to_torch(rows: int) -> None:
+    hidden, weight = torch.randn(7, rows).T, torch.randn(5, 7)
+    torch.testing.assert_close(TritonOps().matrix(weight, None)(hidden), F.linear(hidden, weight))
 
 
 def test_two_rows_share_what_a_cache_holds() -> None:
