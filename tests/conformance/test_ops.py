@@ -575,4 +575,8 @@ def test_experts_with_adapters(name: str, form: str, tokens: int) -> None:
         close(found[rows], expected, dtype)
     plain = ops.experts(gate_up, down, told)
     without = case.given()._replace(adapters=torch.full_like(case.adapters, -1))
-    assert plain(hidden, weights, ids, without).equal(plain(hidden, weights, ids))
+    found, expected = plain(hidden, weights, ids, without), plain(hidden, weights, ids)
+    if name == "triton" and tokens == 1:  # which has kernels of its own where no adapters are
+        close(found, expected.double(), dtype)
+    else:
+        assert found.equal(expected)

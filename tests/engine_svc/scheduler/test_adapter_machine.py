@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_svc.adapters.adapter import Adapter
-from engine_svc.core.engine import Engine, EngineFacts
+from engine_svc.core.engine import MAX_CONSECUTIVE_FAILURES, Engine, EngineFacts
 from engine_svc.plan import StepPlan
 from engine_svc.requests.admission import sequence_seed
 from engine_svc.requests.outputs import FinishReason
@@ -50,7 +50,7 @@ class AdapterMachine(RuleBasedStateMachine):
         in_flight: int, steps: int, drafts: int, host: int,
     ) -> None:  # fmt: skip
         self.broken: set[str] = set()
-        self.crash, self.crashes = False, 0
+        self.crash = False
         executor = FakeExecutor(
             VOCABULARY, BLOCK, verify=True, max_in_flight=in_flight, max_model_len=LENGTH, on_step=self._begin,
             adapters=FakeAdapters(slots, slots + more, lambda folder: len(folder) * steps % 6, self._error),
@@ -146,7 +146,8 @@ class AdapterMachine(RuleBasedStateMachine):
         else:
             self.broken.add(data.draw(st.sampled_from(list(self.served.values()))).folder)
 
-    @precondition(lambda self: self.crashes < 2)  # three in a row end the engine
+    # Three without the result of a good one in between end the engine.
+    @precondition(lambda self: not self.crash and self.engine._failures < MAX_CONSECUTIVE_FAILURES - 1)
     @rule()
     def break_step(self) -> None:
         """The next step raises, whatever it had to do."""
@@ -172,10 +173,8 @@ class AdapterMachine(RuleBasedStateMachine):
 
     def _begin(self, plan: StepPlan) -> None:
         if self.crash:
-            self.crash, self.crashes = False, self.crashes + 1
+            self.crash = False
             raise RuntimeError("a step fails")
-        if plan.scheduled:
-            self.crashes = 0
 
     def _error(self, folder: str) -> str:
         return "it is damaged" if folder in self.broken else ""
