@@ -18,6 +18,7 @@ def _norm_kernel(
     epsilon,
     hidden_stride,
     residual_stride,
+    output_stride,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
     WITH_RESIDUAL: tl.constexpr,
@@ -35,16 +36,28 @@ def _norm_kernel(
     wide = values.to(tl.float32)
     factor = 1.0 / tl.sqrt(tl.sum(wide * wide, axis=0) / SIZE + epsilon)
     result = (wide * factor * weight).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + row * SIZE + column, result, mask=inside)
+    tl.store(output_ptr + row * output_stride + column, result, mask=inside)
 
 
-def rms_norm(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """[rows, size] → [rows, size]; the residual, of the same shape, becomes the sum."""
+def rms_norm(
+    hidden: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    output: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[rows, size] → [rows, size]; all of any stride between rows.
+
+    Args:
+        residual: becomes the sum, which is normalised.
+        output: where it goes, `hidden` too; None: a new tensor.
+    """
     rows, size = hidden.shape
-    output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+    if output is None:
+        output = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     _norm_kernel[(rows,)](
         hidden, residual, weight, output, epsilon, hidden.stride(0), 0 if residual is None else residual.stride(0),
-        SIZE=size, SIZE_PADDED=triton.next_power_of_2(size), WITH_RESIDUAL=residual is not None,
+        output.stride(0), SIZE=size, SIZE_PADDED=triton.next_power_of_2(size), WITH_RESIDUAL=residual is not None,
         num_warps=4 if size <= 4096 else 8, launch_pdl=begins_early(),
     )  # fmt: skip
     return output

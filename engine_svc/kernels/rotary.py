@@ -137,3 +137,41 @@ def rotate(
         DIM_PADDED=padded, HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, INTERLEAVED=interleaved,
         ROWS=rows, num_warps=1, launch_pdl=begins_early(),
     )  # fmt: skip
+
+
+@triton.jit
+def _rotate_pairs_kernel(
+    pairs_ptr, table_ptr, output_ptr, heads, token_stride, head_stride, output_token_stride, output_head_stride,
+    HALF: tl.constexpr, HALF_PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program for each token and so many of its heads."""
+    await_inputs()
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
+    pair = tl.arange(0, HALF_PADDED)[None, :]
+    inside = pair < HALF
+    cosine = tl.load(table_ptr + token * 2 * HALF + pair, mask=inside, other=1.0).to(tl.float32)
+    sine = tl.load(table_ptr + token * 2 * HALF + HALF + pair, mask=inside, other=0.0).to(tl.float32)
+    inside = inside & (head < heads)
+    starts = pairs_ptr + token * token_stride + head * head_stride
+    first = tl.load(starts + 2 * pair, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(starts + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
+    target = output_ptr + token * output_token_stride + head * output_head_stride + pair
+    element = output_ptr.dtype.element_ty
+    tl.store(target, (first * cosine - second * sine).to(element), mask=inside)
+    tl.store(target + HALF, (second * cosine + first * sine).to(element), mask=inside)
+
+
+def rotate_pairs(pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
+    """See Ops.rotate_pairs; `output` lies elsewhere.
+
+    Args:
+        table_rows: contiguous.
+    """
+    tokens, heads, size = pairs.shape
+    padded = triton.next_power_of_2(size // 2)
+    rows = min(triton.next_power_of_2(heads), max(1, _VALUES // (2 * padded)))
+    _rotate_pairs_kernel[(tokens, triton.cdiv(heads, rows))](
+        pairs, table_rows, output, heads, *pairs.stride()[:2], *output.stride()[:2], HALF=size // 2,
+        HALF_PADDED=padded, ROWS=rows, num_warps=1, launch_pdl=begins_early(),
+    )  # fmt: skip

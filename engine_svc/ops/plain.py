@@ -65,7 +65,7 @@ class PlainOps(Ops):
         """See Ops.head_matrices."""
 
         def product(hidden: torch.Tensor, output: torch.Tensor) -> None:
-            output.copy_(torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1))
+            torch.bmm(hidden.transpose(0, 1), weight.transpose(1, 2), out=output.transpose(0, 1))
 
         return product
 

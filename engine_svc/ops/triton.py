@@ -27,7 +27,7 @@ from engine_svc.kernels.experts import (
 from engine_svc.kernels.int8 import int8_product
 from engine_svc.kernels.matrix import product as fixed_product
 from engine_svc.kernels.norm import rms_norm
-from engine_svc.kernels.rotary import rotate
+from engine_svc.kernels.rotary import rotate, rotate_pairs
 from engine_svc.kernels.routing import choose_experts
 from engine_svc.kernels.single_row import Norm, most_rows, single_row_product
 from engine_svc.kernels.single_row_experts import Stack, single_row_experts
@@ -144,8 +144,11 @@ class TritonOps(PlainOps):
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See Ops.rms_norm."""
-        normed = rms_norm(hidden.reshape(-1, hidden.shape[-1]), None, weight, epsilon).view(hidden.shape)
-        return normed if output is None else output.copy_(normed)
+        size = hidden.shape[-1]
+        if output is None:
+            return rms_norm(hidden.reshape(-1, size), None, weight, epsilon).view(hidden.shape)
+        rms_norm(hidden.view(-1, size), None, weight, epsilon, output.view(-1, size))
+        return output
 
     def add_rms_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
@@ -164,6 +167,10 @@ class TritonOps(PlainOps):
         """See Ops.rotate."""
         rotate(heads, table_rows, num_query, norms, interleaved)
         return heads
+
+    def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
+        """See Ops.rotate_pairs."""
+        rotate_pairs(pairs, table_rows, output)
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See Ops.activate_and_multiply."""

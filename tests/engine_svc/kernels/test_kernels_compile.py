@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
-from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, rotary, routing
+from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, norm, rotary, routing
 from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
 from engine_svc.kernels import single_row_experts, step_inputs, tiles
 
@@ -144,6 +144,9 @@ products = [
       "slot_mapping_ptr": None} | ({} if norms else {"query_norm_ptr": None, "key_norm_ptr": None}),
      {"num_warps": 4})
     for half, interleaved, norms in ((48, False, True), (24, True, False), (0, False, True))
+] + [
+    (rotary._rotate_pairs_kernel, {"HALF": 32, "HALF_PADDED": 32, "ROWS": 8}, {"num_warps": 1}),
+    (norm._norm_kernel, {"SIZE": 2880, "SIZE_PADDED": 4096, "WITH_RESIDUAL": True}, {"num_warps": 4}),
 ] + [
     (single_row._single_row_kernel,
      {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size), "BIAS": True, "INPUT": before, "RESIDUAL": before == 1,

@@ -32,10 +32,9 @@ def in_int8(names: list[str]) -> list[str]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}], ids=str)
-def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    folder = make_model(tmp_path / "qwen3", "qwen3", num_hidden_layers=2)
+def layers_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, **options: Any) -> list[list[str]]:
+    """What each layer of each step is: of three prompts, and then of three, two and one sequences that decode."""
+    folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     launches, runners, layers = Launches(monkeypatch), list[Runner](), list[list[str]]()
     forward, allocate = DecoderLayer.forward, Runner.allocate
@@ -58,13 +57,34 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
         plan = SamplingPlan(GREEDY)
         sequences = [NewSequence(slot, [5] * 20, 20, 0, [[2 * slot, 2 * slot + 1]], plan) for slot in range(3)]
         runners[0].step(StepPlan(1, sequences, [ScheduledSequence(slot, 0, 20, 1, []) for slot in range(3)]))
-        runners[0].step(StepPlan(2, [], [ScheduledSequence(slot, 20, 1, 1, []) for slot in range(3)]))
-        runners[0].step(StepPlan(3, [], [ScheduledSequence(slot, 21, 1, 1, []) for slot in range(2)]))
-        runners[0].step(StepPlan(4, [], [ScheduledSequence(0, 22, 1, 1, [])]))
+        for done, count in enumerate((3, 2, 1)):
+            scheduled = [ScheduledSequence(slot, 20 + done, 1, 1, []) for slot in range(count)]
+            runners[0].step(StepPlan(2 + done, [], scheduled))
+    return layers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    layers = layers_of_steps(tmp_path, monkeypatch, "qwen3", **options)
     is_int8 = "quantization" in options
     of_products = in_int8 if is_int8 else list
     expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
     assert layers == [expected[0]] * 2 + [expected[1]] * 2 + [expected[1] if is_int8 else ALONE] * 4
+
+
+@pytest.mark.slow
+def test_a_layer_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the two is dense, and the other has experts."""
+    layers = layers_of_steps(tmp_path, monkeypatch, "deepseek-v2")
+    before = ["_norm_kernel", "linear", "_norm_kernel", "linear", "linear", "bmm"]
+    turned = ["_rotate_pairs_kernel", "_norm_kernel", "_rotate_pairs_kernel", "_write_kernel"]
+    dense = [*before, *turned, *DECODED, "bmm", "linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
+    assert layers[2] == dense
+    assert layers[6] == ["_single_row_kernel" if name == "linear" else name for name in dense]
+    experts = ["linear", "_choose_kernel", "_sort_kernel", "_grouped_kernel", "_gated_kernel", "_grouped_kernel"]
+    shared = ["_add_kernel", "linear", "_gated_kernel", "linear", "add_"]
+    assert layers[3] == [*dense[: dense.index("_gated_kernel") - 1], *experts, *shared]
 
 
 class Noted(Capture):
