@@ -26,7 +26,7 @@ from engine_svc.attention.context import ContextPart
 from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.paged_decode import most_parts, paged_decode
-from engine_svc.kernels.single_row import Norm, RowTiles, single_row_product, single_row_tiles
+from engine_svc.kernels.single_row import MatrixTiles, Norm, single_row_product, single_row_tiles
 from engine_svc.kernels.single_row_experts import DOWN, Stack, single_row_experts
 from engine_svc.kernels.tiles import Tiles
 
@@ -75,7 +75,7 @@ def row_candidates(size: int, form: dict[str, Any]) -> Iterator[Candidate]:
     yield "cuBLAS", partial(F.linear, hidden[:, :size].contiguous())
     now = single_row_tiles(size)
     for tile in itertools.product((2, 4, 8), (1024, 2048), (2, 4, 8)):
-        tiles = RowTiles(*tile)
+        tiles = MatrixTiles(*tile)
         each = tiles.outputs * tiles.inputs // (32 * tiles.warps)  # of a thread
         if tiles == now or (16 <= each <= 64 and tiles.inputs < 2 * size):
             yield "now: " * (tiles == now) + str(tile), partial(single_row_product, hidden, tiles=tiles, **form)
@@ -101,11 +101,11 @@ def tune_experts(shape: dict[str, Any]) -> None:
 
     def candidates(is_first: bool) -> Iterator[Candidate]:
         for tile in itertools.product((2, 4, 8), (256, 512, 1024, 2048), (2, 4, 8)):
-            tiles = RowTiles(*tile)
+            tiles = MatrixTiles(*tile)
             if 16 <= tiles.outputs * tiles.inputs // (32 * tiles.warps) <= 64:
                 both = (tiles, second) if is_first else (first, tiles)
 
-                def experts(ids: torch.Tensor, both: tuple[RowTiles, RowTiles] = both) -> None:
+                def experts(ids: torch.Tensor, both: tuple[MatrixTiles, MatrixTiles] = both) -> None:
                     single_row_experts(*given, ids, NamedActivation("silu"), both)
 
                 yield "now: " * (both == (first, second)) + str(tile), experts

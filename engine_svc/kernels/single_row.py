@@ -24,7 +24,7 @@ _SHARED_BYTES = 16 << 20  # of a matrix that a second row finds in the GPU's cac
 _PLAIN, _NORM, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-class RowTiles(NamedTuple):
+class MatrixTiles(NamedTuple):
     """What a program reads of the matrix at a time, and how it is compiled."""
 
     outputs: int
@@ -110,9 +110,9 @@ def most_rows(weight: torch.Tensor) -> int:
     return 2 if weight.nbytes <= _SHARED_BYTES else 1
 
 
-def single_row_tiles(size: int) -> RowTiles:
+def single_row_tiles(size: int) -> MatrixTiles:
     """The fastest of those that benchmarks/tiles.py tries, or within some percent of it, on an H100."""
-    return RowTiles(4, 1024, 2) if size <= 1024 else RowTiles(4, 2048, 8)
+    return MatrixTiles(4, 1024, 2) if size <= 1024 else MatrixTiles(4, 2048, 8)
 
 
 def single_row_product(
@@ -125,7 +125,7 @@ def single_row_product(
     activation: NamedActivation | None = None,
     total: torch.Tensor | None = None,
     added: torch.Tensor | None = None,
-    tiles: RowTiles | None = None,
+    tiles: MatrixTiles | None = None,
 ) -> torch.Tensor:
     """
     Args:

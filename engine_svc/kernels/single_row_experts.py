@@ -13,9 +13,9 @@ import triton.language as tl
 
 from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
-from engine_svc.kernels.single_row import RowTiles, single_row_tiles
+from engine_svc.kernels.single_row import MatrixTiles, single_row_tiles
 
-DOWN = RowTiles(4, 1024, 4)  # of those that benchmarks/tiles.py tries, on an H100
+DOWN = MatrixTiles(4, 1024, 4)  # of those that benchmarks/tiles.py tries, on an H100
 
 
 class Stack(NamedTuple):
@@ -109,7 +109,7 @@ def single_row_experts(
     shares: torch.Tensor,
     expert_ids: torch.Tensor,
     activation: NamedActivation,
-    tiles: tuple[RowTiles, RowTiles] | None = None,
+    tiles: tuple[MatrixTiles, MatrixTiles] | None = None,
 ) -> torch.Tensor:
     """The weighted sum of gated experts.
 
