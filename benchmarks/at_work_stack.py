@@ -131,13 +131,13 @@ class Stack:
 
     async def administer(self, command: str) -> None:
         """A command of --server-dev-mode, with what it is given."""
-        await asyncio.to_thread(_get, f"http://127.0.0.1:{self._port}/{command}", _ANSWER_SECONDS, "POST")
+        await asyncio.to_thread(_answer, f"http://127.0.0.1:{self._port}/{command}", _ANSWER_SECONDS, "POST")
 
     async def metric(self, name: str, service: str = "gateway", **labels: str) -> float:
         """The sum of a metric's values with these labels; of a service that is named as `quire serve` names it."""
         urls = dict(_METRICS.findall(self._log.read_text(errors="replace")))
         url = urls.get(service, f"http://127.0.0.1:{self._port}/metrics")
-        text = await asyncio.to_thread(_get, url)
+        text = await asyncio.to_thread(_answer, url)
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -146,7 +146,7 @@ class Stack:
         )
 
 
-def _get(url: str, seconds: float = 10.0, method: str = "GET") -> str:
+def _answer(url: str, seconds: float = 10.0, method: str = "GET") -> str:
     with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=seconds) as response:
         return str(response.read(), "utf-8")
 

@@ -158,14 +158,18 @@ def tune_decode(shape: dict[str, Any]) -> None:
         print(f"| decode of {sequences} | at {context} | {fastest(caches, candidates)} |")
 
 
+_SHAPES = [name for name, shape in SHAPES.items() if "head_dim" in shape]  # all but latent attention's
 _TUNED = {"row": tune_rows, "experts": tune_experts, "decode": tune_decode}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen3-0.6b"])
+    parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=["qwen3-0.6b"])
     parser.add_argument("--kernels", nargs="+", choices=_TUNED, default=["row", "decode"])
     arguments = parser.parse_args()
+    for shape in arguments.shapes:
+        if "experts" in arguments.kernels and "num_experts_per_tok" not in SHAPES[shape]:
+            parser.error(f"{shape} has no experts")
     print(heading())
     for shape in arguments.shapes:
         print(f"`{shape}`\n\n| kernel | of | µs |\n|---|---|---|")

@@ -187,11 +187,11 @@ class TritonBackend(AttentionBackend):
     def _alone(self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_InParts]:
         """Those of one new token. Where they are enough for all multiprocessors, longer parts leave less to combine;
         where they are few, shorter ones are for more of them."""
-        part_keys, parts = PART, len(sequences) * self.shape.num_kv_heads  # of one part each
-        if parts >= self._multiprocessors and not self.batch_invariant:
-            part_keys *= 2
-        elif parts * 8 <= self._multiprocessors and not self.batch_invariant:
-            part_keys //= 2
+        part_keys, parts = PART, len(sequences) * self.shape.num_kv_heads  # if each had one
+        if not self.batch_invariant and parts >= self._multiprocessors:
+            part_keys = 2 * PART
+        elif not self.batch_invariant and 8 * parts <= self._multiprocessors:
+            part_keys = PART // 2
         return self._together(sequences, lengths, 1, self._decode[0], part_keys)
 
     def _together(
