@@ -25,12 +25,13 @@ _FAR = 1 << 30  # behind any position
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Which tokens of a flat batch belong to which sequence, and where their keys and values live.
+    """Which queries of a flat batch belong to which sequence, and where its keys and values live.
 
-    Sequence i has `query_lens_host[i]` new tokens, at the last positions of its `seq_lens_host[i]`.
+    Sequence i has `query_lens_host[i]` queries, at the last positions of its `seq_lens_host[i]`. All of its new tokens
+    are queries, except in a last layer that computes output rows only (see OutputRows).
     """
 
-    query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the new tokens
+    query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the queries
     seq_lens: torch.Tensor  # int32 [num_seqs], computed and new tokens
     block_table: torch.Tensor  # int32 [num_seqs, max_blocks]; 0 past a sequence's blocks
     # int64 [num_tokens], block * block_size + offset of each new token; -1 of those that another rank caches.
@@ -39,6 +40,22 @@ class AttentionMetadata:
     seq_lens_host: list[int]  # in what is recorded: the most that they come to together, in equal parts
     # int32 [plan_size], what the backend plans on the host for each step of a recording that is of any batch.
     plan: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of a batch whose hidden states are needed: the last ones of each sequence, often only the last.
+
+    A model's last layer caches the keys and values of all tokens, and computes everything else for these rows alone.
+    """
+
+    rows: torch.Tensor  # int64 [num_outputs], ascending
+    start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of each sequence's number of rows
+    lens_host: list[int]  # these numbers; each is at least 1
+
+    def as_queries(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """Metadata for a layer in which only these rows attend."""
+        return dataclasses.replace(metadata, query_start_loc=self.start_loc, query_lens_host=self.lens_host)
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,11 @@ class Rotation:
     norms: HeadNorms | None
     interleaved: bool = False
     norms_are_last: bool = False
+    output_rows: torch.Tensor | None = None  # int64, tokens whose queries attend; None means all of them
+
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """[tokens, query heads, head_dim] -> the same of the tokens whose queries attend."""
+        return query if self.output_rows is None else self.ops.take_rows(query, self.output_rows)
 
     def __call__(self, heads: torch.Tensor) -> torch.Tensor:
         """Query and key heads [tokens, heads, head_dim], turned; may work in place."""
@@ -281,7 +303,7 @@ class AttentionBackend(ABC):
         turning = heads.shape[1] - self.shape.num_kv_heads
         query_key, value = heads.split((turning, self.shape.num_kv_heads), dim=1)
         query, key = rotation(query_key).split((rotation.num_query, turning - rotation.num_query), dim=1)
-        return self.forward(query, key, value, cache, prepared, options)
+        return self.forward(rotation.queries(query), key, value, cache, prepared, options)
 
     def _attend_all(
         self,
@@ -335,15 +357,15 @@ class AttentionBackend(ABC):
         be it infinite or not a number.
 
         Args:
-            query: [num_tokens, num_heads, head_dim]
-            key, value: [num_tokens, num_kv_heads, head_dim]; the same tensor if keys are values.
+            query: [num_queries, num_heads, head_dim], as many as the metadata says.
+            key, value: [num_tokens, num_kv_heads, head_dim], of all new tokens; the same tensor if keys are values.
             cache: this layer's, of `allocate`.
             prepared: of `prepare`.
-            lse: float32 [num_tokens, num_heads], gets the logarithm of each query's sum of exponentiated scores. The
+            lse: float32 [num_queries, num_heads], gets the logarithm of each query's sum of exponentiated scores. The
                 result of one that sees none of the positions that are cached here is 0, and this minus infinity.
 
         Returns:
-            [num_tokens, num_heads, head_dim]
+            [num_queries, num_heads, head_dim]
         """
 
     def bytes_per_block(self, num_layers: int) -> int:

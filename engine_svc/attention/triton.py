@@ -223,7 +223,7 @@ class TritonBackend(AttentionBackend):
             return super().rotate_and_forward(heads, rotation, cache, prepared, options)
         slots = Slots(cache, prepared.metadata.slot_mapping)
         rotate(heads, rotation.table_rows, rotation.num_query, rotation.norms, rotation.interleaved, slots)
-        return self._attend_to_cache(heads[:, : rotation.num_query], cache, prepared, options, None)
+        return self._attend_to_cache(rotation.queries(heads[:, : rotation.num_query]), cache, prepared, options, None)
 
     def attend(
         self,

@@ -14,7 +14,7 @@ from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
 from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig
-from engine_svc.ops.base import HeadNorms
+from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.recurrence.base import LayerState
 
 
@@ -50,6 +50,11 @@ class StepInputs:
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
     query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that do not rotate
+    output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
+
+    def outputs(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, ...], with contiguous rows -> the rows that are needed, [outputs, ...]."""
+        return hidden if self.output_rows is None else ops.take_rows(hidden, self.output_rows)
 
 
 class Attention(torch.nn.Module):
@@ -94,15 +99,15 @@ class Attention(torch.nn.Module):
             self._head_norms = HeadNorms(ones, ones, config.norm_eps)
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
         return self.o_proj(self._attended(hidden, cache, step))
 
     def _attended(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, query heads * head_dim]."""
+        """[tokens, hidden_size] → [outputs, query heads * head_dim]."""
         return self.attend_projected(self.qkv_proj(hidden), cache, step)
 
     def attend_projected(self, projected: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """What qkv_proj gives, which may be changed → [tokens, query heads * head_dim]."""
+        """What qkv_proj gives, which may be changed → [outputs, query heads * head_dim]."""
         if self._norms in ("each", "all"):
             self._normalise(projected)
         if self._clip is not None:
@@ -110,7 +115,7 @@ class Attention(torch.nn.Module):
         return self._attend(projected.view(len(projected), -1, self._head_dim), cache, step)
 
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """Queries, keys and values [tokens, all heads, head_dim] → [tokens, query heads * head_dim]."""
+        """Queries, keys and values [tokens, all heads, head_dim] → [outputs, query heads * head_dim]."""
         where = cache.cache, cache.prepared, self.options
         scales = None if self._rotates else step.query_scales
         if self._rotates or (self._head_norms is not None and scales is None):
@@ -121,14 +126,17 @@ class Attention(torch.nn.Module):
         query, key = together.split((self._heads, self._kv_heads), dim=1)
         if scales is not None:
             query = (query * scales).to(query.dtype)
-        return step.attention.forward(query, key, value, *where).flatten(1)
+        return step.attention.forward(step.outputs(self._ops, query), key, value, *where).flatten(1)
 
     def _rotation(self, step: StepInputs) -> Rotation:
         """Of heads that are normed, too, where all have the same weights."""
         table = step.rotary if self.options.sliding_window is None else step.local_rotary
         if not self._rotates:
             table = table[..., :0]
-        return Rotation(self._ops, table, self._heads, self._head_norms, self._interleaved, self._norms == "rotated")
+        return Rotation(
+            self._ops, table, self._heads, self._head_norms, self._interleaved, self._norms == "rotated",
+            step.output_rows,
+        )  # fmt: skip
 
     def _slopes(self, config: ModelConfig, context: LayerContext) -> torch.Tensor | None:
         """Of the heads that this rank attends with: those of all that share the context."""

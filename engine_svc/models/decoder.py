@@ -118,6 +118,7 @@ class Decoder(torch.nn.Module):
         caches: Sequence[AnyLayerCache],
         embedded: EmbeddedRows | None = None,
         received: torch.Tensor | None = None,
+        output_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """One forward pass over a flat batch.
 
@@ -126,10 +127,13 @@ class Decoder(torch.nn.Module):
             caches: one for each layer, of the stage's.
             embedded: rows whose embeddings are given: scaled, where the model scales those that it looks up.
             received: what the stage before returned.
+            output_rows: int64 [outputs], the rows that are needed of the last stage, nothing of which may be tapped
+                then. The last layer's cache is prepared for these as its queries (OutputRows.as_queries). None means
+                that all are needed.
 
         Returns:
-            Hidden states [tokens, hidden_size]: of the last stage normalised, and what is tapped beside them; of others
-            the sums so far.
+            Hidden states [tokens or outputs, hidden_size]: of the last stage normalised, and what is tapped beside
+            them; of others the sums so far.
         """
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
@@ -140,7 +144,9 @@ class Decoder(torch.nn.Module):
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
             if index in self._taps:
                 tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
-            hidden = layer(hidden, residual, cache, step)
+            if index == self.config.num_layers - 1:
+                step = replace(step, output_rows=output_rows)
+            hidden, residual = layer(hidden, residual, cache, step)
         if not self.stage.is_last:
             return self._ops.add(residual, hidden)
         hidden = self.norm(hidden, residual)

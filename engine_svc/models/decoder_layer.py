@@ -1,12 +1,14 @@
 """One layer of a decoder: attention and feed-forward around a residual, with norms where the family has them.
 
 `hidden` is what the layer before put out, and `residual` the sum of all before it: adding the one to the other is left
-to the norm that comes next, which does both at once.
+to the norm that comes next, which does both at once. A layer returns both, for the rows that are needed: see
+StepInputs.output_rows.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +24,13 @@ from engine_svc.models.recurrent_layers import recurrent_layer
 from engine_svc.models.row_pass import RowPass
 from engine_svc.ops.base import Ops
 from engine_svc.recurrence.base import StateShape
+
+
+class LayerOutput(NamedTuple):
+    """Both [outputs, hidden_size]."""
+
+    hidden: torch.Tensor  # to be added to the residual
+    residual: torch.Tensor
 
 
 class DecoderLayer(torch.nn.Module):
@@ -51,13 +60,14 @@ class DecoderLayer(torch.nn.Module):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
-        """Both [tokens, hidden_size]; the residual is changed. Returns what is to be added to it."""
-        if self._row_pass is not None and len(hidden) <= self._row_pass.most_rows:
+    ) -> LayerOutput:
+        """Both [tokens, hidden_size]; the residual is changed."""
+        if self._row_pass is not None and len(hidden) <= self._row_pass.most_rows and step.output_rows is None:
             assert isinstance(cache, LayerCache)
-            return self._row_pass.forward(hidden, residual, cache, step)
+            return LayerOutput(self._row_pass.forward(hidden, residual, cache, step), residual)
         hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)
-        return self.mlp(self.post_attention_layernorm(hidden, residual))
+        residual = step.outputs(self._ops, residual)
+        return LayerOutput(self.mlp(self.post_attention_layernorm(hidden, residual)), residual)
 
     @functools.cached_property
     def _row_pass(self) -> RowPass | None:
@@ -66,18 +76,24 @@ class DecoderLayer(torch.nn.Module):
         return None if self.state_shape else RowPass.of(getattr(self, self._attention_name), self.mlp, norms)
 
     def _mix(self, hidden: torch.Tensor, cache: AnyLayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size], which may be changed → the same, in which tokens have seen those before them."""
+        """[tokens, hidden_size], which may be changed → [outputs, hidden_size], in which tokens have seen those before
+        them."""
         if isinstance(cache, BothCaches):
             return self._mix_both(hidden, cache, step)
-        name = self._attention_name if self.state_shape is None else self._recurrent_name
-        mixed: torch.Tensor = getattr(self, name)(hidden, cache, step)
-        return mixed
+        if self.state_shape is not None:
+            return self._keep(hidden, cache, step)
+        attended: torch.Tensor = getattr(self, self._attention_name)(hidden, cache, step)
+        return attended
+
+    def _keep(self, hidden: torch.Tensor, state: AnyLayerCache, step: StepInputs) -> torch.Tensor:
+        """As `_mix`, by the recurrent layer, whose state all tokens go into."""
+        return step.outputs(self._ops, getattr(self, self._recurrent_name)(hidden, state, step))
 
     def _mix_both(self, hidden: torch.Tensor, cache: BothCaches, step: StepInputs) -> torch.Tensor:
         """The sum of a recurrent layer and attention, of the same norm."""
         assert self._multipliers is not None
         (kept_in, kept_out), (attended_in, attended_out) = self._multipliers.recurrent, self._multipliers.attention
-        kept = getattr(self, self._recurrent_name)(_times(self._ops, hidden, kept_in), cache.state, step)
+        kept = self._keep(_times(self._ops, hidden, kept_in), cache.state, step)
         hidden = _times(self._ops, hidden, attended_in / kept_in)
         attended = getattr(self, self._attention_name)(hidden, cache.attended, step)
         return self._ops.add(_times(self._ops, kept, kept_out), _times(self._ops, attended, attended_out))
@@ -90,13 +106,13 @@ class MixerLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         hidden = self.norm(hidden, residual)
+        residual = step.outputs(self._ops, residual)
         if self._mixes:
-            return self._mix(hidden, cache, step)
-        put_out: torch.Tensor = self.mixer(hidden)
-        return put_out
+            return LayerOutput(self._mix(hidden, cache, step), residual)
+        return LayerOutput(self.mixer(step.outputs(self._ops, hidden)), residual)
 
 
 class ParallelLayer(DecoderLayer):
@@ -106,10 +122,11 @@ class ParallelLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         normed = self.input_layernorm(hidden, residual)
-        return self._ops.add(self._mix(normed, cache, step), self.mlp(normed))
+        fed = self.mlp(step.outputs(self._ops, normed))
+        return LayerOutput(self._ops.add(self._mix(normed, cache, step), fed), step.outputs(self._ops, residual))
 
 
 class ParallelNormsLayer(DecoderLayer):
@@ -119,10 +136,11 @@ class ParallelNormsLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         mixed = self._mix(self.input_layernorm(hidden, residual), cache, step)
-        return self._ops.add(mixed, self.mlp(self.mlp_layernorm(residual)))
+        residual = step.outputs(self._ops, residual)
+        return LayerOutput(self._ops.add(mixed, self.mlp(self.mlp_layernorm(residual))), residual)
 
 
 class PostNormLayer(DecoderLayer):
@@ -132,11 +150,12 @@ class PostNormLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         self._ops.add(residual, hidden)
-        self._ops.add(residual, self.post_attention_layernorm(self._mix(residual, cache, step)))
-        return self.post_feedforward_layernorm(self.mlp(residual))
+        mixed = self._mix(residual, cache, step)
+        residual = self._ops.add(step.outputs(self._ops, residual), self.post_attention_layernorm(mixed))
+        return LayerOutput(self.post_feedforward_layernorm(self.mlp(residual)), residual)
 
 
 class SandwichNormLayer(DecoderLayer):
@@ -148,11 +167,12 @@ class SandwichNormLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         hidden = self._mix(self.input_layernorm(hidden, residual), cache, step)
+        residual = step.outputs(self._ops, residual)
         hidden = self.pre_feedforward_layernorm(self.post_attention_layernorm(hidden), residual)
-        return self.post_feedforward_layernorm(self.mlp(hidden))
+        return LayerOutput(self.post_feedforward_layernorm(self.mlp(hidden)), residual)
 
 
 class SumNormLayer(DecoderLayer):
@@ -162,11 +182,11 @@ class SumNormLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
-        hidden = self.attention_norm(self._mix(hidden, cache, step), hidden)
-        normed: torch.Tensor = self.output_norm(self.mlp(hidden), hidden)
-        return normed
+        mixed, hidden = self._mix(hidden, cache, step), step.outputs(self._ops, hidden)
+        hidden = self.attention_norm(mixed, hidden)
+        return LayerOutput(self.output_norm(self.mlp(hidden), hidden), step.outputs(self._ops, residual))
 
 
 class ResidualNormLayer(DecoderLayer):
@@ -181,12 +201,13 @@ class ResidualNormLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         normed = self.input_layernorm(hidden)
-        hidden = self._sum(normed, self._mix(normed, cache, step), self._balances[0])
+        mixed = self._mix(normed, cache, step)
+        hidden = self._sum(step.outputs(self._ops, normed), mixed, self._balances[0])
         normed = self.post_attention_layernorm(hidden)
-        return self._sum(normed, self.mlp(normed), self._balances[1])
+        return LayerOutput(self._sum(normed, self.mlp(normed), self._balances[1]), step.outputs(self._ops, residual))
 
     def _sum(self, normed: torch.Tensor, added: torch.Tensor, balance: tuple[float, float]) -> torch.Tensor:
         """Both may be changed."""

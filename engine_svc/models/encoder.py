@@ -80,7 +80,7 @@ class Encoder(torch.nn.Module):
         residual = self._ops.zeros_like(hidden)
         step = self._step(positions, hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, residual, cache, step)
+            hidden, residual = layer(hidden, residual, cache, step)
         return hidden if self.norm is None else self.norm(hidden, residual)
 
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ class GatedAttention(Attention):
         pairs, keys_and_values = heads.split((2 * self._heads, 2 * self._kv_heads), dim=1)
         query, gates = pairs.unflatten(1, (self._heads, 2)).unbind(2)
         together = self._ops.join((query, keys_and_values)).view(len(hidden), -1, self._head_dim)
-        return self.o_proj(self._ops.gate(self._attend(together, cache, step), self._ops.join((gates,))))
+        needed = step.outputs(self._ops, self._ops.join((gates,)))
+        return self.o_proj(self._ops.gate(self._attend(together, cache, step), needed))
 
 
 class HeadGatedAttention(Attention):
@@ -43,6 +44,7 @@ class HeadGatedAttention(Attention):
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """See Attention.forward."""
         values = self._attended(hidden, cache, step)
-        gated, gates = self._ops.zeros_like(values), self.g_proj(hidden, wide=True).view(-1, 1)
+        gates = self.g_proj(step.outputs(self._ops, hidden), wide=True).view(-1, 1)
+        gated = self._ops.zeros_like(values)
         self._ops.add(gated.view(-1, self._head_dim), values.view(-1, self._head_dim), gates)
         return self.o_proj(gated)

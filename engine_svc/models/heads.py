@@ -21,7 +21,7 @@ from engine_svc.layers.rotary import rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder import Decoder
-from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
+from engine_svc.models.decoder_layer import DecoderLayer, LayerOutput, hidden_norm
 from engine_svc.ops.base import Ops
 
 
@@ -145,7 +145,7 @@ class EagleHead(FeatureHead):
         step, hidden = self._step(positions), self.fc(_beside(self._ops, self._embed(token_ids), features))
         residual = self._ops.zeros_like(hidden)
         for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, residual, cache, step)
+            hidden, residual = layer(hidden, residual, cache, step)
         return self._ops.add(residual, hidden)
 
 
@@ -154,10 +154,11 @@ class _FirstLayer(DecoderLayer):
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
-    ) -> torch.Tensor:
+    ) -> LayerOutput:
         """See DecoderLayer.forward."""
         self._ops.add(residual, hidden)
-        return self.mlp(self.post_attention_layernorm(self._mix(hidden, cache, step), residual))
+        hidden = self.mlp(self.post_attention_layernorm(self._mix(hidden, cache, step), residual))
+        return LayerOutput(hidden, residual)
 
 
 class Eagle3Head(FeatureHead):
@@ -245,7 +246,7 @@ class MultiTokenHead(FeatureHead):
         embedded, features = layer.enorm(self._embed(token_ids)), layer.hnorm(features)
         hidden = layer.eh_proj(_beside(self._ops, embedded, features))
         residual = self._ops.zeros_like(hidden)
-        hidden = layer(hidden, residual, cache, self._step(positions))
+        hidden, residual = layer(hidden, residual, cache, self._step(positions))
         return self._ops.add(residual, hidden)
 
     def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -67,19 +67,21 @@ class LatentAttention(torch.nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
         latent, tokens = self._latent, len(hidden)
-        queries, vectors = self._query(hidden).view(tokens, self._heads, -1), self.kv_a_proj_with_mqa(hidden)
-        query = hidden.new_empty((tokens, self._heads, latent.rank + latent.rotated_dim))
+        queries = self._query(step.outputs(self._ops, hidden)).unflatten(1, (self._heads, -1))
+        vectors = self.kv_a_proj_with_mqa(hidden)
+        query = hidden.new_empty((len(queries), self._heads, latent.rank + latent.rotated_dim))
         key = hidden.new_empty((tokens, 1, latent.rank + latent.rotated_dim))
         self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
-        self._ops.rotate_pairs(queries[..., latent.plain_dim :], step.rotary, query[..., latent.rank :])
+        rotary = step.outputs(self._ops, step.rotary)
+        self._ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
         self._ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
         output = step.attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
-        values = hidden.new_empty((tokens, self._heads, latent.value_dim))
+        values = hidden.new_empty((len(queries), self._heads, latent.value_dim))
         self.kv_b_proj.to_values(output[..., : latent.rank], values)
-        return self.o_proj(values.view(tokens, -1))
+        return self.o_proj(values.flatten(1))
 
     def _query(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._latent.query_rank is None:

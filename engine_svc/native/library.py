@@ -52,7 +52,7 @@ _SIGNATURES = {
     "expand": (_INT, _INT, *(_POINTER,) * 4, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG),
     "set_threads": (_INT,),
     "head_matrices": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 6),
-    "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
+    "take_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
     "packed_rows": (_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _FLOAT, _POINTER),
     "mean_rows": (_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER),
     "rms_norm": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _FLOAT),

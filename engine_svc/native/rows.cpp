@@ -86,13 +86,13 @@ void widen_row(const char* chunk, const CodedForm& form, int64_t n, int64_t size
 extern "C" {
 
 // output [count, size]: rows `indices` of a matrix [rows, size] whose first one has the number `first`, times a factor;
-// zeros for those that it does not have.
+// zeros for those that it does not have. `stride`: values from one row of the matrix to the next.
 void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64_t count, int64_t first, int64_t rows,
-                     int64_t size, float factor, void* output) {
+                     int64_t size, int64_t stride, float factor, void* output) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
     look_up_rows({indices, count, first, rows, size, factor}, (Value*)output, [=](int64_t index, Value* to) {
-      std::copy_n((const Value*)matrix + index * size, size, to);
+      std::copy_n((const Value*)matrix + index * stride, size, to);
     });
   });
 }

@@ -319,6 +319,7 @@ class Ops(ABC):
         """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...].
 
         Args:
+            matrix: each of its rows is contiguous; they may be any stride apart.
             first: what number the matrix's first row has; rows that it does not have are zeros. None: it has all.
         """
 

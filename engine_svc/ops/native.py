@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -148,7 +149,7 @@ class NativeOps(Ops):
         output = matrix.new_empty((len(indices), *matrix.shape[1:]))
         self.kernels.take_rows(
             TYPES[matrix.dtype], matrix.data_ptr(), indices.data_ptr(), len(indices), first or 0, len(matrix),
-            matrix.stride(0), scale, output.data_ptr(),
+            math.prod(matrix.shape[1:]), matrix.stride(0), scale, output.data_ptr(),
         )  # fmt: skip
         return output
 

@@ -9,7 +9,7 @@ import torch
 
 from engine_svc.native.library import Kernels
 from engine_svc.pooling.inputs import FlatBatch, InputBuffers, Inputs, Room
-from engine_svc.runner.native_calls import SizedPass, arena_memory
+from engine_svc.runner.native_calls import PassSize, SizedPass, arena_memory
 
 
 class RecordedPass:
@@ -25,7 +25,7 @@ class RecordedPass:
         """
         self._buffers = buffers = InputBuffers(room)
         self._pass = SizedPass(
-            lambda sequences, tokens: forward(buffers.views(sequences, tokens)), kernels,
+            lambda size: forward(buffers.views(size.sequences, size.tokens)), kernels,
             (room.sequences, room.tokens), arena_memory(),
         )  # fmt: skip
 
@@ -34,4 +34,5 @@ class RecordedPass:
         if not self._buffers.fits(batch):
             return None
         self._buffers.fill(batch)
-        return self._pass.run(len(batch.lengths), len(batch.token_ids))
+        tokens = len(batch.token_ids)
+        return self._pass.run(PassSize(len(batch.lengths), tokens, tokens))

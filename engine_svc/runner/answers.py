@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from engine_svc.loader.model import Model
 from engine_svc.parallel.vocabulary import VocabularyPart
-from engine_svc.plan import NewSequence, TokenMasks
+from engine_svc.plan import NewSequence, ScheduledSequence, TokenMasks
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting, Guesses
@@ -42,6 +43,20 @@ class Answers:
         """See Sampler.reserve."""
         self._sampler.reserve(num_tokens)
 
+    def expect(self, sequence: NewSequence) -> None:
+        """Before the first step of a sequence: which of its prompt's rows are needed."""
+        self._prompts.pop(sequence.slot, None)
+        if sequence.sampling.num_prompt_logprobs is not None:
+            self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
+
+    def output_lens(self, scheduled: Sequence[ScheduledSequence]) -> list[int]:
+        """How many of the last rows of each sequence are needed: those that are sampled from, and at least one, which
+        shows whether the sequence has overflowed; all of a prompt whose log-probabilities are wanted."""
+        return [
+            each.num_new_tokens if each.slot in self._prompts else max(1, each.num_sampled_positions)
+            for each in scheduled
+        ]
+
     def add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
         """Gives a slot to a sequence."""
         try:
@@ -50,9 +65,6 @@ class Answers:
             self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, num_prompt, num_unknown)
         except Exception as error:
             failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
-        self._prompts.pop(sequence.slot, None)
-        if sequence.sampling.num_prompt_logprobs is not None:
-            self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
     def make(
         self, step: BegunStep, batch: FlatBatch, hidden: torch.Tensor, masks: TokenMasks | None
@@ -126,7 +138,7 @@ class Answers:
 
     def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
         """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
-        rows = to_device([batch.query_start[index + 1] - 1 for index in indices], hidden.device)
+        rows = to_device(batch.output_start[1:][indices] - 1, hidden.device)
         return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
 
     def _score_prompts(
@@ -139,7 +151,7 @@ class Answers:
             first = batch.computed[index]
             last = min(batch.lengths[index], num_prompt - 1)
             if last > first:
-                start = batch.query_start[index]
+                start = int(batch.output_start[index])
                 targets = self._buffers.token_ids[slot, first + 1 : last + 1]
                 try:
                     found[slot] = self._score(slot, hidden[start : start + last - first], targets, first + 1, count)

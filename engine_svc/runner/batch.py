@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.attention.base import AttentionMetadata
+from engine_svc.attention.base import AttentionMetadata, OutputRows
 from engine_svc.attention.context import ContextPart
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.memory import zeros_when_touched
@@ -32,6 +32,7 @@ class Inputs(NamedTuple):
     states: StateMetadata
     received: torch.Tensor | None = None  # of the stage before, or the features that a draft reads
     present: torch.Tensor | None = None  # int32 [1], rows that are somebody's; None: all
+    outputs: OutputRows | None = None  # None means that all rows are needed
 
 
 class HostInputs(NamedTuple):
@@ -62,6 +63,7 @@ class FlatBatch:
     received: torch.Tensor | None = None  # [tokens, …], see Inputs.received; None in the first stage
     halves: tuple[FlatBatch, FlatBatch] | None = None  # as which it runs; None: as a whole
     token_ids: torch.Tensor | None = None  # int64 [tokens] on the device, in place of the known ones
+    output_lens: list[int] | None = None  # rows of each sequence that are needed, its last ones; None means all
 
     @property
     def num_tokens(self) -> int:
@@ -69,11 +71,35 @@ class FlatBatch:
         return self.query_start[-1]
 
     @cached_property
+    def output_start(self) -> npt.NDArray[np.int32]:
+        """int32 [sequences + 1]: prefix sums of each sequence's number of output rows."""
+        lens = self.query_lens if self.output_lens is None else self.output_lens
+        return np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+
+    @property
+    def num_outputs(self) -> int:
+        """Output rows of all sequences."""
+        return int(self.output_start[-1])
+
+    @cached_property
+    def output_rows(self) -> npt.NDArray[np.int64]:
+        """int64 [outputs]: which rows of the batch they are."""
+        start = self.output_start
+        return np.arange(start[-1]) + np.repeat(np.array(self.query_start[1:]) - start[1:], np.diff(start))
+
+    def outputs_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the output rows, out of those of the output rows or of all rows."""
+        return hidden if len(hidden) == self.num_outputs else hidden[to_device(self.output_rows, hidden.device)]
+
+    @cached_property
     def inputs(self) -> Inputs:
         """On the device, moved there by one copy."""
         host = self.host
         shared = host[:-2]
-        moved = to_device_together([*shared, *host.slot_mappings, *host.block_tables], self.known.device)
+        needed = self.output_rows, self.output_start
+        *moved, output_rows, output_start = to_device_together(
+            [*shared, *host.slot_mappings, *host.block_tables, *needed], self.known.device
+        )
         places, positions, starts, seq_lens, slots, is_fresh = moved[: len(shared)]
         tables = moved[-len(host.block_tables) :]
         metadata = [
@@ -85,15 +111,16 @@ class FlatBatch:
         ]  # fmt: skip
         token_ids = self.known[places] if self.token_ids is None else self.token_ids
         states = StateMetadata(starts, slots, is_fresh, self.query_lens)
-        return Inputs(token_ids, positions, metadata, states, self.received)
+        outputs = None if self.output_lens is None else OutputRows(output_rows, output_start, self.output_lens)
+        return Inputs(token_ids, positions, metadata, states, self.received, outputs=outputs)
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
-        """Which rows of the plan's batch tokens are sampled from, and what the sampler has to know of them."""
+        """Which of the output rows of the plan's batch are sampled from, and what the sampler has to know of them."""
         rows: list[int] = []
         slots: list[int] = []
         num_tokens: list[int] = []
         for index, sequence in enumerate(plan.scheduled):
-            count, end = sequence.num_sampled_positions, self.query_start[index + 1]
+            count, end = sequence.num_sampled_positions, int(self.output_start[index + 1])
             rows += range(end - count, end)
             slots += [self.slots[index]] * count
             num_tokens += range(self.lengths[index] - count + 1, self.lengths[index] + 1)

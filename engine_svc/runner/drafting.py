@@ -64,7 +64,11 @@ class _Row:
 
 
 class Drafting:
-    """One for each rank that has a draft. Order of calls: `allocate`; then for each step `follow` and `guess`."""
+    """One for each rank that has a draft. Order of calls: `allocate`; then for each step `follow` and `guess`.
+
+    Attributes:
+        reads_features: whether the draft needs the target's hidden states of every row.
+    """
 
     def __init__(
         self, draft: Draft, buffers: SlotBuffers, sampler: Sampler, max_num_seqs: int, token_budget: int,
@@ -74,7 +78,7 @@ class Drafting:
         Args:
             token_budget: positions that a step computes at most, to catch up.
         """
-        self._draft, self._reads_features = draft, bool(draft.model.feature_size)
+        self._draft, self.reads_features = draft, bool(draft.model.feature_size)
         self._buffers = buffers
         self._sampler = sampler
         self._budget = token_budget
@@ -112,7 +116,7 @@ class Drafting:
         Args:
             room: for the target's inputs.
         """
-        self._recorded = NotedSteps(self._prepare, kernels, self._room(room), 0, self._no_adapters)
+        self._recorded = NotedSteps(self._prepare, kernels, self._room(room), 0, self._no_adapters, skips_rows=False)
 
     def make_graphs(self, capture: Capture, shapes: PaddedShapes, room: Room) -> int:
         """Records what the draft computes on a GPU.
@@ -158,13 +162,13 @@ class Drafting:
         self._complete[blocks[found:]] = False
         missing = np.flatnonzero(~self._complete[blocks[:found]])
         complete = int(missing[0]) if len(missing) else found
-        lost = sequence.prompt_embeds is not None or (self._reads_features and complete < found)
+        lost = sequence.prompt_embeds is not None or (self.reads_features and complete < found)
         self._computed[sequence.slot] = _LOST if lost else complete * self._block_size
         self._held.pop(sequence.slot, None)
 
     def is_due(self, scheduled: Sequence[ScheduledSequence]) -> bool:
         """Whether `guess` has anything to do behind a step: what reads features takes those of every step."""
-        return self._reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
+        return self.reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
 
     def guess(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
@@ -176,7 +180,7 @@ class Drafting:
             known: slot → tokens of its sequence with the run that it has sampled; of those that have sampled one.
             features: the target's, of the batch's rows.
         """
-        if self._reads_features:
+        if self.reads_features:
             self._hold(batch, known, features)
         rows = self._choose(scheduled, batch, known)
         hidden = self._catch_up(rows) if rows else None
@@ -209,7 +213,7 @@ class Drafting:
 
     def _choose(self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int]) -> list[_Row]:
         """What to compute now, as far as the budget goes."""
-        rows, budget, ahead = [], self._budget, self._reads_features
+        rows, budget, ahead = [], self._budget, self.reads_features
         for sequence, length in zip(scheduled, batch.lengths, strict=True):
             slot, start = sequence.slot, int(self._computed[sequence.slot])
             end = known[slot] - ahead if slot in known else length
@@ -233,7 +237,7 @@ class Drafting:
 
     def _catch_up(self, rows: list[_Row]) -> torch.Tensor:
         """Hidden states of the positions that were missing."""
-        features = self._take_features(rows) if self._reads_features else None
+        features = self._take_features(rows) if self.reads_features else None
         slots, starts, counts = (
             np.array(values, np.int64)
             for values in zip(*((row.slot, row.start, row.count) for row in rows), strict=True)
@@ -282,9 +286,9 @@ class Drafting:
         for number in range(rows[0].wanted if rows else 0):
             if token_ids is not None:
                 rows = [row for row in rows if row.wanted > number]
-                at = np.array([row.known + number - 1 - self._reads_features for row in rows], np.int64)
+                at = np.array([row.known + number - 1 - self.reads_features for row in rows], np.int64)
                 batch = self._rows(np.array([row.slot for row in rows]), at, np.ones_like(at))
-                features = hidden[: len(rows)] if self._reads_features else None
+                features = hidden[: len(rows)] if self.reads_features else None
                 hidden = self._forward(replace(batch, token_ids=token_ids[: len(rows)], received=features))
             slots = [row.slot for row in rows]
             positions = [row.known + number for row in rows]

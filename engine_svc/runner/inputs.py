@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine_svc.attention.base import AttentionMetadata
+from engine_svc.attention.base import AttentionMetadata, OutputRows
 from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.batch import FlatBatch, Inputs
 
@@ -20,6 +20,7 @@ class Shape(NamedTuple):
     query_len: int  # of one, at most; 0: any
     context: int  # of one with those before, at most on average
     has_adapters: bool = False  # some rows run with adapters, which may be any
+    outputs: int = 0  # output rows of a recording that computes these alone in its last layer; 0: it has all rows
 
 
 class Room(NamedTuple):
@@ -61,16 +62,19 @@ class InputBuffers:
         self._state_slots = full(nobodys_slot, room.sequences, dtype=torch.int64)
         self._is_fresh = full(True, room.sequences, dtype=torch.bool)
         self._received = room.received_buffer(torch.device("cpu"))
+        self._output_rows = full(0, room.tokens, dtype=torch.int64)
+        self._output_start = full(0, room.sequences + 1)
 
     def fill(self, batch: FlatBatch) -> None:
         """Copies the batch."""
-        for buffer, values in self._sources(batch.inputs):
+        for buffer, values in self._sources(batch):
             buffer[: len(values)].copy_(values)
         for table, each in zip(self._block_tables, batch.inputs.metadata, strict=True):
             table[: len(each.block_table), : each.block_table.shape[1]].copy_(each.block_table)
 
-    def _sources(self, inputs: Inputs) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _sources(self, batch: FlatBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Buffers, and what a batch has for them."""
+        inputs = batch.inputs
         yield self._token_ids, inputs.token_ids
         yield self._positions, inputs.positions
         yield self._seq_lens, inputs.metadata[0].seq_lens
@@ -81,6 +85,8 @@ class InputBuffers:
             yield buffer, each.slot_mapping
         if self._received is not None and inputs.received is not None:
             yield self._received, inputs.received
+        yield self._output_rows, torch.from_numpy(batch.output_rows)
+        yield self._output_start, torch.from_numpy(batch.output_start)
 
     def views(self, shape: Shape) -> Inputs:
         """What a pass of a shape reads, now and later."""
@@ -91,7 +97,11 @@ class InputBuffers:
             [mapping[:tokens] for mapping in self._slot_mappings], slots, self._is_fresh[:sequences],
         )  # fmt: skip
         received = None if self._received is None else self._received[:tokens]
-        return Inputs(self._token_ids[:tokens], self._positions[:tokens], metadata, states, received)
+        outputs = None
+        if shape.outputs:
+            rows, start = self._output_rows[: shape.outputs], self._output_start[: sequences + 1]
+            outputs = OutputRows(rows, start, [shape.outputs] * sequences)
+        return Inputs(self._token_ids[:tokens], self._positions[:tokens], metadata, states, received, outputs=outputs)
 
 
 def recorded_metadata(

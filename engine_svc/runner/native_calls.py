@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,13 +37,14 @@ _NEW = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, to
 class Arena:
     """Gives out parts of a memory while those given out before are in use; they are until no tensor is on them."""
 
-    def __init__(self, memory: torch.Tensor, rows: tuple[int, int]) -> None:
+    def __init__(self, memory: torch.Tensor, rows: Collection[int], most: int) -> None:
         """
         Args:
             memory: uint8 [bytes]. Others may use it too, at other times.
-            rows: of tensors with so many, and of how many each gets the room: so all are where they would be with more.
+            rows: numbers of rows that grow with the size of a pass. Each tensor with that many rows gets the room of
+                one with `most`, so that every tensor lies where it would in the largest pass.
         """
-        self._rows = rows
+        self._rows, self._most_rows = rows, most
         self._memory = memoryview(memory.numpy())
         self._used: dict[int, int] = {}  # from where to where
         self.most = 0  # bytes that were needed so far
@@ -56,8 +57,8 @@ class Arena:
         """
         if not like.numel():
             return like
-        rows, most = self._rows
-        start = self._find(like.nbytes // rows * most if like.shape[:1] == (rows,) else like.nbytes)
+        grows = like.shape[:1] and like.shape[0] in self._rows
+        start = self._find(like.nbytes // like.shape[0] * self._most_rows if grows else like.nbytes)
         part = self._memory[start : start + like.nbytes]
         weakref.finalize(part, self._used.pop, start).atexit = False
         return torch.frombuffer(part, dtype=torch.uint8).view(like.dtype).view(like.shape)
@@ -113,18 +114,26 @@ def _memories(values: Any) -> set[int]:
     return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
 
 
+class PassSize(NamedTuple):
+    """What a forward pass is over."""
+
+    sequences: int
+    tokens: int
+    outputs: int  # rows whose hidden states are needed: see OutputRows
+
+
 class SizedPass:
     """A forward pass over any number of sequences and tokens, up to the most. What lies between its kernels stays where
     it is."""
 
     def __init__(
-        self, forward: Callable[[int, int], torch.Tensor], kernels: Kernels, most: tuple[int, int],
+        self, forward: Callable[[PassSize], torch.Tensor], kernels: Kernels, most: tuple[int, int],
         memory: torch.Tensor,
     ) -> None:  # fmt: skip
         """
         Args:
-            forward: a pass over so many sequences and tokens, which reads what will be read then, in the same places;
-                gives hidden states [tokens, hidden_size].
+            forward: a pass of a size, which reads what will be read then, in the same places; gives hidden states
+                [tokens or outputs, hidden_size].
             most: sequences and tokens of a pass.
             memory: of `arena_memory`. Others may use it too, at other times.
 
@@ -135,20 +144,23 @@ class SizedPass:
         sequences, tokens = most
         if tokens < _FEWEST_TOKENS:
             raise NotRecordable(f"a step of {tokens} tokens at most")
-        sizes, noted = [(1, 3), (min(2, sequences), 7), most], []
+        # No two numbers of them are in proportion, and the last one has all rows, as the hidden states must.
+        sizes = [PassSize(1, 3, 2), PassSize(min(2, sequences), 7, 5), PassSize(sequences, tokens, tokens)]
+        noted = []
         for size in sizes:
-            arena = Arena(memory, (size[1], tokens))
+            arena = Arena(memory, {size.tokens, size.outputs}, tokens)
             with kernels.recording() as calls, KernelsAlone(arena):
-                self._hidden = forward(*size)
+                self._hidden = forward(size)
             noted.append(calls)
         self._calls = SizedCalls(kernels.replay, noted, sizes)
         self._kept = forward  # the calls point at what it holds
         logger.debug("recorded %d calls of kernels; %d KiB lie between them", self._calls.count, arena.most >> 10)
 
-    def run(self, sequences: int, tokens: int) -> torch.Tensor:
-        """Hidden states [tokens, hidden_size], there until the next pass."""
-        self._calls.replay((sequences, tokens))
-        return self._hidden[:tokens]
+    def run(self, size: PassSize) -> torch.Tensor:
+        """Hidden states [outputs, hidden_size], there until the next pass; all of a pass that computes all rows must be
+        outputs."""
+        self._calls.replay(size)
+        return self._hidden[: size.outputs]
 
 
 def arena_memory() -> torch.Tensor:
@@ -164,7 +176,7 @@ class NotedSteps:
 
     def __init__(
         self, forward: Callable[[Inputs], Callable[[], torch.Tensor]], kernels: Kernels, room: Room, nobodys_slot: int,
-        adapters: StepAdapters,
+        adapters: StepAdapters, *, skips_rows: bool,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -172,7 +184,9 @@ class NotedSteps:
             room: no more than MOST_TOKENS of it are used.
             nobodys_slot: see InputBuffers.
             adapters: of the rank.
+            skips_rows: whether passes without adapters compute only output rows in their last layer.
         """
+        self._skips_rows = skips_rows
         tokens = min(room.tokens, MOST_TOKENS)
         self._forward, self._kernels, self._adapters = forward, kernels, adapters
         self._most = min(room.sequences, tokens), tokens
@@ -182,7 +196,7 @@ class NotedSteps:
         self._record(has_adapters=False)
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """The hidden states of a batch; None for one that is run by the model's code."""
+        """The hidden states of a batch's output rows; None for one that is run by the model's code."""
         adapters = self._adapters
         sequences, tokens = self._most
         fits = len(batch.slots) <= sequences and batch.num_tokens <= tokens
@@ -199,15 +213,15 @@ class NotedSteps:
         found = self._passes[has_adapters]
         if found is None:
             return None
-        sequences, tokens = len(batch.slots), batch.num_tokens
         self._buffers.fill(batch)
-        return found.run(sequences, tokens)
+        return found.run(PassSize(len(batch.slots), batch.num_tokens, batch.num_outputs))
 
     def _record(self, *, has_adapters: bool) -> None:
         prepared = []  # what is prepared for a pass must live as long as the calls
 
-        def forward(sequences: int, tokens: int) -> torch.Tensor:
-            prepared.append(self._forward(self._buffers.views(_shape(sequences, tokens))))
+        def forward(size: PassSize) -> torch.Tensor:
+            shape = _shape(size) if self._skips_rows and not has_adapters else _shape(size)._replace(outputs=0)
+            prepared.append(self._forward(self._buffers.views(shape)))
             return prepared[-1]()
 
         try:
@@ -217,7 +231,7 @@ class NotedSteps:
             self._passes[has_adapters] = None
 
 
-def _shape(sequences: int, tokens: int) -> Shape:
+def _shape(size: PassSize) -> Shape:
     """Kernels read lengths and contexts when they run."""
-    longest = tokens - sequences + 1
-    return Shape(sequences, tokens, longest, longest)
+    longest = size.tokens - size.sequences + 1
+    return Shape(size.sequences, size.tokens, longest, longest, outputs=size.outputs)

@@ -89,7 +89,7 @@ class RecordedSteps:
             self._recorded.clear()
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """The hidden states of a batch; None for one that is not replayed."""
+        """The hidden states of all rows of a batch; None for one that is not replayed."""
         adapters = self._adapters
         if not self._recorded or batch.embedded is not None or not adapters.are_recordable(batch):
             return None

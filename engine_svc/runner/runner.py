@@ -10,19 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 import torch
 
-from engine_svc.attention.base import AttentionBackend, Prepared
+from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.native import NativeBackend
 from engine_svc.block_stores.base import BlockStore
 from engine_svc.block_stores.host_memory import HostMemory
 from engine_svc.layer_groups import group_layers
-from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import has_experts, load_model
 from engine_svc.memory import touch_ahead
-from engine_svc.models.attention import AnyLayerCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.parallel.group import ParallelGroups
 from engine_svc.plan import (
@@ -34,10 +33,9 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
-from engine_svc.recurrence.base import StateMetadata
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.answers import Answers
-from engine_svc.runner.batch import FlatBatch, Inputs, SlotBuffers
+from engine_svc.runner.batch import FlatBatch, SlotBuffers
 from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graph_inputs import GraphInputs
@@ -45,8 +43,9 @@ from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes,
 from engine_svc.runner.inputs import Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.native_calls import NotedSteps
+from engine_svc.runner.passes import ForwardPasses
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepClock, StepTimer
-from engine_svc.runner.recorded import Capture, Forward, RecordedSteps
+from engine_svc.runner.recorded import Capture, RecordedSteps
 from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.step_halves import StepHalves
@@ -93,7 +92,7 @@ class Runner:
         self._halves = StepHalves(options.parallel.dual_batch, groups)
         self._dual_batch = groups.dual_batch
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
-        self._present, self._dtype, self._max_model_len = loaded.present, loaded.dtype, loaded.max_model_len
+        self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
         self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
         stage = self._model.stage
@@ -124,10 +123,13 @@ class Runner:
             self._answers = Answers(
                 self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
             )
-        # One for each layer of a group; the groups' blocks lie side by side in it.
-        self._caches: list[torch.Tensor] = []
+        # Whether the last layer may leave out rows that nothing is sampled from: other data ranks count on all rows.
+        self._skips_rows = (
+            isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
+            and not (self._drafting and self._drafting.reads_features)
+        )  # fmt: skip
+        self._forward = ForwardPasses(self._model, self._attention, self._groups, loaded.present)
         self._state_form = loaded.states
-        self._states: StateCache | None = None
         self._store: BlockStore | None = None
         self._recorded: RecordedSteps | NotedSteps | None = None
         self._later_bytes = 0  # of a GPU, that it takes beside what it has taken so far
@@ -178,7 +180,7 @@ class Runner:
 
     def release_caches(self) -> None:
         """Gives the KV cache back, and with it states, the host's tier and recorded steps. `allocate` is next."""
-        self._caches, self._states, self._store, self._recorded = [], None, None, None
+        self._forward.caches, self._forward.states, self._store, self._recorded = [], None, None, None
         if self._drafting:
             self._drafting.release()
         self._isolates = False
@@ -254,13 +256,13 @@ class Runner:
     @property
     def _all_caches(self) -> list[torch.Tensor]:
         """The draft model's too."""
-        return [*self._caches, *(self._drafting.caches if self._drafting else ())]
+        return [*self._forward.caches, *(self._drafting.caches if self._drafting else ())]
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
-        self._caches = self._attention.allocate(num_blocks, self._group_size)
+        self._forward.caches = self._attention.allocate(num_blocks, self._group_size)
         if self._drafting:
             self._drafting.allocate(num_blocks)
-        self._states = StateCache(self._state_form, num_states, self._device)
+        self._forward.states = StateCache(self._state_form, num_states, self._device)
 
     def warm_up(self, num_blocks: int, sequences: int) -> None:
         """Runs the largest steps: what a GPU compiles for them, with adapters and without, nobody waits for later.
@@ -317,7 +319,9 @@ class Runner:
             logger.info("%d CUDA graphs are recorded in %.1f s", count, time.perf_counter() - begin)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             kernels, room = self._attention.kernels, self._room(self._token_budget)
-            self._recorded = NotedSteps(self._forward, kernels, room, self._nobodys_slot, self._adapters)
+            self._recorded = NotedSteps(
+                self._forward.prepare, kernels, room, self._nobodys_slot, self._adapters, skips_rows=self._skips_rows
+            )
             if self._drafting:
                 self._drafting.note_steps(kernels, room)
 
@@ -342,7 +346,7 @@ class Runner:
         shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, self._adapters.are_served, prompts)
         room = self._room(max(self._options.scheduler.max_num_seqs * query_len, *prompts, 0))
         self._recorded = RecordedSteps(
-            self._forward, capture, dataclasses.replace(shapes, most=most),
+            self._forward.prepare, capture, dataclasses.replace(shapes, most=most),
             GraphInputs(room, self._nobodys_slot, self._buffers.token_ids.view(-1), self._attention), self._adapters,
         )  # fmt: skip
         drafts = dataclasses.replace(shapes, prompt_sizes=(), most=None if most is None else 0)
@@ -357,7 +361,7 @@ class Runner:
 
     @property
     def _nobodys_slot(self) -> int:
-        return self._states.nobodys_slot if self._states else 0
+        return self._forward.states.nobodys_slot if self._forward.states else 0
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs the plan; see StepResult."""
@@ -385,7 +389,9 @@ class Runner:
         self._buffers.add(plan.new_sequences)
         for sequence in plan.new_sequences:
             self._adapters.add(sequence)
-        batch = self._buffers.flatten(plan)
+            if self._answers is not None:
+                self._answers.expect(sequence)
+        batch = self._flatten(plan)
         is_cut = self.passes.begin(
             plan.num_tokens, cuts=self._halves.wants(plan, has_adapters=self._adapters.is_used(batch))
         )
@@ -419,6 +425,14 @@ class Runner:
         self._link.return_tokens(rows)
         return pending
 
+    def _flatten(self, plan: StepPlan) -> FlatBatch:
+        """The batch of a step, and which of its rows are needed: all with adapters, whose layers know no others."""
+        batch = self._buffers.flatten(plan)
+        if self._answers is None or not self._skips_rows or self._adapters.is_used(batch):
+            return batch
+        lens = self._answers.output_lens(plan.scheduled)
+        return batch if lens == batch.query_lens else dataclasses.replace(batch, output_lens=lens)
+
     def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
         if self._store is None:
             return []
@@ -426,7 +440,7 @@ class Runner:
         return self._store.take_ended()
 
     def _compute_rows(self, plan: StepPlan, batch: FlatBatch, failed: dict[int, str]) -> torch.Tensor:
-        """The hidden states of a batch, all at once; where that raises, of each sequence apart.
+        """The hidden states of a batch's output rows, all at once; where that raises, of each sequence apart.
 
         What only some of them raise then is their own fault, and the others go on; and so is what all of them raise, if
         the model still runs a token of no meaning. Several ranks would lose each other: they raise.
@@ -440,8 +454,8 @@ class Runner:
         found = self._compute_apart(plan, failed)
         some = next(iter(found.values())) if found else self._probe(plan.scheduled[0])
         return torch.cat([
-            found[sequence.slot] if sequence.slot in found else some.new_zeros(sequence.num_new_tokens, some.shape[1])
-            for sequence in plan.scheduled
+            found[sequence.slot] if sequence.slot in found else some.new_zeros(int(count), some.shape[1])
+            for sequence, count in zip(plan.scheduled, np.diff(batch.output_start), strict=True)
         ])  # fmt: skip
 
     def _probe(self, sequence: ScheduledSequence) -> torch.Tensor:
@@ -453,45 +467,28 @@ class Runner:
         return self._run(dataclasses.replace(batch, token_ids=token_ids, embedded=None))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
-        """By slot, the hidden states of the sequences that do not raise. Their blocks are in the tables already."""
+        """By slot, the output rows of the sequences that do not raise. Their blocks are in the tables already."""
         found = {}
         for sequence in plan.scheduled:
             alone = msgspec.structs.replace(sequence, new_block_ids=[])
             try:
-                found[sequence.slot] = self._run(self._buffers.flatten(StepPlan(plan.step, [], [alone])))
+                batch = self._flatten(StepPlan(plan.step, [], [alone]))
+                found[sequence.slot] = batch.outputs_of(self._run(batch))
             except Exception as error:
                 failed[sequence.slot] = blame(sequence.slot, "the model cannot run it", error)
         return found
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
-        """[tokens, hidden_size]; what was replayed is there only until the next step."""
+        """[outputs, hidden_size]; what was replayed is there only until the next step."""
         if batch.halves is not None:
             first, second = batch.halves
-            return torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
-        hidden = self._recorded.run(batch) if self._recorded else None
-        return self._run(batch) if hidden is None else hidden
+            hidden = torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
+            return batch.outputs_of(hidden)
+        replayed = self._recorded.run(batch) if self._recorded else None
+        return batch.outputs_of(self._run(batch) if replayed is None else replayed)
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
-        forward = self._forward(batch.inputs, batch.embedded)
+        """Hidden states of the output rows, or of all of them."""
+        forward = self._forward.prepare(batch.inputs, batch.embedded)
         with self._adapters.rows(batch):
             return forward()
-
-    def _forward(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> Forward:
-        """A forward pass over these inputs, ready to run."""
-        caches = self._layer_caches([self._attention.prepare(each) for each in inputs.metadata], inputs.states)
-
-        def forward() -> torch.Tensor:
-            self._present.count = inputs.present
-            return self._model.forward(inputs.token_ids, inputs.positions, caches, embedded, inputs.received)
-
-        return forward
-
-    def _layer_caches(self, prepared: list[Prepared], states: StateMetadata) -> list[AnyLayerCache]:
-        """For each layer of the stage; `prepared` is by group."""
-        attended = {
-            layer: LayerCache(cache, ready)
-            for group, ready in zip(self._groups, prepared, strict=True)
-            for layer, cache in zip(group.layers, self._caches, strict=False)
-        }
-        kept = {} if self._states is None else self._states.layers(states)
-        return [layer_cache(attended.get(layer), kept.get(layer)) for layer in self._model.stage.layers]

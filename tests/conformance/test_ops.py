@@ -95,6 +95,7 @@ def test_take_rows(name: str, scale: float) -> None:
     expected = matrix[indices].double() * scale
     close(ops.take_rows(matrix, indices, scale), expected, dtype)
     of_others = (indices < 3) | (indices >= 8)
+    close(ops.take_rows(matrix[:, 1:, 2:7], indices, scale), expected[:, 1:, 2:7], dtype)
     part = matrix[3:8].contiguous()
     close(ops.take_rows(part, indices, scale, first=3), expected.masked_fill(of_others[:, None, None], 0), dtype)
 

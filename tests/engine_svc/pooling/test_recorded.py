@@ -58,7 +58,7 @@ def test_a_step_that_is_too_large_goes_by_the_model(tmp_path: Path) -> None:
 
 def test_tensors_lie_where_they_would_with_more_rows() -> None:
     memory = torch.zeros(4096, dtype=torch.uint8)
-    few, most = Arena(memory, (2, 16)), Arena(memory, (16, 16))
+    few, most = Arena(memory, {2}, 16), Arena(memory, {16}, 16)
     places = [
         [each.data_ptr() for each in [arena.new(torch.empty(rows, 5)), arena.new(torch.empty(rows, 3, 4))]]
         for arena, rows in ((few, 2), (most, 16))

@@ -22,6 +22,8 @@ from tests.support.tiny_models import make_model
 BEFORE_ATTENTION = ["_norm_kernel", "linear", "_rotate_kernel"]
 DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["_prefill_kernel"]
 BEHIND_ATTENTION = ["linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
+# A prompt's last layer goes on with the last row of each sequence: its query, and what has been added up.
+LAST = ["index", *DECODED, "linear", "index", *BEHIND_ATTENTION[1:]]
 ALONE = ["_single_row_kernel", "_rotate_kernel", *DECODED, *["_single_row_kernel"] * 3]
 
 
@@ -69,8 +71,9 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
     layers = layers_of_steps(tmp_path, monkeypatch, "qwen3", **options)
     is_int8 = "quantization" in options
     of_products = in_int8 if is_int8 else list
-    expected = [of_products([*BEFORE_ATTENTION, *middle, *BEHIND_ATTENTION]) for middle in (PREFILLED, DECODED)]
-    assert layers == [expected[0]] * 2 + [expected[1]] * 2 + [expected[1] if is_int8 else ALONE] * 4
+    rests = [PREFILLED + BEHIND_ATTENTION, LAST, DECODED + BEHIND_ATTENTION]
+    prefilled, last, decoded = (of_products(BEFORE_ATTENTION + rest) for rest in rests)
+    assert layers == [prefilled, last, decoded, decoded, *[decoded if is_int8 else ALONE] * 4]
 
 
 @pytest.mark.slow

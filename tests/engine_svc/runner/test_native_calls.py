@@ -159,7 +159,7 @@ def test_a_model_that_needs_torch_is_not_recorded(
 def test_operators_that_compute_are_found() -> None:
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     given = torch.arange(12.0).view(3, 4)
-    with torch.inference_mode(), KernelsAlone(Arena(memory, (7, 7))):
+    with torch.inference_mode(), KernelsAlone(Arena(memory, {7}, 7)):
         wide = given.new_empty((3, 8))
         wide.view(-1, 4)[:, 1:].split((1, 2), dim=1)[0].flatten().unsqueeze(0)
         torch.empty_like(wide).transpose(0, 1)
@@ -190,13 +190,13 @@ def test_torchs_compiler_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> Non
     class Fresh(KernelsAlone):  # what torch makes of a method, it keeps
         __torch_dispatch__ = inspect.unwrap(KernelsAlone.__torch_dispatch__)
 
-    with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8), (7, 7))):
+    with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8), {7}, 7)):
         torch.empty(3)
 
 
 def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
     memory = torch.zeros(1024, dtype=torch.uint8)
-    arena = Arena(memory, (7, 7))
+    arena = Arena(memory, {7}, 7)
     first, second = arena.new(torch.empty(5, 20)), arena.new(torch.empty(3, dtype=torch.int64))
     assert first.data_ptr() == memory.data_ptr()
     assert second.data_ptr() == memory.data_ptr() + 448  # 400 bytes, and what is left of a line
