@@ -20,23 +20,25 @@ from tests.support.model_zoo.walk import Outcome, walk
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 _HEAD = """# Models
 
-Which of the architectures of Transformers {version} that generate text run here, and how:
+Which of the text-generation architectures of Transformers {version} run here, and how:
 
-* **native**: by Quire's own layers and kernels, with everything that Quire can do.
-* **Transformers**: by that library's code with Quire's paged attention (`--model-impl transformers`, or `auto`, which
-  chooses it for these). Batching, chunked prefill and the prefix cache are those of native models; tensor parallelism,
-  `--quantization`, `--batch-invariant` and the kernels of `--cpu-kernels` are not there, and steps are slower.
-* **refused**: the start fails and says why. Most of these keep a state that is not keys and values, or write out their
-  attention in their layers instead of calling Transformers' attention interface.
+* **native**: on Quire's own layers and kernels, with every feature that Quire has.
+* **Transformers**: on that library's code with Quire's paged attention (`--model-impl transformers`, or `auto`, which
+  chooses it for these). Batching, chunked prefill and the prefix cache work as for native models. Tensor parallelism
+  and pipeline stages follow [the library's plans](scaling.md#models-that-run-on-the-transformers-library), for the
+  models that have some. `--quantization`, `--batch-invariant` and the kernels of `--cpu-kernels` are not available, and
+  steps are slower.
+* **refused**: the start fails and says why. Most of these keep a state other than keys and values, or implement
+  attention inside their layers instead of calling Transformers' attention interface.
 
-Models that take images or sounds beside text run as their language model alone, if Transformers has that as a model by
-itself. The code of a checkpoint is never run, so models that exist as such code only (InternLM 2, ChatGLM 3, Baichuan,
-the first Qwen) are refused.
+Models that take images or sound as well as text run as their language model alone, if Transformers has that as a
+separate model. The code of a checkpoint is never run, so models that exist only as such code (InternLM 2, ChatGLM 3,
+Baichuan, the first Qwen) are refused.
 
-Encoders, rerankers and reward models, which generate nothing, are in [pooling.md](pooling.md).
+Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
-A tiny random model of each type is run in the tests, longer than its windows and in chunks, and says the tokens that
-Transformers says. `make models` makes this page from the result.
+The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
+of Transformers. `make models` makes this page from the result.
 
 | architecture | `model_type` | known as | runs |
 |---|---|---|---|
