@@ -1,4 +1,4 @@
-"""The application as a value: routes and middleware, each an ordered list."""
+"""Builds the ASGI application: routes and middleware, each an ordered list."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ from quire.tracing.base import Tracer
 
 
 def routes(options: GatewayOptions) -> list[Route]:
-    """What the server answers to."""
+    """Returns the routes of the main port."""
     found = [
         Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
         Route("/v1/chat/completions/batch", chat.chat_batch, methods=["POST"]),
         Route("/v1/completions", completions.completions, methods=["POST"]),
         Route("/v1/messages", messages.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
-        *_scale_out(options),  # before those paths with an id in which theirs would fit
+        *_scale_out(options),  # before the parametrized paths that would also match
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
@@ -116,13 +116,13 @@ def routes(options: GatewayOptions) -> list[Route]:
 
 
 def refused_routes() -> list[Route]:
-    """Those that others have, which say why this server has not, and what to do."""
+    """Routes of other servers that Quire does not implement: each answers why, and what to use instead."""
     named = [route.split(" ") for route in REFUSED_ROUTES]
     return [Route(path, operations.refused, methods=[method]) for method, path in named]
 
 
 def _scale_out(options: GatewayOptions) -> list[Route]:
-    """What others split requests by: refused with the switch that turns it on, where that is off."""
+    """Routes for disaggregated serving. While --enable-scale-out is off they refuse and name that flag."""
     paths = {
         "/inference/v1/generate": generate.generate,
         "/inference/v1/abort_requests": generate.abort,
@@ -140,7 +140,7 @@ def _scale_out(options: GatewayOptions) -> list[Route]:
 
 
 def middleware(options: GatewayOptions, tracer: Tracer | None = None) -> list[Middleware]:
-    """What a request passes on its way in, in order. CORS comes first: preflight requests carry no key."""
+    """Returns the middleware, outermost first. CORS precedes authentication: preflight requests carry no key."""
     found = [
         Middleware(RootPathMiddleware, root_path=options.root_path),
         Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers),
@@ -163,7 +163,7 @@ def middleware(options: GatewayOptions, tracer: Tracer | None = None) -> list[Mi
 
 
 def admin_middleware(options: GatewayOptions) -> list[Middleware]:
-    """The same on the admin port: its own keys, for every path, and nothing for browsers."""
+    """Returns the middleware of the admin port: its own keys, required on every path, and no CORS."""
     found = [Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers)]
     if keys := options.admin.admin_api_key:
         found.append(Middleware(AuthenticationMiddleware, api_keys=keys, public_paths=()))
@@ -171,7 +171,7 @@ def admin_middleware(options: GatewayOptions) -> list[Middleware]:
 
 
 def create_app(context: GatewayContext) -> Starlette:
-    """The ASGI application."""
+    """Creates the ASGI application of the main port."""
     registry, shared = make_registry(context)
     app = _application(
         context, [*routes(context.options), *refused_routes()], middleware(context.options, context.tracer),
@@ -183,7 +183,7 @@ def create_app(context: GatewayContext) -> Starlette:
 
 
 def create_admin_app(context: GatewayContext) -> Starlette:
-    """That of the admin port, beside the other one, which keeps the sessions up."""
+    """Creates the ASGI application of the admin port. The main application keeps the sessions that it uses up."""
     found = [*admin_routes(has_keys=bool(context.options.admin.admin_api_key)), *refused_routes()]
     return _application(context, found, admin_middleware(context.options))
 
@@ -211,7 +211,10 @@ def _application(
 
 
 def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFigures | None]:
-    """What `/metrics` tells; of gateways that share a port, what all of them count, and nothing of processes."""
+    """Returns the registry behind `/metrics`, and the shared figures if several gateways share one port.
+
+    Gateways that share a port report the sums of all of them, and no process metrics.
+    """
     collector = GatewayCollector(context.fleet, context.pipeline.router_streams, context.statistics)
     if not (folder := context.options.shared_port_folder):
         registry = new_registry()
@@ -225,7 +228,7 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
 
 @asynccontextmanager
 async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app: Starlette) -> AsyncIterator[None]:
-    """Keeps the sessions with the other services up while the server runs, and what else is to be done."""
+    """Runs the sessions with the other services, and the jobs in `more`, while the server runs."""
     context: GatewayContext = app.state.context
     jobs = [begin(run()) for run in (context.fleet.run, context.pipeline.run, *more)]
     yield

@@ -1,4 +1,4 @@
-"""What runs beside the requests of a gateway, which is of no use without it."""
+"""Background tasks that the gateway cannot work without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def begin(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Runs until it is cancelled. If it fails the process drains and ends, for its supervisor to start it anew."""
+    """Runs a job until cancelled. If it fails, the process drains and exits, so that its supervisor restarts it."""
     task = asyncio.create_task(job)
     task.add_done_callback(_check)
     return task

@@ -1,8 +1,8 @@
-"""Requests that ask for beam search: each step of the search is a small request of its own for all running beams.
+"""Beam search: each step of the search is a small request of its own covering all running beams.
 
-A step asks the engine for the likeliest tokens behind each beam: one sequence for a beam, which goes on from the tokens
-that it has, as a request goes on that has come from another worker. So a step runs on any worker, moves to another when
-its worker is lost, and finds what it shares with earlier steps in the prefix cache.
+A step asks the engine for the most likely next tokens of each beam. Each beam is one sequence that continues from the
+tokens it already has, like a request that moved from another worker. So a step runs on any worker, moves to another if
+its worker is lost, and finds the prefix it shares with earlier steps in the prefix cache.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A step's id adds the number of the prompt.
+# Request ids are cut to this length before a step's id appends the prompt number.
 _MAX_REQUEST_ID = 100
 
 
 class BeamSearches:
-    """The searches under way."""
+    """The beam searches in progress."""
 
     def __init__(self, router_streams: RouterStreams, deliver: Callable[[StreamState, GenerationDelta], None]) -> None:
         """
         Args:
-            deliver: has a stream's next output, a whole one, go to its client.
+            deliver: passes a stream's next complete output on to its client.
         """
         self._router_streams = router_streams
         self._on_output = deliver
         self._tasks: dict[RequestState, asyncio.Task[None]] = {}
 
     def start(self, state: RequestState) -> None:
-        """Begins the search of a request; it ends through its state."""
+        """Starts the search of a request; results and errors arrive through its state."""
         self._tasks[state] = asyncio.create_task(self._run(state))
 
     def stop(self, state: RequestState) -> None:
-        """Forgets a request that has ended. One without a search is no error."""
+        """Cancels the search of a request that has ended; does nothing if the request has none."""
         if task := self._tasks.pop(state, None):
             task.cancel()
 
@@ -70,7 +70,7 @@ class BeamSearches:
             state.fail(Internal("The beam search failed; the gateway's log says why."))
 
     async def _search(self, state: RequestState, number: int, deadline: float) -> None:
-        """Searches behind one prompt, and delivers the outputs."""
+        """Runs the search for one prompt, and delivers the outputs."""
         request = state.request
         assert request.beams is not None
         room = request.max_model_len - request.prompts[number].num_tokens
@@ -90,10 +90,10 @@ class BeamSearches:
             self._router_streams.abort(stream)
 
     def _deliver(self, stream: StreamState, search: BeamSearch) -> None:
-        """Has the best outputs become text. Where there are not as many as choices, the best one stands for the rest.
+        """Delivers the best outputs as choices. If there are fewer than `n`, the best one fills the rest.
 
         Raises:
-            Internal: there are none.
+            Internal: there are no outputs.
         """
         request = stream.owner.request
         if not search.outputs:
@@ -111,7 +111,7 @@ def _step(
     deadline: float,
     release: Callable[[RequestState], None],
 ) -> StreamState:
-    """One step of the search behind one of the request's prompts."""
+    """Builds the stream of one search step for one of the request's prompts."""
     assert request.beams is not None
     length = len(running[0].token_ids) + 1
     sampling = msgspec.structs.replace(
@@ -119,7 +119,7 @@ def _step(
         n=len(running),
         max_tokens=length,
         min_tokens=min(request.sampling.min_tokens, length),
-        # What it samples is of no interest, but what it could have sampled, with all that the request asks for.
+        # The sampled token is ignored: only the candidates matter, after all of the request's logits processing.
         temperature=0.0,
         processed_logprobs=True,
         logprobs=max(request.beams.num_candidates, request.sampling.logprobs or 0),
@@ -137,7 +137,7 @@ def _step(
 
 
 def _with_step(cost: GenerationUsage | None, step: GenerationUsage | None) -> GenerationUsage | None:
-    """What a search has cost with one more step: each after the first one finds the next token, as decoding does."""
+    """Adds a step to the usage of a search. Steps after the first count as decoding: each finds the next token."""
     if cost is None or step is None:
         return cost or step
     return replace(
@@ -149,10 +149,10 @@ def _with_step(cost: GenerationUsage | None, step: GenerationUsage | None) -> Ge
 
 
 async def _read(stream: StreamState, deadline: float) -> list[Likeliest | None]:
-    """The likeliest tokens behind each beam, once the step is done; None for one that nothing can follow.
+    """Returns the most likely next tokens of each beam, once the step is done; None for a beam that cannot be extended.
 
     Raises:
-        QuireError: it failed.
+        QuireError: the step failed.
     """
     step = stream.owner
     scores: dict[int, TokenScore] = {}

@@ -1,4 +1,4 @@
-"""Certificates that are renewed while the server runs: new connections get the new ones."""
+"""Reloads TLS certificates while the server runs; new connections use the new ones."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ _Stamp = tuple[tuple[int, int], ...]
 
 
 class Certificates:
-    """The files that a server's TLS is made of."""
+    """The certificate, key and CA files of a server's TLS context."""
 
     def __init__(self, tls: ssl.SSLContext, options: GatewayOptions) -> None:
         """
         Args:
-            tls: of the server, which has read the files; it hands new connections to what was read last.
+            tls: the server's context, loaded from the current files; it passes new connections to the context loaded
+                last.
         """
         self._latest, self._options = tls, options
         self._stamp = self._look()
         tls.sni_callback = self._hand_over
-        if options.ssl_ca_certs:  # who takes up a session again shows no certificate
+        if options.ssl_ca_certs:  # a client that resumes a session presents no certificate
             tls.options |= ssl.OP_NO_TICKET
             tls.num_tickets = 0
 
     async def watch(self) -> None:
-        """Reads the files again when they have changed, until cancelled."""
+        """Reloads the files whenever they change, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             self.refresh()
 
     def refresh(self) -> None:
-        """Reads them again if they have changed. Those that cannot be read, or do not go together, change nothing."""
+        """Reloads the files if they have changed. If they are unreadable or inconsistent, the old ones stay in use."""
         if (stamp := self._look()) == self._stamp:
             return
         options = self._options
@@ -52,10 +53,10 @@ class Certificates:
         logger.info("the certificates were read again")
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, tls: ssl.SSLContext) -> int | None:
-        """A new connection to the context that was read last, whatever name of the server it asks for.
+        """SNI callback: switches a new connection to the context loaded last, whatever server name it asks for.
 
-        A context cannot forget an authority, so that each change makes a new one. Nor can it forget sessions that
-        clients of TLS 1.2 take up without a ticket: their authority may be gone, and they have to begin anew.
+        A context cannot drop a CA once loaded, so each change creates a new context. Nor can it drop sessions that TLS
+        1.2 clients resume without a ticket: their CA may have been removed, so they have to do a full handshake.
         """
         if connection.session_reused and self._options.ssl_ca_certs and self._latest is not tls:
             return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
@@ -71,6 +72,6 @@ class Certificates:
 def _stamp(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
-    except OSError:  # about to be replaced
+    except OSError:  # it is just being replaced
         return 0, 0
     return found.st_mtime_ns, found.st_size

@@ -1,4 +1,4 @@
-"""What the endpoints work with; made once, handed to them by the application's state."""
+"""The components that endpoints use; created once and passed to them through the application's state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire.work_pool import WorkPool
 
 @dataclass
 class GatewayContext:
-    """The gateway's parts."""
+    """The gateway's components."""
 
     options: GatewayOptions
     fleet: Fleet
@@ -33,13 +33,13 @@ class GatewayContext:
     pipeline: Pipeline
     statistics: RequestStatistics
     large_requests: WorkPool  # threads for requests and answers of megabytes
-    responses: Responses = field(default_factory=lambda: Responses(None))  # that are kept
+    responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
-    # Tells the thinking of chats apart; none for models that do not think.
+    # Separates reasoning from content in chats; None for models without reasoning.
     reasoning: ReasoningFormat | None = None
-    # They read the text of chats, in this order, and what the reasoning's parser has left of it.
+    # Parse the text of chats in this order, after the reasoning parser has taken its part.
     parsers: Sequence[type[AnswerParser]] = ()
-    # Reads the calls of tools in chats that may call some.
+    # Parses tool calls, in chats that have tools.
     tool_parser: type[ToolParser] | None = None
     tracer: Tracer | None = None
     draining: bool = False
@@ -48,14 +48,14 @@ class GatewayContext:
     def require_tokenizer(self, what: str, parameter: str = "") -> None:
         """
         Raises:
-            InvalidRequest: `what` needs text, and the server knows token ids only.
+            InvalidRequest: `what` needs text, and the server was started without a tokenizer.
         """
         if self.options.skip_tokenizer_init:
             raise needs_text(what, parameter)
 
     @property
     def missing(self) -> list[str]:
-        """Why a request would not be served now; empty when it would be."""
+        """Reasons why a request could not be served now; empty when it could be."""
         reasons = []
         if self.draining:
             reasons.append("the server is stopping")
@@ -70,11 +70,11 @@ class GatewayContext:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be served now."""
+        """Whether a request could be served now."""
         return not self.missing
 
 
 def context_of(request: Request) -> GatewayContext:
-    """The context of the application that the request came to."""
+    """Returns the context of the application that received the request."""
     context: GatewayContext = request.app.state.context
     return context

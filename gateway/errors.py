@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, and in Anthropic's for its API."""
+"""Error responses in OpenAI's format, and in Anthropic's for its API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_SECONDS = "1"
 _MAX_MESSAGE = 2000
 _MESSAGES = b"/v1/messages"
-# By status, where it is not api_error.
+# Error types by status; statuses not listed are api_error.
 _MESSAGES_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error", 429: "rate_limit_error",
@@ -31,7 +31,7 @@ _MESSAGES_TYPES = {
 
 
 class HttpError(Exception):
-    """A failure of HTTP itself, which no QuireError stands for, such as an unsupported media type."""
+    """A failure at the HTTP level that no QuireError covers, such as an unsupported media type."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class HttpError(Exception):
 
 
 class ErrorBody(msgspec.Struct):
-    """What is wrong: in words, by kind, in which parameter, and the status of HTTP."""
+    """The error: its message, type, the parameter it concerns, and the HTTP status."""
 
     message: str
     type: str
@@ -48,27 +48,27 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
-    """The body of every answer that is not a success."""
+    """The body of every response that is not a success."""
 
     error: ErrorBody
 
 
 class MessagesErrorBody(msgspec.Struct):
-    """What is wrong, by kind and in words."""
+    """The error: its type and message."""
 
     type: str
     message: str
 
 
 class MessagesError(msgspec.Struct):
-    """The same for Anthropic's clients, whole or as an event of a stream."""
+    """An error in Anthropic's format, as a response body or as an event of a stream."""
 
     error: MessagesErrorBody
     type: str = "error"
 
 
 def error_body(error: QuireError) -> ErrorResponse:
-    """The body that an error is answered with, whole or inside a stream."""
+    """Returns the OpenAI error body for an error, used as a response body or inside a stream."""
     mapping = mapping_of(error)
     return ErrorResponse(
         ErrorBody(error.message[:_MAX_MESSAGE], mapping.http_type, error.parameter or None, mapping.http_status)
@@ -76,7 +76,7 @@ def error_body(error: QuireError) -> ErrorResponse:
 
 
 def messages_error(status: int, message: str) -> MessagesError:
-    """The same for Anthropic's clients."""
+    """Returns the Anthropic error body for an error."""
     return MessagesError(MessagesErrorBody(_MESSAGES_TYPES.get(status, "api_error"), message[:_MAX_MESSAGE]))
 
 
@@ -87,7 +87,7 @@ def is_for_messages(scope: Scope) -> bool:
 
 
 def error_response(error: QuireError, scope: Scope) -> Response:
-    """The answer to a request that failed."""
+    """Returns the response to a request that failed."""
     headers = {"retry-after": _RETRY_AFTER_SECONDS} if isinstance(error, Overloaded | Unavailable) else {}
     status = mapping_of(error).http_status
     body = messages_error(status, error.message) if is_for_messages(scope) else error_body(error)
@@ -95,34 +95,34 @@ def error_response(error: QuireError, scope: Scope) -> Response:
 
 
 def stopping() -> Unavailable:
-    """What a request that is cut gets, whole or inside its stream."""
+    """The error for a request that is cut off by shutdown, as a response or inside its stream."""
     return Unavailable("The server is stopping and did not finish this request; send it again.")
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """The answer that holds a value."""
+    """Returns a response with `content` encoded as JSON."""
     return json_text_response(json_bytes(content), status, headers)
 
 
 def json_bytes(content: Any) -> bytes:
-    """Any value that msgspec encodes, as JSON."""
+    """Encodes any value that msgspec supports as JSON."""
     return msgspec.json.encode(content)
 
 
 def json_text_response(text: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """What is JSON already."""
+    """Returns a response whose body is JSON already."""
     return Response(text, status, headers, media_type="application/json")
 
 
 def plain_error(status: int, message: str, scope: Scope, headers: dict[str, str] | None = None) -> Response:
-    """An error of HTTP itself, such as 404 or 413, in the same shape."""
+    """Returns an HTTP-level error, such as 404 or 413, in the same format."""
     kind = HTTPStatus(status).phrase
     body = ErrorResponse(ErrorBody(message[:_MAX_MESSAGE], kind, None, status))
     return json_response(messages_error(status, message) if is_for_messages(scope) else body, status, headers)
 
 
 async def handle_quire_error(request: Request, error: Exception) -> Response:
-    """Exception handler of the application."""
+    """Exception handler for QuireError."""
     if not isinstance(error, QuireError):
         raise error
     if request.app.state.context.options.log_error_stack:
@@ -138,7 +138,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
-    """Exception handler for what Starlette raises: 404, 405, 413."""
+    """Exception handler for the errors that Starlette raises: 404, 405, 413."""
     if not isinstance(error, HTTPException):
         raise error
     messages = {
@@ -150,5 +150,5 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
-    """A bug of ours: the log has it, the client gets no details."""
+    """Exception handler for bugs: details go to the log, not to the client."""
     return plain_error(500, "Internal error; the gateway's log has the details.", request.scope)

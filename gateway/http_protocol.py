@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with the limits it lacks: size of the headers, time for headers, time for the body."""
+"""uvicorn's HTTP protocol plus the limits it lacks: size of the headers, time for headers, time for the body."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from quire.options.gateway import GatewayOptions
 logger = logging.getLogger(__name__)
 
 _LIVENESS = b"/livez"
-# For a client whose request is refused to read why, while it still sends.
+# Time for a client to read why its request is refused, while it may still be sending.
 _LAST_WORDS_SECONDS = 5.0
-# Who takes longer than this to read so much, or what is left, is not reading.
+# A client that takes longer than this to read this many bytes, or the remainder, counts as stalled.
 _STALL_SECONDS = 60.0
 _STALL_BYTES = 2**16
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes connections that send too much or too slowly before the application hears of them.
+    """Closes connections that send too much or too slowly, before the application sees the request.
 
-    The timer runs while a client is what the server waits for, and never while an answer is made: what comes then
-    (the CRLF that old clients send after a body, or the next request) may come as slowly as it likes. Another one runs
-    while there is something that the client does not read. What comes behind a body in place of headers is nobody's.
+    One timer runs while the server waits for the client, and never while a response is being produced: bytes that
+    arrive then (the CRLF that old clients send after a body, or the next request) may take any time. A second timer
+    runs while there is response data that the client has not read. Trailers after a body are ignored.
     """
 
-    # Time that a client has for each.
+    # Time the client has for the headers and for the body.
     header_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
     max_header_bytes: ClassVar[int]
     max_headers: ClassVar[int]
-    # Whether nobody between server and application wants to see the pieces of a body.
+    # Whether body chunks may bypass ASGI: True if no user middleware needs to see them.
     gives_pieces: ClassVar[bool]
 
     _timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
-    _header_bytes = 0  # of these headers; or what has come since the last piece of the body, and is none
+    _header_bytes = 0  # bytes of the current headers, or non-body bytes since the last piece of the body
     _in_headers = True  # or between requests
-    _is_refused = False  # what still comes is nobody's
-    _served: RequestResponseCycle | None = None  # uvicorn's `cycle` is the last that came, which may wait for its turn
+    _is_refused = False  # anything received from now on is discarded
+    _served: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest, perhaps still queued
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows it likewise
@@ -63,13 +63,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
         self._trust_reader()
         super().connection_lost(exc)
-        self._leave(self._served)  # uvicorn tells the last request alone
+        self._leave(self._served)  # uvicorn notifies only the last request
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
         if app is service_unavailable:  # uvicorn's answer beyond its limit of connections, in plain text
             scope: Any = cycle.scope
-            alive = path_below_root(scope) == _LIVENESS  # a full server must not be taken for a dead one
+            alive = path_below_root(scope) == _LIVENESS  # a full server must not look dead
             app = cast("ASGI3Application", self.app if alive else _too_many_connections)
         if self.gives_pieces:
             cycle.scope["extensions"] = {PIECES: {"write": partial(write_piece, cycle)}}
@@ -90,7 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._is_refused:  # of another request, in the same packet
+        if self._is_refused:  # a later request in the same packet
             return
         if sum(len(name) + len(value) for name, value in self.headers) > self.max_header_bytes:
             self._refuse_size()
@@ -129,18 +129,18 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._trust_reader()
-        if not self._answering:  # what is left is the last of it
+        if not self._answering:  # only the tail of the last response is left
             self._watch_reader()
 
     def _watch_reader(self) -> None:
-        """Ends the connection if what has been written is not read."""
+        """Starts the timer that ends the connection if the client does not read what has been written."""
         self._trust_reader()
         if unread := self._num_unread():
             check = partial(self._check_reader, unread, self.cycle)
             self._unread_timer = asyncio.get_running_loop().call_later(_STALL_SECONDS, check)
 
     def _num_unread(self) -> int:
-        """Bytes that the client has not taken; those that the kernel keeps, which may be megabytes, are among them."""
+        """Bytes the client has not taken, including those in the kernel's send buffer, which may be megabytes."""
         kept = bytearray(4)
         with contextlib.suppress(OSError, ValueError):  # it may have been closed just now
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
@@ -154,9 +154,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def _check_reader(self, before: int, cycle: RequestResponseCycle | None) -> None:
         """
         Args:
-            before: what was not read when the watch began.
-            cycle: the request that came last, then. With another one there may be more to read, which is watched when
-                its answer ends.
+            before: bytes unread when the watch began.
+            cycle: the newest request at that time. If another one has arrived since, there may be more to read, which
+                is watched when its response ends.
         """
         unread = self._num_unread()
         if not unread or (self.cycle is not cycle and not self.flow.write_paused):
@@ -169,7 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether a request that came whole, before the one that is read now, is not answered yet."""
+        """Whether a fully received request, earlier than the one being read now, has no complete response yet."""
         return self.cycle is not None and (bool(self.pipeline) or not self.cycle.response_complete)
 
     def _await_headers(self) -> None:
@@ -203,7 +203,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if has_spoken or not self.transport.can_write_eof():  # with TLS
             self.transport.close()
             return
-        # Closed while there is something unread, the connection would be reset, and the client might lose the answer.
+        # Closing with unread input would reset the connection, and the client might lose the response.
         self.transport.write_eof()
         self._leave(self.cycle)
         self.flow.resume_reading()
@@ -212,23 +212,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def _leave(cycle: RequestResponseCycle | None) -> None:
-        """Tells the application that the client has gone."""
+        """Tells the application that the client has disconnected."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
 
     def _has_spoken(self) -> bool:
-        """Whether an answer is on its way, or the request that is read now has its answer already."""
+        """Whether a response is under way, or the request being read now already has its response."""
         if self.cycle is None or not self.cycle.response_started:
             return bool(self.pipeline)
         return bool(self.pipeline) or not (self.cycle.response_complete and self._in_headers)
 
 
 def write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:
-    """Sends a piece of a body whose end is not known yet, as `cycle.send` would.
+    """Writes a chunk of a chunked body directly to the transport, bypassing `cycle.send`.
 
     Returns:
-        Whether it is sent; not where `cycle.send` would wait, or do something else.
+        Whether it was written. False where `cycle.send` would wait, or do something other than write a chunk.
     """
     if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
         return False
@@ -237,7 +237,7 @@ def write_piece(cycle: RequestResponseCycle, body: bytes) -> bool:
 
 
 def limited_protocol(options: GatewayOptions) -> type[LimitedProtocol]:
-    """The protocol class with these deadlines and limits; uvicorn makes one instance per connection."""
+    """Returns a protocol class with the limits of `options`; uvicorn creates one instance per connection."""
     limits = {
         "header_seconds": options.header_timeout_seconds, "body_seconds": options.body_timeout_seconds,
         "max_header_bytes": options.h11_max_incomplete_event_size, "max_headers": options.h11_max_header_count,

@@ -1,4 +1,4 @@
-"""The gateway's process."""
+"""Entry point of the gateway process: startup, graceful shutdown, and the HTTP server configuration."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from quire.work_pool import WorkPool
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-# Longer than clients and proxies keep a connection that idles (httpx 5 s, aiohttp 15, most proxies 60): a server that
-# is the first to close it may do so just when its client sends the next request, which is lost.
+# Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15 s, most proxies 60 s). A server that
+# closes it first may do so just as the client sends its next request, and that request is lost.
 _KEEP_ALIVE_SECONDS = 75
-# For requests that are cut to say so, and for their clients to hear it.
+# Time for cancelled requests to send their error, and for clients to receive it.
 _LAST_WORDS_SECONDS = 2.0
 _LOGGERS_OF_HTTP = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 _PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
@@ -62,10 +62,10 @@ _PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
 def main(
     gateway: GatewayOptions, security: RpcSecurityOptions, log: LogOptions, tracing: TracingOptions = TracingOptions()
 ) -> None:
-    """Serves until SIGTERM or SIGINT, and then until all requests are answered; a second signal cuts them short.
+    """Serves until SIGTERM or SIGINT, then drains in-flight requests; a second signal cuts the drain short.
 
     Raises:
-        StartupError: the options do not go together, or the port is taken.
+        StartupError: the options contradict each other, or the port is taken.
     """
     setup_logging("gateway", log)
     logging.getLogger("uvicorn.access").addFilter(_is_to_be_told)
@@ -88,7 +88,7 @@ def main(
 
 
 def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[socket.socket]:
-    """Where clients come."""
+    """Opens the socket that clients connect to: an inherited descriptor, a Unix socket, or a TCP port."""
     if options.uds_descriptor is not None:
         return socket.socket(fileno=options.uds_descriptor)
     if options.uds:
@@ -97,8 +97,10 @@ def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[sock
 
 
 def _is_to_be_told(record: logging.LogRecord) -> bool:
-    """Not what orchestrators and Prometheus ask every few seconds, which would hide clients; nor what stands behind a
-    path: some put their key there."""
+    """Access log filter: drops health and metrics probes, which would drown out client requests.
+
+    Also removes query strings from the logged path, because some clients put their API key there.
+    """
     if isinstance(record.args, tuple) and len(record.args) > 2:
         path, _, query = str(record.args[2]).partition("?")
         record.args = (*record.args[:2], f"{path}?…" if query else path, *record.args[3:])
@@ -109,8 +111,8 @@ def _is_to_be_told(record: logging.LogRecord) -> bool:
 def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket.socket:
     """
     Args:
-        flags: to choose another place by.
-        shares: with other processes of ours, each of which gets some of the connections.
+        flags: the options named in the error message when the address cannot be bound.
+        shares: whether other processes of this server bind the same port; each gets a share of the connections.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -125,7 +127,7 @@ def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they would close streams without letting them finish."""
+    """uvicorn without its signal handlers, which would close streams before they finish."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,7 +135,7 @@ class _Server(uvicorn.Server):
 
 
 def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: Tracer | None = None) -> GatewayContext:
-    """The gateway's parts; they connect once the application starts. To be called inside the event loop."""
+    """Creates the gateway's components; they connect once the application starts. Call it inside the event loop."""
     statistics = RequestStatistics()
     seeds = SeedSource(options.seed)
     large_requests = WorkPool("large requests", 2, 64)
@@ -157,20 +159,20 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
 
 
 def make_server(context: GatewayContext) -> uvicorn.Server:
-    """The HTTP server, not listening yet."""
+    """Creates the HTTP server, which is not listening yet."""
     options = context.options
     return _Server(_config(options, create_app(context), options.host, options.port, lifespan="on"))
 
 
 def make_admin_server(context: GatewayContext) -> uvicorn.Server:
-    """That of the admin port; the other one's application has to run."""
+    """Creates the HTTP server of the admin port; the main server's application must be running."""
     options, admin = context.options, context.options.admin
     return _Server(_config(options, create_admin_app(context), admin.admin_host, admin.admin_port, lifespan="off"))
 
 
 @contextlib.asynccontextmanager
 async def _admin_port(context: GatewayContext, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serves operators meanwhile, where there is a port for that; ends at once."""
+    """Serves the admin port, if there is one, while the context is open; stops it without draining."""
     if listener is None:
         yield
         return
@@ -196,7 +198,7 @@ async def _serve(
     context = make_context(options, security, tracer)
     server = make_server(context)
     signals = asyncio.Queue[int]()
-    for number in (signal.SIGTERM, signal.SIGINT):  # before anybody hears that it serves
+    for number in (signal.SIGTERM, signal.SIGINT):  # before readiness is reported
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
@@ -224,7 +226,7 @@ async def _serve_until_stopped(
 
 
 async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) -> None:
-    """Until cancelled, where it is asked for."""
+    """Reloads TLS certificates when they change, until cancelled; does nothing if that is not enabled."""
     while not server.started:
         await asyncio.sleep(_POLL_SECONDS)
     if options.enable_ssl_refresh and server.config.ssl:
@@ -232,7 +234,7 @@ async def _keep_certificates(server: uvicorn.Server, options: GatewayOptions) ->
 
 
 async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], seconds: float | None) -> bool:
-    """Until the server has ended, a signal has come, or so much time has passed; whether it was a signal."""
+    """Waits until the server ends, a signal arrives, or the timeout passes; returns whether it was a signal."""
     told = asyncio.create_task(signals.get())
     await asyncio.wait([serving, told], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     is_told = told.done()
@@ -241,11 +243,11 @@ async def _wait(serving: asyncio.Task[None], signals: asyncio.Queue[int], second
 
 
 async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
-    """Ends a server whose time is up: cancels what requests there are, whose clients get an error each."""
+    """Ends a server that is out of time: cancels its remaining requests, and each client gets an error."""
     deadline = time.monotonic() + _LAST_WORDS_SECONDS
     cut = set[asyncio.Task[None]]()
     while not serving.done() and time.monotonic() < deadline:
-        late = server.server_state.tasks - cut  # a connection's next request may have come up
+        late = server.server_state.tasks - cut  # a connection may have started its next request
         cut |= late
         for task in late:
             task.cancel()
@@ -256,7 +258,8 @@ async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
 
 
 async def _report_readiness(context: GatewayContext) -> None:
-    """Tells a supervisor what is missing, until requests can be served: it needs neither a key nor a certificate."""
+    """Tells the supervisor what is missing until the gateway is ready. Unlike a probe, it needs no key or
+    certificate."""
     told = ""
     while missing := ", ".join(context.missing):
         if missing != told:

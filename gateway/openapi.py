@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`, made from the protocol structs."""
+"""Serves `/openapi.json`, generated from the protocol structs, and `/docs`."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ from gateway.requests.field_schemas import add_limits
 
 @dataclass(frozen=True)
 class _Operation:
-    """What one path does.
+    """One operation of a path.
 
     Attributes:
-        requests: what its body may be.
-        answers: what it may answer with; empty for nothing.
-        chunks: what an event of a stream may hold, where there are streams.
-        queries: parameters of the query and their schemas; none has to be given.
-        ends_with_done: a last event of a stream says that it is the last.
-        failures: statuses that are no success, and what is answered with them.
+        requests: the types its body may have.
+        answers: the types its response may have; empty if the response has no body.
+        chunks: the types of a stream's events, if it can stream.
+        queries: names and schemas of query parameters, all optional.
+        ends_with_done: whether a stream ends with a `[DONE]` event.
+        failures: status codes of its errors, and `failure`, the type of their body.
     """
 
     method: str
@@ -100,7 +100,7 @@ class _Operation:
 
 
 _ERRORS = (ErrorResponse, MessagesError)
-_REQUEST = (400, 404, 413, 415, 503, 504)  # what a body may be answered with
+_REQUEST = (400, 404, 413, 415, 503, 504)  # status codes of operations that take a body
 _SCALE_OUT = (*_REQUEST, 403)
 _OPERATIONS = (
     _Operation(
@@ -312,7 +312,7 @@ def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
 
 
 def _event(data: dict[str, Any], *, ends_with_done: bool) -> dict[str, Any]:
-    """One of a stream; the last one may say that it is."""
+    """Schema of one event of a stream, including the final `[DONE]` if it has one."""
     in_json = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     return {
         "type": "object", "description": "With stream: true, one of the events.", "required": ["data"],
@@ -326,12 +326,12 @@ def _any_of(kinds: Sequence[Any], schema_of: _Schemas) -> dict[str, Any]:
 
 
 async def openapi_json(request: Request) -> Response:
-    """The OpenAPI document."""
+    """Serves the OpenAPI document."""
     return json_response(_document(bool(context_of(request).options.api_key)))
 
 
 async def docs(request: Request) -> Response:
-    """A page that shows the document and sends requests; all of it comes from here."""
+    """Serves the page that shows the document and sends requests, and its assets; nothing is loaded from elsewhere."""
     name = request.path_params.get("asset", "docs.html")
     if name not in _TYPES:
         raise HTTPException(404)

@@ -1,4 +1,4 @@
-"""The files of the page at `/`, which hold nothing that a key protects."""
+"""File names of the page at `/`, which are served without a key."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The path of tokens: router → tokenizer service → client, one frame at a time for all streams together.
+"""The path of generated tokens: router → tokenizer service → client, one frame at a time for all streams together.
 
-The gateway has one session with each router and one with each replica of the tokenizer service. A router frame with
-the new tokens of all streams becomes one frame for the tokenizer service; its answer, with the text of all streams, is
-sorted to the clients. No task runs per token and stream but the one that writes to the client.
+The gateway has one session with each router and one with each replica of the tokenizer service. A router frame with the
+new tokens of all streams becomes one frame to the tokenizer service; the reply, with the text of all streams, is
+distributed to the clients. The only task per stream is the one that writes to its client.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Owner of all live requests and of the sessions that they need. Used from the event loop only."""
+    """Owns all live requests and the sessions they need. Used from the event loop only."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Pipeline:
 
     @property
     def num_live(self) -> int:
-        """Sequences whose text is under way."""
+        """Number of sequences that are being detokenized."""
         return self.texts.num_open
 
     async def run(self) -> None:
@@ -71,11 +71,11 @@ class Pipeline:
         await asyncio.gather(self.router_streams.run(), self.texts.run())
 
     async def start(self, request: GenerationRequest) -> RequestState:
-        """Starts a request; where no router can be reached, it fails later, through its state.
+        """Starts a request. If no router can be reached, the request fails later, through its state.
 
         Raises:
             Unavailable: the tokenizer service cannot be reached.
-            Overloaded: it does not read, or too many choices run already.
+            Overloaded: the tokenizer service does not keep up with reading, or too many choices are running already.
         """
         if request.wants_text:
             await self.texts.replicas.wait_up(min(CALL_SECONDS, request.timeout_seconds))
@@ -92,33 +92,33 @@ class Pipeline:
                     break
                 stream = self._open_stream(state, number)
                 self.router_streams.start(stream)
-                await asyncio.sleep(0)  # others have their turn, and no service gets all in one frame
+                await asyncio.sleep(0)  # yields to other tasks, and spreads the prompts over frames
         except BaseException:
             state.cancel()
             raise
         return state
 
     def abort(self, request_ids: AbstractSet[str], tenant: str | None = None) -> int:
-        """Ends live requests of these ids, whose choices have what has come of them until now; how many there were.
+        """Aborts the live requests with these ids, keeping their output so far; returns how many there were.
 
         Args:
-            tenant: whose they are; None for anybody's.
+            tenant: only requests of this tenant; None means of any tenant.
         """
         found = [each for each in self._live if each.request.request_id in request_ids]
         found = [each for each in found if tenant is None or each.request.tenant == tenant]
         for state in found:
             for choice in [choice for stream in state.streams for choice in stream.choices if not choice.ended]:
-                self.texts.close(choice)  # the tokenizer service does not know that it ends
+                self.texts.close(choice)  # tells the tokenizer service that the choice has ended
                 self._on_update(choice, ChoiceUpdate(choice.index, (Finish(FinishReason.ABORT),), ()))
-            if state.open_choices:  # that nothing has begun of
+            if state.open_choices:  # choices whose stream was never opened
                 state.fail(Cancelled("The request was aborted before its choices had begun."))
         return len(found)
 
     async def retell(self, request: GenerationRequest, outputs: Sequence[Sequence[GeneratedPart]]) -> RequestState:
-        """A request whose choices were generated before: their tokens alone become text, as they did or would have.
+        """Turns choices that were generated earlier into text: a request whose tokens are given instead of sampled.
 
         Args:
-            outputs: of each choice, in parts that become an update each.
+            outputs: for each choice, its parts; each part becomes one update.
 
         Raises: as `start`.
         """
@@ -137,7 +137,7 @@ class Pipeline:
         return state
 
     def _deliver(self, stream: StreamState, *parts: GenerationDelta) -> None:
-        """A stream's next choice, of which nothing else comes."""
+        """Adds a complete choice, whose parts are all known, as the next one of the stream."""
         request = stream.owner.request
         choice = ChoiceState(stream, stream.number * request.n + len(stream.choices), finished=True)
         stream.choices.append(choice)
@@ -148,10 +148,10 @@ class Pipeline:
             self._on_tokens(choice, part)
 
     def _enter(self, request: GenerationRequest) -> RequestState:
-        """Takes room for a request, all or none.
+        """Admits a request, reserving room for all of its sequences or none.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there is not enough room.
         """
         self._room.enter(request.tenant, request.sequences)
         try:
@@ -165,7 +165,7 @@ class Pipeline:
         return state
 
     def _open_stream(self, state: RequestState, number: int) -> StreamState:
-        """The stream of one of the request's prompts, whose text can come from now on."""
+        """Opens the stream of one of the request's prompts, and its choices for detokenization."""
         request = state.request
         stream = StreamState(state, number, self._seed(request), time.monotonic() + request.timeout_seconds)
         state.streams.append(stream)
@@ -177,12 +177,12 @@ class Pipeline:
         return stream
 
     def _seed(self, request: GenerationRequest) -> int | None:
-        """Drawn where the request brings none, so that any router and engine go on with the same noise."""
+        """Draws a seed if the request has none, so that any router and engine can continue with the same noise."""
         sampling = request.sampling
         return self._seeds.draw() if sampling.seed is None and not sampling.is_greedy else sampling.seed
 
     def _release(self, state: RequestState) -> None:
-        """Forgets a request that has ended, and stops what other services still do for it."""
+        """Forgets a request that has ended, and stops the work that other services still do for it."""
         self._live.pop(state, None)
         self._beam_searches.stop(state)
         for stream in state.streams:

@@ -1,1 +1,1 @@
-"""The OpenAI protocol as typed structs, requests and answers, with the extensions that vLLM's clients know."""
+"""Requests and responses of the HTTP API as typed structs: OpenAI's protocol, plus the extensions of vLLM."""

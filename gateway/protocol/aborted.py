@@ -1,4 +1,4 @@
-"""Requests to end: the body of /abort_requests and of /inference/v1/abort_requests."""
+"""The body of /abort_requests and of /inference/v1/abort_requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import msgspec
 
 
 class AbortRequests(msgspec.Struct):
-    """By their ids."""
+    """Ids of the requests to abort."""
 
     request_ids: list[str]

@@ -6,17 +6,17 @@ import msgspec
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
-    """An adapter to serve from now on."""
+    """A LoRA adapter to load and serve."""
 
     lora_name: str
     lora_path: str  # its folder, on the workers
-    base_model_name: str | None = None  # of several models, the one that it is for
-    load_inplace: bool = False  # in place of another of that name
+    base_model_name: str | None = None  # the model it is for, if several are served
+    load_inplace: bool = False  # replaces a loaded adapter of the same name
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
-    """An adapter to serve no more."""
+    """A LoRA adapter to unload."""
 
     lora_name: str
-    lora_int_id: int | None = None  # vLLM's number; the name says it all
-    wait_seconds: float = 30.0  # for the last request that runs with it
+    lora_int_id: int | None = None  # vLLM's number; ignored, since the name identifies it
+    wait_seconds: float = 30.0  # for running requests that use it

@@ -1,4 +1,4 @@
-"""What the admin port's routes take and answer."""
+"""Requests and responses of the admin port."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from gateway.protocol.fleet import WorkerView
 
 
 class AdminWorker(msgspec.Struct, frozen=True):
-    """A worker after a command; where it could not be carried out, why."""
+    """State of a worker after a command; if the command failed, the error."""
 
     worker: str  # host:port
     is_draining: bool = False
     is_paused: bool = False
-    sleep_level: int | None = None  # none while it is awake
-    asleep: tuple[str, ...] = ()  # parts of its memory that were given back
+    sleep_level: int | None = None  # None while awake
+    asleep: tuple[str, ...] = ()  # parts of its memory that are released
     is_profiling: bool = False
     aborted_requests: int = 0
-    files: tuple[str, ...] = ()  # that were written, on its machine
+    files: tuple[str, ...] = ()  # files that were written on its machine
     error: str = ""
 
 
 class AdminWorkers(msgspec.Struct):
-    """All workers: as clients may see them, and what operators have made of them."""
+    """All workers, as `/fleet` shows them, and their administrative state."""
 
     workers: list[WorkerView]
     administration: list[AdminWorker]

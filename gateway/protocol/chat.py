@@ -12,7 +12,7 @@ from gateway.protocol.fields import Flag
 
 
 class ChatFields(GenerationFields, kw_only=True):
-    """How to continue conversations."""
+    """Parameters for continuing conversations."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -41,13 +41,13 @@ class ChatCompletionRequest(ChatFields, kw_only=True):
 
 
 class ChatBatchRequest(ChatFields, kw_only=True):
-    """Conversations to continue alike."""
+    """Several conversations to continue with the same parameters."""
 
     messages: list[list[dict[str, Any]]]
 
 
 class TopLogprob(msgspec.Struct):
-    """One token at one position."""
+    """Log-probability of one candidate token at one position."""
 
     token: str
     logprob: float
@@ -55,7 +55,7 @@ class TopLogprob(msgspec.Struct):
 
 
 class ChatTokenLogprob(msgspec.Struct):
-    """The token at one position, with the most likely alternatives."""
+    """Log-probability of the token at one position, with the most likely alternatives."""
 
     token: str
     logprob: float
@@ -70,14 +70,14 @@ class ChatLogprobs(msgspec.Struct):
 
 
 class FunctionCall(msgspec.Struct):
-    """Which function, with which arguments; in streams the name comes with the first piece."""
+    """Name and arguments of a called function; in streams, only the first piece has the name."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ChatToolCall(msgspec.Struct):
-    """One call of a tool."""
+    """A tool call."""
 
     id: str
     function: FunctionCall
@@ -85,7 +85,7 @@ class ChatToolCall(msgspec.Struct):
 
 
 class ChatToolCallPiece(msgspec.Struct):
-    """What a chunk adds to a call."""
+    """The part of a tool call that a chunk adds."""
 
     index: int
     function: FunctionCall
@@ -94,7 +94,7 @@ class ChatToolCallPiece(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """A whole answer."""
+    """A complete answer."""
 
     role: str
     content: str | None
@@ -115,7 +115,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """The answer as a whole."""
+    """The complete response."""
 
     id: str
     object: str
@@ -129,7 +129,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 class ChatDelta(msgspec.Struct):
-    """What a chunk adds to an answer."""
+    """The part of an answer that a chunk adds."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -138,7 +138,7 @@ class ChatDelta(msgspec.Struct):
 
 
 class ChatChunkChoice(msgspec.Struct):
-    """What a chunk adds to one of the n answers."""
+    """The part that a chunk adds to one of the n answers."""
 
     index: int
     delta: ChatDelta

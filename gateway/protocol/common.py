@@ -1,4 +1,4 @@
-"""What chat completions and completions share."""
+"""Fields and structs shared by chat completions and completions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from quire.sampling import RepetitionDetection, Xargs
 
 
 class StreamOptions(RequestFields):
-    """How a stream reports usage."""
+    """Usage reporting in streams."""
 
     include_usage: Flag = False
     continuous_usage_stats: Flag = False
 
 
 class LogitsProcessorFields(msgspec.Struct):
-    """A logits processor, and what it is made with."""
+    """A logits processor and its constructor arguments."""
 
     qualname: str
     args: list[Any] | None = None
@@ -28,7 +28,7 @@ class LogitsProcessorFields(msgspec.Struct):
 
 
 class SamplingFields(ConstraintFields, kw_only=True):
-    """How tokens are chosen and shown; null means the same as absent."""
+    """Parameters of sampling and output; null means the same as absent."""
 
     n: int | None = None
     max_tokens: int | None = None
@@ -50,7 +50,7 @@ class SamplingFields(ConstraintFields, kw_only=True):
     bad_words: list[str] | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
-    num_speculative_tokens: int | None = None  # Quire's own
+    num_speculative_tokens: int | None = None  # an extension of Quire
     vllm_xargs: Xargs | None = None
     logits_processors: list[str | LogitsProcessorFields] | None = None
     repetition_detection: RepetitionDetection | None = None
@@ -84,7 +84,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     prompt_cache_key: str | None = None
     user: str | None = None
 
-    # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
+    # Not supported: refused unless neutral, see gateway/requests/refused.py.
     kv_transfer_params: Any = None
     prompt_embeds: Any = None
     media_io_kwargs: Any = None
@@ -99,24 +99,24 @@ class GenerationFields(SamplingFields, kw_only=True):
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of each prompt: a beam search may follow more than it answers with."""
+        """Number of sequences per prompt; a beam search may follow more than it returns."""
         return max(self.n or 1, self.best_of or 1)
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """Where prompt tokens came from."""
+    """Breakdown of the prompt tokens."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """What completion tokens are."""
+    """Breakdown of the completion tokens."""
 
     reasoning_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -126,7 +126,7 @@ class Usage(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One token at one position of the prompt."""
+    """Log-probability of one token at one position of the prompt."""
 
     logprob: float
     rank: int | None

@@ -10,7 +10,7 @@ from gateway.protocol.fields import Flag
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """One or more prompts to continue, as text, as token ids or as embeddings."""
+    """One or more prompts to continue, given as text, token ids or embeddings."""
 
     prompt: str | list[str | int | list[int]] | None = None
     prompt_embeds: str | list[str] | None = None
@@ -19,7 +19,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Log-probabilities, one entry per token in each list."""
+    """Log-probabilities; each list has one entry per token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -42,7 +42,7 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """The answer as a whole, and each chunk of a stream."""
+    """The complete response, and each chunk of a stream."""
 
     id: str
     object: str

@@ -1,6 +1,6 @@
-"""The fields that say what an output has to look like: OpenAI's, vLLM's, and those that vLLM had before.
+"""Fields that constrain the output: OpenAI's, vLLM's, and vLLM's older ones.
 
-Schemas go through as they are: what is in them is read by the tokenizer service alone.
+Schemas are passed on unparsed: only the tokenizer service reads them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from gateway.protocol.fields import Flag, RequestFields
 
 
 class JsonSchemaFormat(msgspec.Struct):
-    """`json_schema` of a response format."""
+    """The `json_schema` of a response format."""
 
     name: str | None = None
     description: str | None = None
     schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    strict: bool | None = None  # outputs follow their schema whether it is asked for or not
+    strict: bool | None = None  # ignored: outputs always follow their schema
 
 
 class ResponseFormat(msgspec.Struct):
@@ -30,7 +30,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class StructuredOutputs(RequestFields):
-    """`structured_outputs`: one form, and how it is to be followed."""
+    """The `structured_outputs` field: one kind of constraint, and options for it."""
 
     json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     regex: str | None = None
@@ -46,7 +46,7 @@ class StructuredOutputs(RequestFields):
 
 
 class ConstraintFields(RequestFields, kw_only=True):
-    """Of all generating endpoints; null means the same as absent."""
+    """Constraint fields of all generating endpoints; null means the same as absent."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

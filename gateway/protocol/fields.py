@@ -1,4 +1,4 @@
-"""What the fields of all requests have in common."""
+"""Base class and field types of all requests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 if TYPE_CHECKING:
     Flag: TypeAlias = bool
     Whole: TypeAlias = int
-else:  # as they come
+else:  # what msgspec accepts in a body
     Flag = bool | None
     Whole = int | None
 
 
 class RequestFields(msgspec.Struct):
-    """Null means the same as absent: a `Flag` or `Whole` that comes as null has its default."""
+    """Treats null as absent: a `Flag` or `Whole` field that is null gets its default."""
 
     def __post_init__(self) -> None:
         for name, default in _defaults(type(self)):
@@ -26,6 +26,6 @@ class RequestFields(msgspec.Struct):
 
 @functools.cache
 def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    """The fields that have one which is not null."""
+    """The fields whose default is a bool or an int, with that default."""
     fields = msgspec.structs.fields(kind)
     return tuple((field.name, field.default) for field in fields if isinstance(field.default, bool | int))

@@ -6,18 +6,18 @@ import msgspec
 
 
 class WorkerView(msgspec.Struct):
-    """One worker."""
+    """State of one worker."""
 
     address: str
     state: str
     reason: str  # why it is not ready; empty when it is
-    data_parallel_rank: int | None  # none without data parallelism
+    data_parallel_rank: int | None  # None without data parallelism
     models: list[str]
     adapters: list[str]
     running_sequences: int
     waiting_requests: int
-    kv_usage: float  # share of the cache that live sequences hold
-    prefix_cache_queries: int  # tokens looked up since its start
+    kv_usage: float  # share of the KV cache used by live sequences
+    prefix_cache_queries: int  # tokens looked up since the worker started
     prefix_cache_hits: int
     generation_tokens: int
     prefill_tokens_per_second: float  # 0 until known
@@ -25,13 +25,13 @@ class WorkerView(msgspec.Struct):
 
 
 class FleetView(msgspec.Struct):
-    """All of them."""
+    """All workers."""
 
     workers: list[WorkerView]
 
 
 class KvEventSource(msgspec.Struct):
-    """Where a worker tells of its prefix cache."""
+    """Where a worker publishes its prefix cache events."""
 
     endpoint: str  # host:port
     publisher: str = "grpc"

@@ -1,4 +1,4 @@
-"""`/inference/v1/generate`, and the routes that turn other requests into its own and its answers into theirs."""
+"""`/inference/v1/generate`, and the routes that convert other requests to its format and its responses back."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gateway.protocol.fields import Flag, RequestFields, Whole
 
 
 class GenerateSampling(SamplingFields, kw_only=True):
-    """`sampling_params` of a request."""
+    """The `sampling_params` of a request."""
 
     logprobs: int | None = None
     detokenize: Flag = True
-    extra_args: dict[str, Any] | None = None  # vllm_xargs
+    extra_args: dict[str, Any] | None = None  # same as vllm_xargs
 
 
 class GenerateRequest(RequestFields, kw_only=True):
-    """Token ids to go on from."""
+    """A prompt of token ids to continue."""
 
     token_ids: list[int]
     sampling_params: GenerateSampling
     request_id: str | None = None
     model: str | None = None
-    reasoning_ended: bool | None = None  # None: the prompt's end says whether the model is still to think
-    return_token_ids: bool | None = None  # tells the prompt's again
+    reasoning_ended: bool | None = None  # None: inferred from the end of the prompt
+    return_token_ids: bool | None = None  # also returns those of the prompt
     output_mode: Literal["tokens", "text"] = "tokens"
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: Whole = 0
 
-    # Refused, unless they ask for nothing.
+    # Not supported: refused unless neutral.
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     features: Any = None
@@ -44,7 +44,7 @@ class GenerateRequest(RequestFields, kw_only=True):
 
 
 class RenderedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A GenerateRequest as it is told: what it leaves open is left out."""
+    """A GenerateRequest as returned by the render routes: fields with default values are omitted."""
 
     token_ids: list[int]
     sampling_params: dict[str, Any]
@@ -58,7 +58,7 @@ class RenderedRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprob(msgspec.Struct):
-    """One token at one position."""
+    """Log-probability of one candidate token at one position."""
 
     token_id: int
     logprob: float
@@ -66,7 +66,7 @@ class TokenLogprob(msgspec.Struct):
 
 
 class GeneratedLogprob(msgspec.Struct):
-    """The token at one position, and the tokens that it was chosen of."""
+    """Log-probability of the token at one position, and the most likely candidates."""
 
     token_id: int
     logprob: float
@@ -81,12 +81,12 @@ class GenerateLogprobs(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
-    """One of the n outputs, or what a chunk adds to it."""
+    """One of the n outputs, or the part that a chunk adds to it."""
 
     index: int
     token_ids: list[int] | UnsetType | None = UNSET
     text: str | UnsetType = UNSET
-    logprobs: Any = None  # GenerateLogprobs, or ChatLogprobs beside text: msgspec tells no such structs apart
+    logprobs: Any = None  # GenerateLogprobs, or ChatLogprobs with text: msgspec has no untagged unions of structs
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
 
@@ -102,7 +102,7 @@ class GenerateChunk(msgspec.Struct, kw_only=True):
 
 
 class GenerateResponse(msgspec.Struct, kw_only=True):
-    """The outputs as a whole."""
+    """The complete response."""
 
     request_id: str
     choices: list[GenerateChoice]
@@ -115,7 +115,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
 
 
 class GeneratedTokens(msgspec.Struct, kw_only=True):
-    """An output in token ids, or a chunk's part of one."""
+    """Token ids of an output, or the part of one that a chunk has."""
 
     index: int
     token_ids: list[int] | None = None
@@ -125,7 +125,7 @@ class GeneratedTokens(msgspec.Struct, kw_only=True):
 
 
 class GeneratedResponse(msgspec.Struct, kw_only=True):
-    """What `/inference/v1/generate` has answered, in token ids, as it is sent on."""
+    """A response of `/inference/v1/generate` in token ids, as clients pass it to the derender routes."""
 
     choices: list[GeneratedTokens]
     request_id: str | None = None
@@ -135,23 +135,23 @@ class GeneratedResponse(msgspec.Struct, kw_only=True):
 
 
 class StreamState(msgspec.Struct, kw_only=True):
-    """How far one output's stream has come: what a client hands from each call to the next."""
+    """Progress of one output's stream; the client passes it from each call to the next."""
 
     token_ids: list[int] = []
-    text_offset: int = 0  # of the next token's log-probabilities
+    text_offset: int = 0  # of the next token, for its logprobs
 
 
 class _DerenderFields(RequestFields, kw_only=True):
-    """Of all routes that turn token ids into answers."""
+    """Fields of all routes that turn token ids into responses."""
 
     stream: Flag = False
     model: str | None = None
     generate_chunk: GeneratedResponse | None = None  # with stream
-    stream_state: StreamState | None = None  # with stream, but for the first chunk
+    stream_state: StreamState | None = None  # with stream, except for the first chunk
 
 
 class DerenderChatRequest(_DerenderFields, kw_only=True):
-    """Outputs to show as a chat completion, or a chunk of one to show as a chunk."""
+    """Outputs to convert into a chat completion, or one chunk to convert into a chat completion chunk."""
 
     generate_response: GeneratedResponse | None = None  # without stream
     prompt_tokens: int | None = None
@@ -160,7 +160,7 @@ class DerenderChatRequest(_DerenderFields, kw_only=True):
 
 
 class DerenderCompletionRequest(_DerenderFields, kw_only=True):
-    """The same of completions, whose prompts have a response each."""
+    """Outputs to convert into a completion, one response per prompt, or one chunk to convert into a chunk."""
 
     generate_responses: list[GeneratedResponse] | None = None  # without stream
     prompt_tokens: int | list[int] | None = None
@@ -169,14 +169,14 @@ class DerenderCompletionRequest(_DerenderFields, kw_only=True):
 
 
 class DerenderChatStreamResponse(msgspec.Struct):
-    """A chunk, and what the next call needs."""
+    """A chunk, and the state to pass with the next call."""
 
     chunk: ChatCompletionChunk
     stream_state: StreamState
 
 
 class DerenderCompletionStreamResponse(msgspec.Struct):
-    """A chunk, and what the next call needs."""
+    """A chunk, and the state to pass with the next call."""
 
     chunk: Completion
     stream_state: StreamState

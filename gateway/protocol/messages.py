@@ -12,14 +12,14 @@ class MessagesTool(msgspec.Struct, kw_only=True):
 
     name: str
     description: str | None = None
-    input_schema: dict[str, Any] | None = None  # of every tool that is the client's own
-    type: str | None = None  # custom; others name tools that only Anthropic's models know
+    input_schema: dict[str, Any] | None = None  # required for custom tools
+    type: str | None = None  # "custom"; others are built-in tools of Anthropic's models
     strict: bool | None = None
     cache_control: Any = None
 
 
 class MessagesToolChoice(msgspec.Struct, kw_only=True):
-    """Whether a tool is called, and which."""
+    """Whether the model calls a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -27,7 +27,7 @@ class MessagesToolChoice(msgspec.Struct, kw_only=True):
 
 
 class MessagesThinking(msgspec.Struct, kw_only=True):
-    """Whether the model thinks before it answers, and for how many tokens at most."""
+    """Whether the model thinks before it answers, and the token budget for it."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -35,29 +35,29 @@ class MessagesThinking(msgspec.Struct, kw_only=True):
 
 
 class MessagesFormat(msgspec.Struct, kw_only=True):
-    """What the text of the answer has to look like."""
+    """The JSON schema that the text of the answer must follow."""
 
     type: Literal["json_schema"]
     schema: msgspec.Raw
 
 
 class MessagesOutput(msgspec.Struct, kw_only=True):
-    """How to answer."""
+    """Output options."""
 
     format: MessagesFormat | None = None
     effort: str | None = None
 
 
 class MessagesMetadata(msgspec.Struct, kw_only=True):
-    """Who asks."""
+    """Metadata about the caller."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
-    """A conversation.
+    """A conversation whose tokens to count.
 
-    Where a prefix of it may be cached (cache_control) need not be said: whatever is the same is found.
+    `cache_control` has no effect: the prefix cache finds shared prefixes without it.
     """
 
     messages: list[dict[str, Any]]
@@ -86,13 +86,13 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 class CountTokensResponse(msgspec.Struct):
-    """Tokens of a conversation, as the model gets it."""
+    """Number of tokens of a conversation, as rendered for the model."""
 
     input_tokens: int
 
 
 class MessagesUsage(msgspec.Struct):
-    """Tokens of a request; of the prompt, those found in the cache apart, where the server tells them."""
+    """Token counts of a request. Cached prompt tokens are counted separately if the server reports them."""
 
     input_tokens: int
     output_tokens: int
@@ -108,14 +108,14 @@ class TextBlock(msgspec.Struct, tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
-    """What the model thought. Nobody signs it here."""
+    """The model's reasoning. The signature is always empty."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -127,7 +127,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessagesAnswerBody(msgspec.Struct, tag="message"):
-    """An answer; that of a stream begins empty."""
+    """A complete answer; a stream starts with an empty one."""
 
     id: str
     model: str
@@ -183,7 +183,7 @@ class MessageDelta(msgspec.Struct, tag="message_delta"):
 
 
 class MessageStop(msgspec.Struct, tag="message_stop"):
-    """Nothing follows."""
+    """End of the stream."""
 
 
 MessagesEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop

@@ -20,21 +20,21 @@ class PoolingFields(RequestFields, kw_only=True):
     user: str | None = None
     request_id: str | None = None
     priority: Whole = 0
-    truncate_prompt_tokens: int | None = None  # -1: what the model takes
-    truncation_side: Literal["left", "right"] | None = None  # as the tokenizer has it
+    truncate_prompt_tokens: int | None = None  # -1: the model's maximum
+    truncation_side: Literal["left", "right"] | None = None  # default: the tokenizer's
     use_activation: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None  # there is no cache, so that nothing comes of it
+    cache_salt: str | None = None  # no effect: pooling requests use no cache
 
-    # Known to clients and refused, unless they ask for nothing: see gateway/requests/refused.py.
+    # Not supported: refused unless neutral, see gateway/requests/refused.py.
     padding: str | None = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
 
 
 class InputFields(PoolingFields, kw_only=True):
-    """What is to be made vectors or classes of: texts, token ids, or conversations by the chat template."""
+    """The inputs: texts, token ids, or conversations to render by the chat template."""
 
     input: str | list[str | int | list[int]] | None = None
     messages: list[dict[str, Any] | list[dict[str, Any]]] | None = None
@@ -44,7 +44,7 @@ class InputFields(PoolingFields, kw_only=True):
 
 
 class VectorFields(InputFields, kw_only=True):
-    """How vectors are written."""
+    """Encoding of the returned vectors."""
 
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None  # float
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # float32
@@ -54,13 +54,13 @@ class VectorFields(InputFields, kw_only=True):
 
 
 class EmbeddingRequest(VectorFields, kw_only=True):
-    """A vector of each input."""
+    """Inputs to compute one embedding each for."""
 
-    prompt_name: str | None = None  # of the model's prompts, which then stands before each text
+    prompt_name: str | None = None  # one of the model's prompts, prepended to each text
 
 
 class Embedding(msgspec.Struct):
-    """One vector."""
+    """One embedding."""
 
     index: int
     embedding: list[float] | str
@@ -68,7 +68,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingResponse(msgspec.Struct):
-    """All of them."""
+    """The embeddings of all inputs."""
 
     id: str
     created: int
@@ -79,14 +79,14 @@ class EmbeddingResponse(msgspec.Struct):
 
 
 class PoolingRequest(VectorFields, kw_only=True):
-    """What a model makes of each input, as it is."""
+    """Inputs to get the pooling model's raw outputs for."""
 
-    task: PoolingTask | None = None  # the model's first
+    task: PoolingTask | None = None  # default: the model's first task
     data: Any = None
 
 
 class PoolingData(msgspec.Struct):
-    """Of one input: one row, or a row for each token."""
+    """Output for one input: one row, or one row per token."""
 
     index: int
     data: list[float | list[float]] | str
@@ -94,7 +94,7 @@ class PoolingData(msgspec.Struct):
 
 
 class PoolingResponse(msgspec.Struct):
-    """Of all of them."""
+    """The outputs for all inputs."""
 
     id: str
     created: int
@@ -105,7 +105,7 @@ class PoolingResponse(msgspec.Struct):
 
 
 class BytesItem(msgspec.Struct):
-    """Where one vector stands in a body of bytes, and how."""
+    """Position and format of one vector in a binary body."""
 
     index: int
     embed_dtype: str
@@ -116,7 +116,7 @@ class BytesItem(msgspec.Struct):
 
 
 class BytesMetadata(msgspec.Struct):
-    """What is told of a body of bytes, in its header `metadata`."""
+    """Description of a binary body, sent in its header `metadata`."""
 
     id: str
     created: int
@@ -126,11 +126,11 @@ class BytesMetadata(msgspec.Struct):
 
 
 class ClassifyRequest(InputFields, kw_only=True):
-    """The class of each input."""
+    """Inputs to classify."""
 
 
 class Classification(msgspec.Struct):
-    """One input's."""
+    """Classification of one input."""
 
     index: int
     label: str | None
@@ -139,7 +139,7 @@ class Classification(msgspec.Struct):
 
 
 class ClassifyResponse(msgspec.Struct):
-    """All of them."""
+    """The classifications of all inputs."""
 
     id: str
     created: int
@@ -150,20 +150,20 @@ class ClassifyResponse(msgspec.Struct):
 
 
 class CohereContent(msgspec.Struct):
-    """A part of an input."""
+    """One part of an input."""
 
     type: Literal["text"]
     text: str
 
 
 class CohereInput(msgspec.Struct):
-    """An input of several parts."""
+    """An input made of several parts."""
 
     content: list[CohereContent]
 
 
 class CohereEmbedRequest(RequestFields, kw_only=True):
-    """Cohere's request for vectors."""
+    """Request for embeddings in Cohere's format."""
 
     model: str | None = None
     input_type: str | None = None
@@ -178,26 +178,26 @@ class CohereEmbedRequest(RequestFields, kw_only=True):
 
 
 class CohereApiVersion(msgspec.Struct):
-    """Whose shape this is."""
+    """Version of Cohere's API."""
 
     version: str = "2"
 
 
 class CohereBilledUnits(msgspec.Struct):
-    """Tokens."""
+    """Number of tokens processed."""
 
     input_tokens: int
 
 
 class CohereMeta(msgspec.Struct):
-    """What a request took."""
+    """Usage of a request."""
 
     billed_units: CohereBilledUnits
     api_version: CohereApiVersion = msgspec.field(default_factory=CohereApiVersion)
 
 
 class CohereEmbeddings(msgspec.Struct, rename={"floats": "float"}):
-    """The vectors in each form that was asked for."""
+    """The embeddings, in each requested type."""
 
     floats: list[list[float]] | UnsetType = UNSET
     base64: list[str] | UnsetType = UNSET
@@ -206,7 +206,7 @@ class CohereEmbeddings(msgspec.Struct, rename={"floats": "float"}):
 
 
 class CohereEmbedResponse(msgspec.Struct):
-    """Cohere's answer."""
+    """Response with embeddings in Cohere's format."""
 
     id: str
     embeddings: CohereEmbeddings

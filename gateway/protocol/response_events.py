@@ -1,4 +1,4 @@
-"""Events of a response's stream. Each has a number, one more than that of the event before it."""
+"""Events of a response's stream, numbered consecutively."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.protocol.responses import OutputItem, OutputText, ReasoningText, Re
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
-    """What all have; the number is given as they are sent."""
+    """Fields of all events; the sequence number is assigned when the event is sent."""
 
     sequence_number: int = 0
 
@@ -44,14 +44,14 @@ class ItemDone(ResponseEvent, tag="response.output_item.done"):
 
 
 class ItemEvent(ResponseEvent, kw_only=True):
-    """Of an item."""
+    """An event about an output item."""
 
     item_id: str
     output_index: int
 
 
 class PartEvent(ItemEvent, kw_only=True):
-    """Of a part of an item; items have one part."""
+    """An event about a content part of an item; items have one part."""
 
     content_index: int = 0
 

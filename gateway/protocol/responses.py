@@ -1,4 +1,4 @@
-"""`/v1/responses`: what comes in, and the response that goes out. Its events are in response_events.py."""
+"""`/v1/responses`: the request and the response. Stream events are in response_events.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True):
-    """A function that the client runs. Other types are of tools that OpenAI's servers run."""
+    """A function that the client runs. Other types are tools that OpenAI's servers run."""
 
     type: str
     name: str | None = None
@@ -25,7 +25,7 @@ class ResponsesTool(msgspec.Struct, kw_only=True):
 
 
 class ResponsesFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the text of the answer has to look like."""
+    """The format that the text of the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -35,14 +35,14 @@ class ResponsesFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ResponsesText(msgspec.Struct, kw_only=True):
-    """How the text of the answer is written."""
+    """Options for the text of the answer."""
 
     format: ResponsesFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponsesReasoning(msgspec.Struct, kw_only=True):
-    """How much the model thinks. Summaries of it are never made: what it thinks is in the items as it is."""
+    """How much the model reasons. There are no summaries: the output items contain the full reasoning."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -58,7 +58,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
     tools: list[ResponsesTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None  # of tools that servers run
+    max_tool_calls: int | None = None  # applies to tools that servers run
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     max_output_tokens: int | None = None
@@ -77,7 +77,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
 
-    # As in chats.
+    # As in chat completions.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -95,7 +95,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
     request_id: str | None = None
     session_id: str | None = None
 
-    # Refused, unless they ask for nothing.
+    # Not supported: refused unless neutral.
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
@@ -103,7 +103,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
 
 
 class ResponseTopLogprob(msgspec.Struct):
-    """One token at one position."""
+    """Log-probability of one candidate token at one position."""
 
     token: str
     logprob: float
@@ -111,7 +111,7 @@ class ResponseTopLogprob(msgspec.Struct):
 
 
 class ResponseLogprob(msgspec.Struct):
-    """The token at one position, with the most likely alternatives."""
+    """Log-probability of the token at one position, with the most likely alternatives."""
 
     token: str
     logprob: float
@@ -124,17 +124,17 @@ class OutputText(msgspec.Struct, tag="output_text"):
 
     text: str
     logprobs: list[ResponseLogprob] = []
-    annotations: list[None] = []  # never any
+    annotations: list[None] = []  # always empty
 
 
 class ReasoningText(msgspec.Struct, tag="reasoning_text"):
-    """Text of what the model thought."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 class OutputMessage(msgspec.Struct, tag="message"):
-    """What the model says."""
+    """A message of the model."""
 
     id: str
     content: list[OutputText]
@@ -143,17 +143,17 @@ class OutputMessage(msgspec.Struct, tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, tag="reasoning"):
-    """What the model thinks."""
+    """The model's reasoning."""
 
     id: str
     content: list[ReasoningText]
     status: ItemStatus
-    summary: list[None] = []  # never any
-    encrypted_content: str | None = None  # never any
+    summary: list[None] = []  # always empty
+    encrypted_content: str | None = None  # always None
 
 
 class FunctionCallItem(msgspec.Struct, tag="function_call"):
-    """A call of a tool, which the client runs."""
+    """A tool call, which the client runs."""
 
     id: str
     call_id: str
@@ -166,20 +166,20 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct):
-    """Where input tokens came from, as far as the server tells it."""
+    """Breakdown of the input tokens, if the server reports it."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct):
-    """What output tokens are."""
+    """Breakdown of the output tokens."""
 
     reasoning_tokens: int = 0
 
 
 class ResponseUsage(msgspec.Struct):
-    """Tokens of a response."""
+    """Token counts of a response."""
 
     input_tokens: int
     output_tokens: int
@@ -196,13 +196,13 @@ class ResponseFailure(msgspec.Struct):
 
 
 class IncompleteDetails(msgspec.Struct):
-    """Why a response ends before its end."""
+    """Why a response is incomplete."""
 
     reason: str
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
-    """A response, whole or as far as it has come, and what it was asked with."""
+    """A response, complete or in progress, and the parameters of its request."""
 
     id: str
     created_at: int
@@ -229,7 +229,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     metadata: dict[str, str] = {}
     background: bool = False
-    store: bool = False  # whether it is kept here
+    store: bool = False  # whether this server stores it
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -237,7 +237,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
 
 
 class InputItems(msgspec.Struct):
-    """Items that a response was asked with, some of them."""
+    """A page of the input items of a response."""
 
     data: list[dict[str, Any]]
     first_id: str | None
@@ -247,7 +247,7 @@ class InputItems(msgspec.Struct):
 
 
 class DeletedResponse(msgspec.Struct):
-    """A response that is no more."""
+    """Confirmation that a response was deleted."""
 
     id: str
     object: str = "response"

@@ -21,7 +21,7 @@ class ScoringFields(PoolingFields, kw_only=True):
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
-    """How well texts fit others: one with each of several, or each with its own. Four names for the same."""
+    """Pairs of texts to score: one text with each of several, or pairwise. The field names are alternatives."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None
@@ -33,7 +33,7 @@ class ScoreRequest(ScoringFields, kw_only=True):
 
 
 class Score(msgspec.Struct):
-    """Of one pair."""
+    """Score of one pair."""
 
     index: int
     score: float
@@ -41,7 +41,7 @@ class Score(msgspec.Struct):
 
 
 class ScoreResponse(msgspec.Struct):
-    """Of all of them."""
+    """The scores of all pairs."""
 
     id: str
     created: int
@@ -58,7 +58,7 @@ class RerankDocument(msgspec.Struct):
 
 
 class RerankRequest(ScoringFields, kw_only=True):
-    """Documents, to be put in the order of how well they answer a query."""
+    """Documents to rank by how well they answer a query."""
 
     query: str
     documents: list[str | RerankDocument]
@@ -67,14 +67,14 @@ class RerankRequest(ScoringFields, kw_only=True):
 
 
 class RerankUsage(msgspec.Struct):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class RerankResult(msgspec.Struct):
-    """One document, by its place in the request."""
+    """One document, with its index in the request and its score."""
 
     index: int
     relevance_score: float
@@ -82,7 +82,7 @@ class RerankResult(msgspec.Struct):
 
 
 class RerankResponse(msgspec.Struct):
-    """The best first."""
+    """The ranked documents, best first."""
 
     id: str
     model: str
@@ -91,7 +91,7 @@ class RerankResponse(msgspec.Struct):
 
 
 class GenerativeScoringRequest(RequestFields, kw_only=True):
-    """How likely a model that generates goes on with one token, and not others, behind a query and each item."""
+    """Scores items by the probability that a generative model continues query and item with the first label token."""
 
     model: str | None = None
     query: str | list[int]

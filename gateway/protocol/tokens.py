@@ -10,7 +10,7 @@ from gateway.protocol.fields import Flag, RequestFields
 
 
 class TokenizeRequest(RequestFields, kw_only=True):
-    """A text, or a conversation to be rendered by the chat template."""
+    """A text to tokenize, or a conversation to render by the chat template."""
 
     model: str | None = None
     prompt: str | None = None
@@ -26,7 +26,7 @@ class TokenizeRequest(RequestFields, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Token ids, and their strings if asked for."""
+    """Token ids, and their strings if requested."""
 
     count: int
     max_model_len: int
@@ -35,14 +35,14 @@ class TokenizeResponse(msgspec.Struct):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Token ids."""
+    """Token ids to turn into text."""
 
     model: str | None = None
     tokens: list[int]
 
 
 class DetokenizeResponse(msgspec.Struct):
-    """Their text."""
+    """The text of the token ids."""
 
     prompt: str
 

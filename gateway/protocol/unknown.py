@@ -1,4 +1,4 @@
-"""Fields that no endpoint knows: taken, as OpenAI's own clients send new ones every month, and told to the log."""
+"""Logs request fields that no endpoint knows. They are accepted: OpenAI's clients send new ones every month."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 60.0
-# Longer bodies are not looked through: that would hold up others.
+# Longer bodies are not checked: that would delay other requests.
 MAX_BYTES = 2**20
 _SHOWN_FIELDS = 20
 _SHOWN_CHARACTERS = 50
 
 
 class UnknownFields:
-    """What the log was told, and when: one line a minute at most."""
+    """Logs unknown request fields, at most one line a minute."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def look(self, body: bytes, kind: type[msgspec.Struct]) -> None:
-        """Names the fields of a body, a valid JSON object, that `kind` does not have."""
+        """Logs the fields of a body, a valid JSON object, that `kind` does not have."""
         now = time.monotonic()
         if now < self._next or len(body) > MAX_BYTES:
             return

@@ -1,1 +1,1 @@
-"""The services behind the gateway: sessions with their replicas, and what travels on them."""
+"""The services behind the gateway: sessions with their replicas, and conversion of the messages they exchange."""

@@ -1,4 +1,4 @@
-"""Commands of operators on their way to the workers, by the first router that answers."""
+"""Operator commands to the workers, sent through the first router that answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.rpc.status import from_request_error
 from quire.sleep import Leaving, SleepLevel
 from quire.v1 import admin_pb2, engine_pb2
 
-# For the answer of a worker whose time is up to get here, by way of a router.
+# Extra time for a worker's answer to travel back through a router after the worker's own timeout.
 _MARGIN_SECONDS = 3.0
 _LEAVING = {
     Leaving.ABORT: admin_pb2.LEAVING_ABORT,
@@ -23,7 +23,7 @@ _LEAVING = {
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of a command: a worker each, and the errors of those that could not."""
+    """Results of a command: one entry per worker, and the errors of the workers that failed."""
 
     workers: Sequence[AdminWorker]
     errors: Sequence[QuireError] = ()
@@ -31,18 +31,18 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Administration:
-    """Asks some workers, or all of them, within some time. All methods raise what a router says in their place."""
+    """Sends commands to some or all workers, with a timeout. All methods raise the error of the router, if any."""
 
     fleet: Fleet
-    workers: Sequence[str]  # their addresses; none for all
+    workers: Sequence[str]  # addresses; empty means all workers
     seconds: float
 
     async def status(self) -> Outcomes:
-        """What holds now."""
+        """Returns the current state of the workers."""
         return await self._ask(admin_pb2.AdminCommand())
 
     async def pause(self, leaving: Leaving, *, clears_cache: bool) -> Outcomes:
-        """See admin.proto, which has the particulars of all of these."""
+        """See admin.proto, which documents this command and the ones below."""
         return await self._ask(
             admin_pb2.AdminCommand(
                 pause=admin_pb2.Pause(leaving=_LEAVING[leaving], wait_ms=self._wait_ms, clears_cache=clears_cache)
@@ -79,7 +79,7 @@ class Administration:
 
     @property
     def _wait_ms(self) -> int:
-        """For requests to end."""
+        """How long a worker waits for its requests to end."""
         return round(self.seconds * 1000)
 
     async def _ask(self, command: admin_pb2.AdminCommand) -> Outcomes:

@@ -1,4 +1,4 @@
-"""What the other services say, in the gateway's terms, and what they are asked, in theirs."""
+"""Converts between the gateway's types and the messages of the other services."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NO_TEXT = tokenizer_pb2.TextDelta()
 
 
 def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
-    """A model as its workers tell of it."""
+    """Converts a model as reported by its workers."""
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
@@ -64,7 +64,7 @@ def _pooling_model(info: common_pb2.PoolingInfo) -> PoolingModel:
 def from_pooling(
     request: PoolingRequest, inputs: Sequence[TokenizedInput], request_id: str, timeout_ms: int
 ) -> common_pb2.PoolRequest:
-    """Some of a request's inputs, as a router gets them."""
+    """Builds a router's pooling request for some of a request's inputs."""
     parameters = common_pb2.PoolingParameters(
         task=_TASKS[request.task], dimensions=request.dimensions, normalize=request.normalize,
         use_activation=request.use_activation,
@@ -81,13 +81,13 @@ def from_pooling(
 
 
 def to_pooled(answer: common_pb2.PoolResponse) -> PooledPart:
-    """What came of them."""
+    """Converts a router's pooling response."""
     outputs = [Pooled(each.data, tuple(each.shape), each.num_tokens) for each in answer.outputs]
     return PooledPart(outputs, answer.queue_seconds, answer.compute_seconds)
 
 
 def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
-    """A worker as the page shows it."""
+    """Converts a worker for display in `/fleet`."""
     load, info = worker.load, worker.model_info
     return WorkerView(
         worker.address, router_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower(), worker.reason,
@@ -100,24 +100,24 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
 
 
 def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
-    """A prompt as it comes from the tokenizer service."""
+    """Converts a prompt from the tokenizer service."""
     return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
 
 
 def to_input(sequence: tokenizer_pb2.TokenSequence) -> TokenizedInput:
-    """An input of a pooling model as it comes from the tokenizer service."""
+    """Converts an input of a pooling model from the tokenizer service."""
     return TokenizedInput(tuple(sequence.token_ids), tuple(sequence.token_type_ids))
 
 
 def from_truncation(truncation: Truncation | None) -> tokenizer_pb2.Truncation | None:
-    """How texts that are too long are cut."""
+    """Builds the tokenizer service's message that says how to truncate long texts; None if there is no truncation."""
     if truncation is None:
         return None
     return tokenizer_pb2.Truncation(num_tokens=truncation.num_tokens, keeps_end=truncation.keeps_end)
 
 
 def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
-    """What a router gets: one of a request's prompts, how far it has come, and the time that it has left."""
+    """Builds the router's message for one prompt of a request: its progress so far, and the time it has left."""
     request, prompt = stream.owner.request, stream.prompt
     alone = len(request.prompts) == 1
     generation = common_pb2.Generation(
@@ -143,14 +143,14 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
 def _sampling(stream: StreamState) -> common_pb2.SamplingParams:
     request = stream.owner.request
     sampling = msgspec.structs.replace(request.sampling, seed=stream.seed)
-    if sampling.max_tokens is not None:  # a default may be more than fits behind this prompt
+    if sampling.max_tokens is not None:  # a default may exceed the room left after this prompt
         room = request.max_model_len - stream.prompt.num_tokens
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
     return from_sampling(sampling)
 
 
 def _progress(stream: StreamState) -> list[common_pb2.ChoiceProgress]:
-    """How far each choice has come; none for a stream that has delivered nothing."""
+    """Progress of each choice; empty for a stream that has delivered nothing."""
     if not any(choice.delivered or choice.finished for choice in stream.choices):
         return []
     return [
@@ -160,7 +160,7 @@ def _progress(stream: StreamState) -> list[common_pb2.ChoiceProgress]:
 
 
 def to_usage(usage: common_pb2.GenerationUsage) -> GenerationUsage:
-    """What a generation took."""
+    """Converts the usage of a generation."""
     return GenerationUsage(
         usage.cached_prompt_tokens, usage.router_queue_seconds, usage.queue_seconds, usage.prefill_seconds,
         usage.decode_seconds,
@@ -168,10 +168,10 @@ def to_usage(usage: common_pb2.GenerationUsage) -> GenerationUsage:
 
 
 def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta = _NO_TEXT) -> ChoiceUpdate:
-    """A choice's new tokens, with the text that has become certain with them.
+    """Converts a choice's new tokens, with the text that they complete.
 
     Args:
-        index: of the choice, among those of all prompts.
+        index: of the choice, counted over all prompts.
     """
     deltas: tuple[Delta, ...] = (Content(text.text),) if text.text else ()
     if not (delta.finish_reason or delta.logprobs or delta.prompt_logprobs or text.HasField("stop_string")):
@@ -187,7 +187,7 @@ def to_update(index: int, delta: common_pb2.GenerationDelta, text: tokenizer_pb2
 
 
 def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.GenerationDelta]:
-    """What a delta with scores says, as one that has come for each of its tokens. The last one tells of the end."""
+    """Splits a delta with logprobs into one delta per token. The last one carries the finish reason."""
     *earlier, last = range(len(delta.token_ids))
     for place in earlier:
         yield common_pb2.GenerationDelta(
@@ -203,10 +203,10 @@ def token_by_token(delta: common_pb2.GenerationDelta) -> Iterator[common_pb2.Gen
 
 
 def from_beam(beam: Beam, ends: bool, sampling: SamplingParameters) -> common_pb2.GenerationDelta:
-    """What a beam search has found, as one delta of a sequence that an engine would have generated.
+    """Converts a beam into a single delta, as if an engine had generated the sequence.
 
     Args:
-        ends: its last token has ended it.
+        ends: whether its last token is a stop token or EOS that ended it.
     """
     last = beam.token_ids[-1]
     return common_pb2.GenerationDelta(
@@ -219,7 +219,7 @@ def from_beam(beam: Beam, ends: bool, sampling: SamplingParameters) -> common_pb
 
 
 def from_generated(part: GeneratedPart) -> common_pb2.GenerationDelta:
-    """What was generated before, as an engine told it then."""
+    """Converts output generated earlier back into the delta that the engine sent."""
     finish = part.finish
     stop_reason = finish.stop_reason if finish else None
     return common_pb2.GenerationDelta(
@@ -249,8 +249,8 @@ def _stop_reason(reason: FinishReason, delta: common_pb2.GenerationDelta) -> str
 
 
 def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) -> tuple[TokenScore, ...]:
-    texts = iter(text.lookup_token_bytes)  # none for one whose tokens become no text
-    lengths = itertools.chain(text.text_lengths, itertools.repeat(0))  # a token that is no text has none
+    texts = iter(text.lookup_token_bytes)  # empty for a choice that is not detokenized
+    lengths = itertools.chain(text.text_lengths, itertools.repeat(0))  # 0 for tokens without text
     return tuple(
         TokenScore(
             tuple(position.token_ids), tuple(position.logprobs),
@@ -261,7 +261,7 @@ def _scores(delta: common_pb2.GenerationDelta, text: tokenizer_pb2.TextDelta) ->
 
 
 class _PromptScores(Sequence[PromptScore]):
-    """There may be a hundred thousand of them: each is made when it is read, which is done in a thread."""
+    """Converts prompt logprobs lazily: there may be a hundred thousand of them, and they are read in a thread."""
 
     def __init__(self, positions: Sequence[common_pb2.TokenLogprobs]) -> None:
         self._positions = positions

@@ -1,4 +1,4 @@
-"""The workers behind the routers, and the models that they serve."""
+"""The workers behind the routers, and the models they serve."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _HEARD = (
     router_pb2.WORKER_STATE_READY, router_pb2.WORKER_STATE_DRAINING, router_pb2.WORKER_STATE_EJECTED,
     router_pb2.WORKER_STATE_PAUSED,
 )  # fmt: skip
-# Models stay known for so long after a router told of them last. Whether somebody will serve a request for one, the
-# router knows better: it lets it wait, or refuses it.
+# How long models stay known after a router last reported them. Whether a worker can serve a request for one is for the
+# router to decide: it queues the request, or refuses it.
 _REMEMBERED_SECONDS = 60.0
-_LOAD_SECONDS = 150.0  # an adapter on all workers
-_LIST_SECONDS = 2.0  # a router that takes longer is as good as gone, and the next one is asked
+_LOAD_SECONDS = 150.0  # to load an adapter on all workers
+_LIST_SECONDS = 2.0  # a router that takes longer counts as down, and the next one is asked
 
 
 class Fleet:
-    """The workers, as a router told last."""
+    """The workers, as last reported by a router."""
 
     def __init__(self, router_addresses: Sequence[str], security: RpcSecurityOptions) -> None:
         self._security = security
         self._channels = [open_channel(address, security) for address in router_addresses]
-        # The one that knew ready workers last comes first.
+        # The router that most recently reported ready workers comes first.
         self._routers = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
         self._admin = {
             router: admin_pb2_grpc.RouterAdminServiceStub(channel)
@@ -51,14 +51,14 @@ class Fleet:
         self._told = router_pb2.ListWorkersResponse()
         self._counters: dict[str, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
-        self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, when it was told
-        # Served name → model, ready ones and main names first; those that were ready a moment ago are among them. An
-        # alias stands for the first of its models.
+        self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, time of the report
+        # Served name → model, those with ready workers first, then recently reported ones. An alias maps to the first
+        # of its models that is known.
         self.models: Mapping[str, ServedModel] = {}
 
     @property
     def workers(self) -> Sequence[router_pb2.Worker]:
-        """All that the router knows."""
+        """All workers that the router knows."""
         workers: Sequence[router_pb2.Worker] = self._told.workers
         return workers
 
@@ -80,7 +80,7 @@ class Fleet:
                 self._counters.setdefault(model, FleetCounters()).take(worker.address, worker.load.counters)
 
     async def _ask(self) -> router_pb2.ListWorkersResponse:
-        """The first answer with a ready worker; else the first with any; else one without."""
+        """Returns the first answer with a ready worker; failing that, the first with any worker, or an empty one."""
         found = router_pb2.ListWorkersResponse()
         for index, router in enumerate(self._routers):
             answer = await self._list_workers(router)
@@ -94,7 +94,7 @@ class Fleet:
         now = time.monotonic()
         self._told = told
         self._aliases = told.aliases if told.workers else self._aliases
-        for worker in (*told.workers, *self.ready):  # of several workers of one name, a ready one is the better judge
+        for worker in (*told.workers, *self.ready):  # ready workers last, so that they win for a name
             for name in worker.model_info.served_model_names[:1]:
                 self._remembered[name] = worker.model_info, now
         self._remembered = {
@@ -115,27 +115,27 @@ class Fleet:
 
     @property
     def views(self) -> list[WorkerView]:
-        """The workers as the page shows them."""
+        """The workers as shown by `/fleet`."""
         return [to_worker_view(worker) for worker in self.workers]
 
     @property
     def kv_event_sources(self) -> list[KvEventSource]:
-        """Of the workers that are heard now."""
+        """KV event sources of the workers that are currently reachable."""
         return [KvEventSource(worker.address) for worker in self.workers if worker.state in _HEARD]
 
     @property
     def heard(self) -> list[router_pb2.Worker]:
-        """Workers that have told what they serve and are heard now, whether they take requests or not."""
+        """Reachable workers that have reported a model, whether or not they take requests."""
         return [worker for worker in self.workers if worker.state in _HEARD and worker.model_info.served_model_names]
 
     @property
     def counters(self) -> Mapping[str, common_pb2.EngineCounters]:
-        """By main name of the models: what their workers counted, those that have left included. They never fall."""
+        """Counters by main model name: totals over all workers, including ones that have left. They never decrease."""
         return {model: counters.total for model, counters in self._counters.items()}
 
     @property
     def loads(self) -> Mapping[str, Sequence[common_pb2.EngineLoad]]:
-        """By main name of the models: those of the workers that are heard now."""
+        """Loads by main model name, one per reachable worker."""
         loads: dict[str, list[common_pb2.EngineLoad]] = {}
         for worker in self.heard:
             loads.setdefault(worker.model_info.served_model_names[0], []).append(worker.load)
@@ -147,7 +147,7 @@ class Fleet:
         return _ready(self.workers)
 
     def _served(self) -> Mapping[str, ServedModel]:
-        # The first of a name tells its length: any of its workers may get a request.
+        # The smallest max_model_len of a name wins: any of its workers may get the request.
         ready = sorted((worker.model_info for worker in self.ready), key=lambda info: info.max_model_len)
         infos = [*ready, *(info for info, _ in self._remembered.values())]
         models: dict[str, ServedModel] = {}
@@ -162,10 +162,10 @@ class Fleet:
         return models
 
     async def load_adapter(self, adapter: Adapter, in_place: bool) -> None:
-        """Has the workers serve an adapter, whose revision they find out; models know it from then on.
+        """Loads an adapter on the workers, which resolve its revision. `models` includes it afterwards.
 
         Raises:
-            QuireError: they do not.
+            QuireError: the workers could not load it.
         """
         request = engine_pb2.LoadAdapterRequest(
             name=adapter.name, path=adapter.path, base_model_name=adapter.base_model_name, in_place=in_place
@@ -173,7 +173,7 @@ class Fleet:
         await self._change(lambda router: router.LoadAdapter, request, _LOAD_SECONDS)
 
     async def unload_adapter(self, name: str, wait_seconds: float) -> int:
-        """Has them serve it no more; requests that still ran with it when the wait was over.
+        """Unloads an adapter from the workers; returns how many requests still used it when the wait was over.
 
         Raises: as `load_adapter`.
         """
@@ -184,11 +184,10 @@ class Fleet:
     async def administer(
         self, command: admin_pb2.AdminCommand, workers: Sequence[str], seconds: float
     ) -> admin_pb2.RouterAdminServiceAdministerResponse:
-        """Has workers, or all of them where none is named, carry out an operator's command; what is told of them is
-        asked for anew.
+        """Sends an operator command to the given workers, or to all if none are given, then polls the router again.
 
         Raises:
-            QuireError: no router can have them do so.
+            QuireError: no router could carry it out.
         """
         request = admin_pb2.RouterAdminServiceAdministerRequest(command=command, workers=workers)
         answer: admin_pb2.RouterAdminServiceAdministerResponse
@@ -198,7 +197,7 @@ class Fleet:
     async def _change(
         self, call: Callable[[router_pb2_grpc.RouterServiceStub], Any], request: Any, seconds: float
     ) -> Any:
-        """By the first router that answers: all have the same workers."""
+        """Makes a call on the first router that answers, since all routers have the same workers; then polls again."""
         failure: QuireError = Unavailable("No router can be reached; try again in a moment.")
         for router in list(self._routers):
             try:
@@ -213,15 +212,15 @@ class Fleet:
         raise failure
 
     def model(self, name: str | None, runner: str = "") -> ServedModel:
-        """The model of that name; the first one for no name.
+        """Returns the model of that name; without a name, the first one.
 
         Args:
-            runner: what it has to be served for; empty for anything.
+            runner: the runner the model must be served with; empty for any.
 
         Raises:
-            Unavailable: no worker has told its model, or not for long.
-            NotFound: none serves that name.
-            InvalidRequest: it is served for something else.
+            Unavailable: no worker has reported a model recently.
+            NotFound: no model is served under that name.
+            InvalidRequest: the model is served with a different runner.
         """
         if not self.models:
             raise Unavailable("Loading model: no engine worker is ready yet; try again in a moment.")

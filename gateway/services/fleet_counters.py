@@ -1,4 +1,4 @@
-"""Counters of engine workers, added up so that they never fall."""
+"""Sums of the engine workers' counters that never decrease."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections import OrderedDict
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.v1 import common_pb2
 
-# Workers that are remembered. One that comes back is told from one that has restarted by what it counted before.
+# How many workers' last counts are remembered; they tell a worker that is back from one that has restarted.
 _MOST_WORKERS = 4096
 
 
 class FleetCounters:
-    """Sums of the workers' counters, which grow on though workers restart (from zero), leave and come back."""
+    """Sums of the workers' counters that keep growing although workers restart (from zero), leave and come back."""
 
     def __init__(self) -> None:
         self._total = common_pb2.EngineCounters()
-        self._last: OrderedDict[str, common_pb2.EngineCounters] = OrderedDict()  # longest unheard first
+        self._last: OrderedDict[str, common_pb2.EngineCounters] = OrderedDict()  # least recently heard first
 
     @property
     def total(self) -> common_pb2.EngineCounters:
-        """What all workers have counted, those that have left included."""
+        """The totals of all workers, including ones that have left."""
         return self._total
 
     def take(self, worker: str, now: common_pb2.EngineCounters) -> None:
-        """Adds what the worker counted since it was last seen."""
+        """Adds what the worker has counted since it was last seen."""
         before = self._last.pop(worker, common_pb2.EngineCounters())
         self._last[worker] = now
         if len(self._last) > _MOST_WORKERS:
@@ -38,9 +38,9 @@ class FleetCounters:
 
 
 def _add_growth(total: common_pb2.Histogram, now: common_pb2.Histogram, before: common_pb2.Histogram) -> None:
-    """total += now - before. Buckets that differ from the total's are left out: they cannot be added."""
+    """total += now - before. A histogram whose buckets differ from the total's is skipped: it cannot be added."""
     if not now.bounds:
-        return  # it counts no such thing
+        return  # the worker does not have this histogram
     if not total.bounds:
         total.bounds.extend(now.bounds)
         total.counts.extend([0] * len(now.counts))

@@ -1,4 +1,4 @@
-"""Requests of pooling models at the routers. A large one goes in parts, which routers place on several workers."""
+"""Requests of pooling models. Large ones are split into parts, which routers place on several workers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from gateway.services.router_streams import RouterStreams
 from gateway.services.together import Together
 from quire.errors import DeadlineExceeded, InvalidRequest, Unavailable
 
-# Of one part: enough that calls cost little beside it, and few enough that several workers share what is large.
+# Limits of one part: large enough that the call overhead is small, small enough to spread a request over workers.
 _MOST_TOKENS = 4 * 1024
 _MOST_ANSWER_BYTES = 8 * 2**20
 _PARTS_AT_ONCE = 16
-# Requests of fewer go together with others like them.
+# Requests with fewer tokens are batched with similar ones.
 _FEW_TOKENS = 512
-# Of what comes of one request, and of all that are under way: vectors of tokens are as many as their tokens.
+# Output size limits of one request and of all live requests: per-token vectors are as many as the tokens.
 _MOST_REQUEST_BYTES = 2**28
 _MOST_LIVE_BYTES = 2**30
 _GRACE_SECONDS = 2.0
 
 
 class PoolingCalls:
-    """Used from the event loop only."""
+    """Runs pooling requests on the routers. Used from the event loop only."""
 
     def __init__(self, routers: RouterStreams, room: ChoiceRoom, statistics: RequestStatistics) -> None:
         """
         Args:
-            room: that the gateway's requests share.
+            room: the limit on live sequences that all requests of the gateway share.
         """
         self._routers = routers
         self._room = room
@@ -46,12 +46,12 @@ class PoolingCalls:
         self._small = Together(self._pool_together, _FEW_TOKENS)
 
     async def pool(self, request: PoolingRequest) -> list[Pooled]:
-        """What comes of each input. Ends all that is under way if it is cancelled.
+        """Returns the output of each input. If cancelled, it cancels all parts in flight.
 
         Raises:
-            InvalidRequest: what comes of it is too large.
-            Overloaded: too much runs already.
-            QuireError: no worker does it.
+            InvalidRequest: the output would be too large.
+            Overloaded: too much is running already.
+            QuireError: no worker completed it.
         """
         with self._entered(request), self._statistics.pooling(request) as timed:
             if (num_tokens := request.num_tokens) < _FEW_TOKENS:
@@ -63,7 +63,7 @@ class PoolingCalls:
 
     @contextlib.contextmanager
     def _entered(self, request: PoolingRequest) -> Iterator[None]:
-        """Takes room for a request, all or none."""
+        """Reserves room for a request while the context is open, all of it or none."""
         tenant, count = request.tenant, len(request.inputs)
         size = sum(map(request.answer_bytes, request.inputs))
         if size > _MOST_REQUEST_BYTES:
@@ -80,7 +80,7 @@ class PoolingCalls:
             yield
 
     async def _pool_together(self, _: object, requests: Sequence[PoolingRequest]) -> list[list[PooledPart]]:
-        """Requests alike as one, whose outputs are each one's own."""
+        """Runs compatible requests as one, and splits the outputs by request."""
         inputs = [each for request in requests for each in request.inputs]
         parts = await self._parts(replace(requests[0], inputs=inputs))
         outputs = iter([output for part in parts for output in part.outputs])
@@ -110,7 +110,7 @@ class PoolingCalls:
     async def _part(
         self, request: PoolingRequest, inputs: Sequence[TokenizedInput], request_id: str, deadline: float
     ) -> PooledPart:
-        """By the least busy router, and by another where that is lost or refuses."""
+        """Sends one part to the least busy router, and to another if that one is lost or refuses."""
         refused_by: list[str] = []
         failure: Unavailable | None = None
         while True:
@@ -129,7 +129,7 @@ class PoolingCalls:
 
 
 def _likeness(request: PoolingRequest) -> tuple[object, ...]:
-    """Equal for requests that may go as one: the same is wanted, by the same, as urgently, of the same model."""
+    """Batching key: equal for requests with the same model, task, parameters, priority, tenant and timeout."""
     return (
         request.requested_model, request.task, request.dimensions, request.normalize, request.use_activation,
         request.priority, request.tenant, request.timeout_seconds,
@@ -137,7 +137,7 @@ def _likeness(request: PoolingRequest) -> tuple[object, ...]:
 
 
 def _split(request: PoolingRequest) -> Iterator[Sequence[TokenizedInput]]:
-    """The inputs in order, as many at a time as go into one call."""
+    """Yields the inputs in order, in groups that fit one call."""
     info = request.model.pooling
     assert info is not None
     start = tokens = size = 0

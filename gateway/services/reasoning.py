@@ -1,4 +1,4 @@
-"""The format of thinking of the models behind this gateway, and what it looks like in their tokens."""
+"""The reasoning format of the served models, and the token ids of its marks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANY_CHAT = b'[{"role": "user", "content": "?"}]'
 
 
 class ReasoningFormat:
-    """Knows the tokens of the marks once a first request has asked for them."""
+    """A reasoning parser and the token ids of its marks, which the first request looks up."""
 
     def __init__(self, parser: type[ReasoningParser], tokenizer: Tokenizer) -> None:
         self.parser = parser
@@ -28,14 +28,15 @@ class ReasoningFormat:
     async def thinking(
         self, prompt: str, *, continued: Sequence[str] = (), is_constrained: bool = False, switch: Any = None
     ) -> Thinking:
-        """How answers to a rendered prompt think; see `thinking_after`.
+        """Determines how the answer to a rendered prompt reasons; see `thinking_after`.
 
         Args:
-            is_constrained: the answer has to look like something, from its first token on where nothing is thought.
-            switch: what the request says of whether there is thinking; None for nothing.
+            is_constrained: whether the answer must satisfy a constraint, which applies from the first token if the
+                model does not reason.
+            switch: the request's own setting for reasoning; None if it has none.
 
         Raises:
-            Unavailable: the tokenizer service cannot be asked.
+            Unavailable: the tokenizer service cannot be reached.
         """
         if self._tokens is None:
             self._tokens = await self._ask()
@@ -43,8 +44,11 @@ class ReasoningFormat:
         return thinking_after(prompt, self.parser, self._tokens, continued=continued, may_open=may_open)
 
     async def _is_off(self) -> bool:
-        """Whether nothing is thought unless it is asked for: the template itself opens the thinking then. Others leave
-        it to the model, and close it where it is not wanted."""
+        """Whether the model reasons only when asked to.
+
+        Such models' chat templates open the reasoning themselves when it is switched on. Other templates leave opening
+        it to the model, and close it when it is not wanted.
+        """
         if self._is_opened_by_template is None:
             try:
                 rendered = await self._tokenizer.render_chat(
@@ -52,7 +56,7 @@ class ReasoningFormat:
                     template=None, kwargs={THINKING_SWITCH: True}, with_text=True,
                 )  # fmt: skip
                 self._is_opened_by_template = rendered.text.rstrip().endswith(self.parser.start_mark.rstrip())
-            except (InvalidRequest, FailedPrecondition):  # it has no template, or one that is for other chats
+            except (InvalidRequest, FailedPrecondition):  # there is no template, or it rejects this chat
                 self._is_opened_by_template = False
         return self._is_opened_by_template
 

@@ -1,4 +1,4 @@
-"""One replica of a service behind the gateway: the session with it, and whether it gets anything new."""
+"""One replica of a service behind the gateway: its session, and whether it gets new work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ In = TypeVar("In")
 
 
 class Replica(Generic[Out, In]):
-    """Keeps the session with one replica up; what it carried can go on at another when it is lost."""
+    """Keeps the session with one replica up; when it is lost, its work can continue at another replica."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class Replica(Generic[Out, In]):
     ) -> None:
         """
         Args:
-            name: of the service, for logs and errors.
+            name: name of the service, for logs and errors.
             channel: closed when `run` ends.
         """
-        # What it works on; kept by the owner.
+        # Number of streams and calls that it works on; maintained by the owner.
         self.live = 0
         self._channel = channel
         self._on_frame = on_frame
@@ -44,12 +44,12 @@ class Replica(Generic[Out, In]):
 
     @property
     def connected(self) -> bool:
-        """Whether the session is up. It counts from its first frame on: a frozen process accepts connections too."""
+        """Whether the session is up. Only its first frame proves that: a frozen process accepts connections too."""
         return self.link.connected and self._heard
 
     @property
     def up(self) -> bool:
-        """Whether it gets anything new: nothing while its heartbeat is late."""
+        """Whether it gets new work: not while its heartbeat is late."""
         return self.connected and not self.link.late
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """Generations at the routers: started, aborted, and moved to another router when theirs is lost.
 
-What comes of a moved generation is one uninterrupted sequence of deltas: the next router is told what the last one has
-delivered, and the seed that the gateway has drawn makes the engines behind both sample the same tokens.
+A moved generation continues as one uninterrupted sequence of deltas: the next router is told what the last one has
+delivered, and the seed drawn by the gateway makes both engines sample the same tokens.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from quire.v1 import common_pb2, router_pb2
 logger = logging.getLogger(__name__)
 
 MAX_MOVES = 3
-# A stream waits so long for a router to come up: one that is started anew takes a few seconds on a slow machine.
+# How long a stream waits for a router to come up: a restarted one takes a few seconds on a slow machine.
 ROUTER_SECONDS = 10.0
 _UNREACHABLE = "The router cannot be reached; try again in a moment."
 
 
 class RouterStreams:
-    """Owner of the sessions with all routers. Used from the event loop only.
+    """Owns the sessions with all routers. Used from the event loop only.
 
-    Contract: each delta of a stream is handed to `on_delta` once and in order, wherever it was generated; a stream that
-    cannot go on fails its request. A stream has another number for each attempt, which is valid in one session only,
-    so that nothing of an earlier attempt is taken for a later one's.
+    Contract: each delta of a stream is passed to `on_delta` exactly once and in order, wherever it was generated; a
+    stream that cannot continue fails its request. Each attempt of a stream has its own id, valid in one session only,
+    so that deltas of an earlier attempt are never taken for a later one's.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class RouterStreams:
         self.routers = [RouterSession(address, security, self._on_frame, self._on_lost) for address in addresses]
         self._placed: dict[int, tuple[StreamState, RouterSession]] = {}
         self._ids = itertools.count(1)
-        self._queues: dict[RouterSession, Counter[str]] = {}  # as each router told last
+        self._queues: dict[RouterSession, Counter[str]] = {}  # as last reported by each router
         self._heard = asyncio.Event()
 
     @property
     def connected(self) -> bool:
-        """Whether there is a router."""
+        """Whether any router is connected."""
         return any(router.connected for router in self.routers)
 
     @property
     def num_placed(self) -> int:
-        """Generations at routers now."""
+        """Number of generations at routers now."""
         return len(self._placed)
 
     @property
     def queued(self) -> Counter[str]:
-        """Requests that wait in the routers for a worker, by the name of the model that they ask for."""
+        """Number of requests waiting in the routers for a worker, by requested model name."""
         return sum((self._queues[router] for router in self.routers if router in self._queues), Counter[str]())
 
     async def run(self) -> None:
@@ -73,10 +73,10 @@ class RouterStreams:
         await asyncio.gather(*(router.run() for router in self.routers))
 
     async def wait_up(self, seconds: float, avoid: Collection[str] = ()) -> RouterSession:
-        """Waits for a router to be up that is not to be avoided, for a while, and picks the least busy one.
+        """Waits, for a limited time, until a router not in `avoid` is up, and picks the least busy one.
 
         Raises:
-            Unavailable: none was.
+            Unavailable: none came up in time.
         """
         try:
             async with asyncio.timeout(min(ROUTER_SECONDS, max(0.0, seconds))):
@@ -88,11 +88,11 @@ class RouterStreams:
             raise Unavailable(_UNREACHABLE) from None
 
     def start(self, stream: StreamState) -> None:
-        """Sends a generation to a router; waits in the background for one to come up, for a while."""
+        """Sends a generation to a router; if none is up, it waits in the background for a limited time."""
         self._place(stream, Unavailable(_UNREACHABLE))
 
     def abort(self, stream: StreamState) -> None:
-        """Ends a generation, wherever it is."""
+        """Aborts a generation, wherever it is."""
         if stream.waiting is not None:
             stream.waiting.cancel()
         stream_id = stream.stream_id
@@ -100,7 +100,7 @@ class RouterStreams:
             router.abort(stream_id)
 
     def stop(self, choice: ChoiceState) -> None:
-        """A stop string has ended a choice that is still generated."""
+        """Stops generating a choice that a stop string has ended."""
         stream = choice.stream
         del choice.delivered[choice.num_tokens :]
         _, router = self._placed.get(stream.stream_id, (stream, None))
@@ -110,7 +110,7 @@ class RouterStreams:
             self._finish(stream)
 
     def _finish(self, stream: StreamState) -> None:
-        """Nothing more comes of a stream: it has been told what it cost, or never will be."""
+        """Marks a stream as over: its usage is known, or never will be."""
         if stream.waiting is not None:
             stream.waiting.cancel()
         stream.over = True
@@ -119,7 +119,7 @@ class RouterStreams:
     def _place(self, stream: StreamState, error: QuireError) -> None:
         """
         Args:
-            error: what the request fails with if there is no router for it.
+            error: the error that fails the request if no router comes up in time.
         """
         try:
             if not self._try_place(stream):
@@ -143,11 +143,11 @@ class RouterStreams:
         stream.owner.fail(failure)
 
     def _try_place(self, stream: StreamState) -> bool:
-        """Sends the generation, as far as it has come, to a router; False when none is up.
+        """Sends the generation, with its progress so far, to a router; returns False if none is up.
 
         Raises:
-            DeadlineExceeded: its time has run out.
-            Overloaded: the router does not read.
+            DeadlineExceeded: the request's time has run out.
+            Overloaded: the router does not keep up with reading.
         """
         keys = stream.prompt.block_keys
         key = stream.owner.request.session_id or (f"{keys[0]:x}" if keys else "")
@@ -165,7 +165,7 @@ class RouterStreams:
         return True
 
     def _take_away(self, stream: StreamState) -> RouterSession | None:
-        """Where the generation was; it is nowhere then."""
+        """Detaches the generation from its router; returns that router, or None if it had none."""
         _, router = self._placed.pop(stream.stream_id, (stream, None))
         stream.stream_id = 0
         if router is not None:
@@ -197,7 +197,7 @@ class RouterStreams:
                 self._finish(stream)
 
     def _on_error(self, stream: StreamState, router: RouterSession, error: QuireError) -> None:
-        """A router that refuses what it has not begun may be draining, or know no worker yet: others are asked too."""
+        """Tries another router if the stream has not begun: this one may be draining, or know no worker yet."""
         refused_by = (*stream.refused_by, router.address)
         self._take_away(stream)
         if stream.told:
@@ -213,14 +213,14 @@ class RouterStreams:
         lost = [stream for stream, owner in self._placed.values() if owner is router]
         if lost:
             logger.warning("router %s is lost with %d requests: %s", router.address, len(lost), error.message)
-        # Together they wait least when those with the least to compute again go first.
+        # Total waiting time is lowest when the streams with the least to recompute go first.
         for stream in sorted(lost, key=_known_tokens):
             self._take_away(stream)
             stream.refused_by = ()
             self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
 
     def _move(self, stream: StreamState, error: QuireError) -> None:
-        """Has a generation go on elsewhere, or fails its request with `error`."""
+        """Continues a generation at another router, or fails its request with `error`."""
         if stream.told:
             self._finish(stream)
         if stream.owner.closed or stream.over:

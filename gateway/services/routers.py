@@ -1,4 +1,4 @@
-"""The replicas of the router: the session with each, and which of them a request goes to."""
+"""The router replicas: the session with each, and the choice of one for a request."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quire.rpc.channel import call_metadata, open_channel, session_channel
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, router_pb2, router_pb2_grpc
 
-# A conversation stays with its router until that has more streams than so many times its share and a few: a prompt that
-# all requests begin with is no reason to leave the other routers idle.
+# A conversation stays with its router until that has more than _SHARES times its fair share of streams, plus _SLACK: a
+# prefix common to all requests must not leave the other routers idle.
 _SHARES, _SLACK = 1.25, 16
 
 
 class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.RouterServiceSessionResponse]):
-    """One replica and the session with it."""
+    """One router replica and the session with it."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         on_lost: Callable[[RouterSession, QuireError], None],
     ) -> None:
         self.address = address
-        # It knew ready workers when it was heard last.
+        # Whether it had ready workers in its last report.
         self.has_workers = False
         self._security = security
         channel = open_channel(address, security)
@@ -49,20 +49,20 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         )  # fmt: skip
 
     def start(self, stream_id: int, generation: common_pb2.Generation) -> None:
-        """Starts a generation, or goes on with one that has come as far as it says.
+        """Starts a generation, or continues one from the progress it contains.
 
         Raises:
             Unavailable: there is no connection.
-            Overloaded: the router does not read.
+            Overloaded: the router does not keep up with reading.
         """
         frame = self.link.post(num_bytes=generation.ByteSize())
         frame.starts.add(stream_id=stream_id).generation.CopyFrom(generation)
 
     async def pool(self, request: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
-        """What comes of a request of a pooling model.
+        """Runs a request of a pooling model.
 
         Raises:
-            QuireError: it fails, or takes longer.
+            QuireError: it failed, or took longer than `seconds`.
         """
         self.live += 1
         try:
@@ -76,12 +76,12 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
         return answer
 
     def abort(self, stream_id: int) -> None:
-        """Ends a generation; a session that is gone has ended it already."""
+        """Aborts a generation; a lost session has aborted it already."""
         with contextlib.suppress(Unavailable):
             self.link.post(0).abort_stream_ids.append(stream_id)
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """Ends one sequence of a generation; a session that is gone has ended all of it."""
+        """Stops one sequence of a generation; a lost session has stopped the whole generation."""
         with contextlib.suppress(Unavailable):
             self.link.post(0).stops.add(
                 stream_id=stream_id, choice_index=choice_index, num_output_tokens=num_output_tokens
@@ -89,14 +89,15 @@ class RouterSession(Replica[router_pb2.RouterServiceSessionRequest, router_pb2.R
 
 
 def pick(routers: Sequence[RouterSession], key: str, avoid: Collection[str]) -> RouterSession | None:
-    """The router for a request; None when none is up.
+    """Returns the router for a request; None if none is up.
 
     Args:
-        key: requests of one key go to one router while that is up and not overrun; empty: to the least busy one.
-        avoid: addresses that are out of the question.
+        key: requests with the same key go to the same router while it is up and not overloaded; if empty, the least
+            busy router is chosen.
+        avoid: addresses to exclude.
     """
     candidates = [router for router in routers if router.up and router.address not in avoid]
-    # One that has no worker now lets its requests wait for one.
+    # A router without workers would queue the request until it has one.
     candidates = [router for router in candidates if router.has_workers] or candidates
     if not candidates:
         return None

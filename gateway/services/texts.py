@@ -1,8 +1,8 @@
-"""The text of live choices: their tokens go to the tokenizer service, and what became text comes back.
+"""The text of live choices: tokens go to the tokenizer service, and text comes back.
 
-A choice is at one replica of that service. When it is lost, the choice goes on at another, or at the same once that is
-back: the service is told what was answered of the choice, gets the tokens after that again, and goes on exactly where
-the lost session stood.
+Each choice is at one replica of that service. If the replica is lost, the choice continues at another one, or at the
+same one once it is back: the service is told how far the choice's text was answered, gets the tokens after that again,
+and continues exactly where the lost session stood.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from quire.v1 import common_pb2, tokenizer_pb2
 
 logger = logging.getLogger(__name__)
 
-# Tokens of the prompt that the tokenizer service gets as context for the first token's spacing.
+# Number of trailing prompt tokens sent to the tokenizer service as context for the first token's spacing.
 _PROMPT_TAIL = 6
-# A choice whose text does not go on for so long after a loss fails its request; a service that is started anew takes
-# some seconds on a busy machine.
+# If a choice's text does not resume within this time after a loss, its request fails. A restarted service takes some
+# seconds on a busy machine.
 RESUME_SECONDS = 30.0
 _RETRY_SECONDS = 0.02
-# Choices that go on elsewhere at a time: each has its service read its history and work through some of it, while
-# others' text waits (0.15 s at most, where 2,000 choices of 4,000 tokens move; with 64 at a time it was 0.4 s).
+# How many choices are moved at a time: for each, the service reads its history and processes some of it, which delays
+# the text of others (by 0.15 s at most when 2,000 choices of 4,000 tokens move; with 64 at a time it was 0.4 s).
 _REOPENED_AT_ONCE = 32
 
 
 @dataclass(slots=True, eq=False)
 class _ChoiceText:
-    """The text of one choice. Its deltas wait in `pending` for theirs, in order."""
+    """The text of one choice. `pending` holds the deltas that have no text yet, in order."""
 
     choice: ChoiceState
-    replica: TokenizerReplica | None = None  # that it is at
+    replica: TokenizerReplica | None = None  # current replica
     number: int = 0  # in the session with that replica
-    # When it must have gone on, by the monotonic clock; None while nothing is wrong.
+    # By when its text must have resumed, on the monotonic clock; None while nothing is wrong.
     deadline: float | None = None
     pending: deque[common_pb2.GenerationDelta] = field(default_factory=deque)
 
 
 class Texts:
-    """Owner of all live choices' text. Used from the event loop only.
+    """Owns the text of all live choices. Used from the event loop only.
 
-    Contract: the tokens of each choice come back by `on_update` once and in order, with their text; deltas that waited
-    for a replica come as one. A choice that cannot go on fails its request. A choice has another number at each replica
-    that it was at, so that nothing of an earlier session is taken for a later one's.
+    Contract: the tokens of each choice are passed to `on_update` exactly once and in order, with their text; deltas
+    that waited for a replica are merged into one. A choice that cannot continue fails its request. A choice has a
+    different number at each replica, so that text of an earlier session is never taken for a later one's.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Texts:
 
     @property
     def num_open(self) -> int:
-        """Choices under way."""
+        """Number of open choices."""
         return len(self._open)
 
     async def run(self) -> None:
@@ -84,10 +84,10 @@ class Texts:
         await asyncio.gather(self.replicas.run(), self._serve_waiting())
 
     def open(self, choice: ChoiceState) -> None:
-        """Begins a choice, whose text can come from now on.
+        """Opens a choice for detokenization.
 
         Raises:
-            Overloaded: too much waits for the tokenizer service.
+            Overloaded: too much is queued for the tokenizer service.
         """
         text = _ChoiceText(choice)
         placed = self._place(text)
@@ -96,7 +96,7 @@ class Texts:
             self._wait(text)
 
     def add(self, choice: ChoiceState, delta: common_pb2.GenerationDelta) -> None:
-        """Has a delta's tokens made text; those of a choice that is closed are nobody's."""
+        """Sends a delta's tokens to be detokenized; ignored if the choice is closed."""
         text = self._open.get(choice)
         if text is None:
             return
@@ -119,10 +119,10 @@ class Texts:
             replica.close(number)
 
     def _place(self, text: _ChoiceText) -> bool:
-        """Opens the choice, as far as it has come, at a replica; False when none is up.
+        """Opens the choice, with its progress so far, at a replica; returns False if none is up.
 
         Raises:
-            Overloaded: too much waits for that replica.
+            Overloaded: too much is queued for that replica.
         """
         replica = self.replicas.pick()
         if replica is None:
@@ -139,7 +139,7 @@ class Texts:
         return True
 
     def _take_away(self, text: _ChoiceText) -> TokenizerReplica | None:
-        """Where the choice was; it is nowhere then."""
+        """Detaches the choice from its replica; returns that replica, or None if it had none."""
         replica, text.replica = text.replica, None
         if replica is not None:
             del self._placed[text.number]
@@ -147,7 +147,7 @@ class Texts:
         return replica
 
     def _wait(self, text: _ChoiceText) -> None:
-        """Has the choice wait for a replica; what it waits with becomes one delta."""
+        """Queues the choice until a replica is up; merges its pending deltas into one."""
         if text.deadline is None:
             text.deadline = min(text.choice.stream.deadline, time.monotonic() + RESUME_SECONDS)
         while len(text.pending) > 1:
@@ -209,7 +209,7 @@ class Texts:
 
 
 def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
-    """The choice as it stands after all that was answered."""
+    """Builds the message that opens the choice, with the tokens already answered as history."""
     choice = text.choice
     options = choice.stream.owner.request.detokenize
     answered = len(choice.delivered) - sum(len(delta.token_ids) for delta in text.pending)
@@ -228,7 +228,7 @@ def _opening(text: _ChoiceText, number: int) -> tokenizer_pb2.DetokenizeOpen:
 
 
 def _parts(choice: ChoiceState, delta: common_pb2.GenerationDelta) -> Sequence[common_pb2.GenerationDelta]:
-    """A delta as it becomes text: whole, or token by token."""
+    """Returns the deltas to detokenize separately: the delta as a whole, or one per token."""
     splits = choice.stream.owner.request.token_by_token and len(delta.token_ids) > 1 and delta.logprobs
     return tuple(token_by_token(delta)) if splits else (delta,)
 

@@ -1,7 +1,7 @@
-"""Small requests that come while others like them are under way: they go on together, in one call.
+"""Batches small requests that arrive while similar ones are in flight into one call.
 
-A call costs each service a fraction of a millisecond, which is as much as a short text takes to compute. Where nothing
-is under way nobody waits.
+A call costs each service a fraction of a millisecond, which is as much as a short text takes to compute. While nothing
+is in flight, requests do not wait.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Waiter(Generic[Item, Out]):
 
 
 class Together(Generic[Key, Item, Out]):
-    """Used from one event loop. Who waits is bounded by whoever lets requests in."""
+    """Batches items with the same key. Used from one event loop. The caller bounds how many items wait."""
 
     def __init__(self, call: Callable[[Key, Sequence[Item]], Awaitable[Sequence[Out]]], full: int) -> None:
         """
         Args:
-            call: what is made of items of one key, one for each.
-            full: sum of sizes at which items wait no longer for calls before them.
+            call: processes items of one key, and returns one result for each.
+            full: total size at which waiting items are sent without waiting for earlier calls.
         """
         self._call = call
         self._full = full
@@ -48,7 +48,7 @@ class Together(Generic[Key, Item, Out]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def add(self, key: Key, item: Item, size: int) -> Out:
-        """What comes of an item.
+        """Returns the result for an item.
 
         Raises: as the call.
         """
@@ -61,7 +61,7 @@ class Together(Generic[Key, Item, Out]):
             waiter.done.cancel()
 
     def _send(self, key: Key) -> None:
-        """As many calls as may be under way, or are full."""
+        """Starts calls while fewer than _AT_ONCE are in flight, or the waiting items fill a call."""
         while (waiting := self._waiting.get(key)) is not None:
             full = sum(waiter.size for waiter in waiting) >= self._full
             if self._under_way[key] >= _AT_ONCE and not full:
@@ -70,7 +70,7 @@ class Together(Generic[Key, Item, Out]):
             size = 0
             while waiting and (not batch or size + waiting[0].size <= self._full):
                 waiter = waiting.popleft()
-                if not waiter.done.done():  # or its caller has gone
+                if not waiter.done.done():  # otherwise its caller has gone
                     batch.append(waiter)
                     size += waiter.size
             if not waiting:
@@ -104,7 +104,7 @@ class Together(Generic[Key, Item, Out]):
         except InvalidRequest as error:
             if len(batch) == 1:
                 _fail(batch, error)
-            else:  # one of them is at fault, and only that one is to fail
+            else:  # one of them is invalid, and only that one may fail
                 await asyncio.gather(*(self._run(key, [waiter]) for waiter in batch))
         except Exception as error:
             _fail(batch, error)

@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 _InputKey = tuple[bool, int, Truncation | None]
 
-_TEXTS_AT_ONCE = 1024  # of one call
-# Inputs of fewer go to the service together with those of other requests.
+_TEXTS_AT_ONCE = 1024  # per call
+# Inputs with fewer characters are batched with those of other requests.
 _FEW_CHARS = 2000
-_COMPILE_SECONDS = 30.0  # for a backend that is not the service's own to start first
-# Tokens that take about as long to convert as a thread takes to begin.
+_COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
+# Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as the model gets it, and its text where that is wanted."""
+    """A rendered conversation: the prompt, and its text if requested."""
 
     prompt: TokenizedPrompt
     text: str = ""
@@ -47,7 +47,7 @@ class Tokenizer:
     def __init__(self, replicas: Tokenizers, large_requests: WorkPool) -> None:
         """
         Args:
-            large_requests: threads where millions of tokens are converted.
+            large_requests: threads for converting very long token lists.
         """
         self._replicas = replicas
         self._large_requests = large_requests
@@ -65,15 +65,15 @@ class Tokenizer:
         max_tokens: int = 0,
         suffix: str | None = None,
     ) -> list[TokenizedPrompt]:
-        """Token ids of each text, and the keys of their blocks of `block_size` tokens if wanted.
+        """Returns the token ids of each text, and the keys of their blocks of `block_size` tokens if that is set.
 
         Args:
-            adapter: revision of the one that the prompt is for, on which the keys depend; empty for none.
-            suffix: what follows what the model is to write.
+            adapter: revision of the adapter the prompt is for, which the block keys depend on; empty for none.
+            suffix: the text that follows the part the model has to fill in.
 
         Raises:
             ContextTooLong: a text has more than `max_tokens`, which may be known before it is encoded.
-            Overloaded: too many large requests are being worked on.
+            Overloaded: too many large requests are in progress.
         """
         found: list[tokenizer_pb2.TokenSequence] = []
         for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -88,18 +88,18 @@ class Tokenizer:
     async def encode_inputs(
         self, texts: Sequence[str], add_special_tokens: bool, max_tokens: int, truncation: Truncation | None
     ) -> list[TokenizedInput]:
-        """Texts as a pooling model gets them.
+        """Encodes texts as inputs of a pooling model.
 
         Raises:
-            ContextTooLong: a text has more than `max_tokens`, and none is to be left out.
-            Overloaded: too many large requests are being worked on.
+            ContextTooLong: a text has more than `max_tokens`, and there is no truncation.
+            Overloaded: too many large requests are in progress.
         """
         if (size := sum(map(len, texts))) < _FEW_CHARS:
             return await self._small_inputs.add((add_special_tokens, max_tokens, truncation), texts, size)
         return await self._encode_inputs((add_special_tokens, max_tokens, truncation), texts)
 
     async def _encode_together(self, key: _InputKey, texts: Sequence[Sequence[str]]) -> list[list[TokenizedInput]]:
-        """Texts of several requests in one call."""
+        """Encodes the texts of several requests in one call."""
         encoded = iter(await self._encode_inputs(key, [text for some in texts for text in some]))
         return [list(itertools.islice(encoded, len(some))) for some in texts]
 
@@ -126,15 +126,15 @@ class Tokenizer:
         template: str | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[TokenizedInput]:
-        """Pairs of texts as a model gets them that reads both together.
+        """Encodes pairs of texts for a model that reads both together.
 
         Args:
-            firsts: one for each second text, or one for all.
-            max_first_tokens: that stay of a first text; 0 for all.
-            max_second_tokens: the same of a second text.
-            template, kwargs: of the model's score template.
+            firsts: one first text for each second text, or one for all.
+            max_first_tokens: number of tokens to keep of a first text; 0 for all.
+            max_second_tokens: the same for a second text.
+            template, kwargs: the model's score template, and variables for it.
 
-        Raises: as `encode_inputs`, of pairs.
+        Raises: as `encode_inputs`, for pairs.
         """
         found = []
         for start in range(0, len(seconds), _TEXTS_AT_ONCE):
@@ -155,23 +155,23 @@ class Tokenizer:
         )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids.
+        """Returns the text of token ids.
 
         Raises:
-            Overloaded: too many large requests are being worked on.
+            Overloaded: too many large requests are in progress.
         """
         request = await self._converted(len(token_ids), lambda: tokenizer_pb2.DecodeRequest(token_ids=token_ids))
         return str((await self._replicas.call("Decode", request)).text)
 
     async def token_bytes(self, token_ids: Set[int]) -> dict[int, bytes]:
-        """The bytes of each token by itself; without a tokenizer, its number in words."""
+        """Returns the bytes of each token by itself; without a tokenizer, the text "token_id:N"."""
         if self._replicas.skipped:
             return {token_id: f"token_id:{token_id}".encode() for token_id in token_ids}
         request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, return_token_bytes=True)
         return dict(zip(token_ids, (await self._replicas.call("Decode", request)).token_bytes, strict=True))
 
     async def token_strings(self, token_ids: Set[int]) -> dict[int, str]:
-        """Each token as the vocabulary spells it."""
+        """Returns each token as spelled in the vocabulary."""
         request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, return_token_strings=True)
         return dict(zip(token_ids, (await self._replicas.call("Decode", request)).token_strings, strict=True))
 
@@ -192,7 +192,7 @@ class Tokenizer:
         truncation: Truncation | None = None,
         with_text: bool = False,
     ) -> RenderedChat:
-        """Token ids of a conversation, and what else is wanted, as with `encode`."""
+        """Renders a conversation by the chat template; the other arguments are as in `encode`."""
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
             tools_json=tools_json,
@@ -213,11 +213,10 @@ class Tokenizer:
         return RenderedChat(prompt, answer.text if with_text else "")
 
     async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:
-        """A constraint as engines follow it.
+        """Compiles a constraint into the form that engines use.
 
         Raises:
-            InvalidRequest: it is malformed, takes too long, or no backend can express it; names the field that it came
-                in.
+            InvalidRequest: it is malformed, takes too long, or no backend can express it; names the field it came from.
         """
         try:
             answer = await self._replicas.call("CompileConstraint", from_asked(wanted.asked), _COMPILE_SECONDS)
@@ -226,7 +225,7 @@ class Tokenizer:
         return to_constraint(answer.constraint)
 
     async def config_json(self) -> bytes:
-        """The tokenizer's configuration."""
+        """Returns the tokenizer's configuration."""
         answer = await self._replicas.call("GetTokenizerInfo", tokenizer_pb2.GetTokenizerInfoRequest())
         return bytes(answer.config_json)
 

@@ -1,4 +1,4 @@
-"""The replicas of the tokenizer service: found by address or by name, with a session and the unary calls of each."""
+"""The replicas of the tokenizer service, found by address or host name: sessions and unary calls."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
     ) -> None:
         """
         Args:
-            server_name: the name that it was found by, if any; its certificate is that name's.
+            server_name: the host name it was found by, if any, which its certificate must match.
         """
         self.address = address
-        # It is about to stop, or its name does not stand for it any more: others are asked while there are any.
+        # Whether it is about to stop, or its host name no longer resolves to it: other replicas are preferred then.
         self.draining = False
         self.retired = False
         self._security = security
@@ -64,17 +64,20 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         )  # fmt: skip
 
     def open(self, opening: tokenizer_pb2.DetokenizeOpen) -> None:
-        """Opens a sequence. One that begins needs no frame of its own: it goes with whatever is sent next.
+        """Opens a sequence. A new one does not need a frame of its own: it is sent with the next one.
 
         Raises:
             Unavailable: there is no connection.
-            Overloaded: too much waits to be sent to it.
+            Overloaded: too much is queued for it.
         """
         self.link.post(num_bytes=opening.ByteSize(), waits=not opening.history_token_ids).opens.append(opening)
 
     def add(self, stream_id: int, num_bytes: int) -> tokenizer_pb2.DetokenizeTokens:
-        """Tokens of a sequence that is open there, to be filled in. Where they cannot be sent, the session is lost or
-        is given up: a sequence must not go on without some of its tokens."""
+        """Returns a message to fill with the next tokens of an open sequence.
+
+        If it cannot be sent, the session is lost or given up: a sequence must not continue with some of its tokens
+        missing.
+        """
         try:
             return self.link.post(num_bytes=num_bytes).tokens.add(stream_id=stream_id)
         except QuireError:
@@ -83,16 +86,16 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
 
     @property
     def busy(self) -> bool:
-        """Whether it has texts or calls under way."""
+        """Whether it has open sequences or calls in flight."""
         return self.live > 0
 
     def close(self, stream_id: int) -> None:
-        """Forgets a sequence; a session that is gone has forgotten it already."""
+        """Forgets a sequence; a lost session has forgotten it already."""
         with contextlib.suppress(Unavailable):
             self.link.post(0).close_stream_ids.append(stream_id)
 
     async def call(self, method: str, request: Any, timeout: float) -> Any:
-        """One of the unary calls.
+        """Makes a unary call.
 
         Raises:
             QuireError: it failed.
@@ -115,7 +118,7 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
 
 
 class Tokenizers:
-    """Owner of the sessions with all replicas. Used from the event loop only."""
+    """Owns the sessions with all replicas. Used from the event loop only."""
 
     def __init__(
         self,
@@ -127,8 +130,8 @@ class Tokenizers:
     ) -> None:
         """
         Args:
-            addresses: host:port; every address of a host that is a name is a replica. Without any there is no tokenizer
-                service, and nobody waits for one.
+            addresses: host:port; if the host is a name, each address it resolves to is a replica. If empty, there is no
+                tokenizer service, and nothing waits for one.
         """
         self._addresses = addresses
         self._security = security
@@ -146,7 +149,7 @@ class Tokenizers:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a replica, or none is needed."""
+        """Whether a replica is connected, or none is needed."""
         return self.skipped or any(replica.connected for replica in self.known)
 
     @property
@@ -155,7 +158,7 @@ class Tokenizers:
         return not self._addresses
 
     async def run(self) -> None:
-        """Looks names up and keeps the sessions up until cancelled."""
+        """Resolves host names and keeps the sessions up until cancelled."""
         async with asyncio.TaskGroup() as group:
             for address in self._addresses:
                 host, _ = split_address(address)
@@ -167,7 +170,8 @@ class Tokenizers:
                     announce(address, [address])
 
     def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
-        """The least busy replica, with those to avoid and those that stop or are gone last; None when none is up."""
+        """Returns the least busy replica, preferring ones not in `avoid` and not stopping or gone; None if none is
+        up."""
         return min(
             (replica for replica in self.known if replica.up),
             key=lambda replica: (replica in avoid, replica.draining or replica.retired, replica.live),
@@ -175,10 +179,10 @@ class Tokenizers:
         )
 
     async def wait_up(self, seconds: float, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica:
-        """Waits for a replica to be up, and picks one.
+        """Waits until a replica is up, and picks one.
 
         Raises:
-            Unavailable: none was within `seconds`.
+            Unavailable: none came up within `seconds`.
             InvalidRequest: there is no tokenizer service.
         """
         if self.skipped:
@@ -193,10 +197,10 @@ class Tokenizers:
             raise Unavailable("The tokenizer service cannot be reached; try again in a moment.") from None
 
     async def call(self, method: str, request: Any, seconds: float | None = None) -> Any:
-        """One of the unary calls, at whatever replica answers it in time: all of them may be repeated.
+        """Makes a unary call, retrying at other replicas until the deadline: all of the calls are idempotent.
 
         Args:
-            seconds: CALL_SECONDS by default.
+            seconds: timeout; None means CALL_SECONDS.
 
         Raises:
             QuireError: it failed.
