@@ -1,1 +1,1 @@
-"""The admin port: what operators ask for. A file for each kind of thing, whose `ROUTES` the registry puts together."""
+"""Routes for operators. Each module handles one subject; the registry combines their `ROUTES`."""

@@ -1,4 +1,4 @@
-"""What an admin route answers: what vLLM's scripts look for, and each worker."""
+"""Responses of admin routes: the fields that vLLM's scripts expect, and the outcome of each worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.error_tables import mapping_of
 
 
 def outcomes_response(outcomes: Outcomes, **told: Any) -> Response:
-    """What is told where all workers have done it; otherwise the first one's error, and which of them have."""
+    """Returns the fields given if all workers succeeded; otherwise the first error, and which workers succeeded."""
     if not outcomes.errors:
         return json_response({**told, "workers": outcomes.workers})
     error, count = outcomes.errors[0], len(outcomes.workers)

@@ -1,4 +1,4 @@
-"""What engines keep of requests that are over."""
+"""Commands for the engines' prefix caches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gateway.admin.query import Query
 
 
 async def reset_prefix_cache(request: Request) -> Response:
-    """No later request finds what was computed so far. Running ones keep it, unless they are to be computed anew.
+    """Makes later requests find nothing computed so far. Running ones keep their blocks unless they are preempted.
 
-    Host memory is emptied with the device; there is nothing further outside that `reset_external` could mean.
+    Host memory is cleared along with the device; there is no external cache that `reset_external` could apply to.
     """
     query = Query(request, "reset_running_requests", "reset_external")
     query.boolean("reset_external", False)

@@ -1,4 +1,4 @@
-"""How many data-parallel ranks there are, where `quire serve` runs them."""
+"""Changes the number of data-parallel ranks, if `quire serve` runs them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_SECONDS = 3600.0
 
 
 async def scale(request: Request) -> Response:
-    """Starts or ends engines, and answers when there are as many as were asked for. Requests go on meanwhile.
+    """Starts or stops engines, and responds when the requested number is reached. Requests continue meanwhile.
 
     Raises:
-        InvalidRequest: the time to drain makes no sense; see `ask_supervisor` for what else.
+        InvalidRequest: the drain timeout is out of range; `ask_supervisor` raises others.
     """
     body = await read_json(request, ScaleElastic)
     if not 0 <= body.drain_timeout <= _MOST_SECONDS:
@@ -35,7 +35,7 @@ async def scale(request: Request) -> Response:
 
 
 async def is_scaling(request: Request) -> Response:
-    """Whether that is under way, and how many there were before."""
+    """Whether scaling is in progress, and the number of ranks before it."""
     answer = await ask_supervisor(ScaleRequest())
     return json_response({"is_scaling_elastic_ep": answer.scaling, "data_parallel_size": answer.data_parallel_size})
 

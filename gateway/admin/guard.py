@@ -1,4 +1,4 @@
-"""Who may come to the admin port without a key: programs of this machine, and no web page that a browser shows here."""
+"""Protects the admin port without a key: programs on this machine may use it, web pages in a browser here may not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _LOCAL = "localhost"
 
 
 class GuardMiddleware:
-    """Refuses what browsers send for pages of others, and names that only a page's author would have for this machine.
+    """Rejects requests that browsers send for web pages, and host names that could be set up for DNS rebinding.
 
-    A page can have a browser send requests anywhere; it cannot keep `Origin` out of those that change something. A name
-    in `Host` that is no address may be one that was made to mean this machine while the page was read.
+    A page can make a browser send requests anywhere, but cannot keep `Origin` out of requests that change something. A
+    name in `Host` that is not an address may have been pointed at this machine while the page was open.
     """
 
     def __init__(self, app: ASGIApp, has_keys: bool) -> None:
         """
         Args:
-            has_keys: a key is asked for, which no page knows: names in `Host` do not matter then.
+            has_keys: whether a key is required, which no page knows; then any name in `Host` is accepted.
         """
         self._app = app
         self._has_keys = has_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what may come."""
+        """Passes on requests that are allowed."""
         if scope["type"] == "http" and (why := self._objection(scope)):
             await plain_error(403, why, scope)(scope, receive, send)
         else:
@@ -44,7 +44,7 @@ class GuardMiddleware:
 
 
 def _is_address(host: str) -> bool:
-    """Whether it is an IP address or localhost, with or without a port."""
+    """Whether the host is an IP address or localhost, with or without a port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     try:
         ipaddress.ip_address(name)

@@ -1,4 +1,4 @@
-"""Profiles of the engines' steps."""
+"""Profiling of the engines' steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gateway.admin.query import Query
 
 
 async def start_profile(request: Request) -> Response:
-    """The ranks note what runs, for as many steps as --profiler-config says."""
+    """Makes the ranks record a profile, for as many steps as --profiler-config says."""
     return outcomes_response(await Query(request).administration.profile(wanted=True), status="profiling")
 
 
 async def stop_profile(request: Request) -> Response:
-    """They write it to files, which each worker names."""
+    """Makes the ranks write the profile to files, which each worker reports."""
     return outcomes_response(await Query(request).administration.profile(wanted=False), status="stopped")
 
 

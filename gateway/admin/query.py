@@ -1,4 +1,4 @@
-"""The query of an admin route: what may stand there, checked, and nothing else."""
+"""Validated query parameters of admin routes; unknown ones are rejected."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST_SHOWN = 64
 
 
 class Query:
-    """What one request asks for. Whatever is wrong raises InvalidRequest, which names the parameter and the fix."""
+    """Query parameters of one request. Invalid ones raise InvalidRequest, which names the parameter and the fix."""
 
     def __init__(self, request: Request, *names: str) -> None:
         """
         Args:
-            names: parameters that the route has, beside those that all have: `worker`, once for each that is meant (all
-                of them where it is left out), and `timeout_seconds`.
+            names: parameters of the route, besides those of all routes: `worker`, repeated for each worker to address
+                (all if absent), and `timeout_seconds`.
         """
         self._request = request
         self._given = request.query_params
@@ -39,20 +39,20 @@ class Query:
 
     @property
     def administration(self) -> Administration:
-        """Of the workers that are meant."""
+        """Sends commands to the addressed workers."""
         return Administration(context_of(self._request).fleet, self.workers, self._seconds())
 
     @property
     def workers(self) -> Sequence[str]:
-        """Their addresses; none for all."""
+        """Addresses of the workers; empty means all."""
         return self._given.getlist("worker")
 
     def several(self, name: str) -> Sequence[str]:
-        """The values of a parameter that may come more than once, or as a list with commas."""
+        """Returns the values of a parameter that may be repeated, or be a comma-separated list."""
         return [part.strip() for value in self._given.getlist(name) for part in value.split(",") if part.strip()]
 
     def boolean(self, name: str, default: bool) -> bool:
-        """true or false."""
+        """Returns a parameter that is true or false."""
         value = self._one(name)
         if value is None:
             return default
@@ -61,7 +61,7 @@ class Query:
         return _BOOLEANS[value.lower()]
 
     def choice(self, name: str, default: str, choices: Collection[str]) -> str:
-        """One of some words."""
+        """Returns a parameter that must be one of `choices`."""
         value = self._one(name)
         if value is None:
             return default

@@ -1,4 +1,4 @@
-"""The routes of the admin port. A new kind of command is a file with `ROUTES` and a line here."""
+"""The routes of the admin port. To add a subject, add a module with `ROUTES` and a line here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ADMIN_ROUTES: Sequence[Route] = (
 
 
 def admin_routes(*, has_keys: bool) -> list[Route]:
-    """All of them, guarded.
+    """Returns all admin routes, each guarded.
 
     Args:
-        has_keys: the application asks for a key.
+        has_keys: whether the application requires a key.
     """
     guard = [Middleware(GuardMiddleware, has_keys=has_keys)]
     return [

@@ -1,4 +1,4 @@
-"""Requests that an operator ends."""
+"""Lets an operator abort requests."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.admin.query import Query
 from gateway.context import context_of
 from gateway.endpoints.aborted import read_request_ids
 
-# What stands before a request's own name in an answer's id.
+# Prefixes of a request id in the id of an answer.
 _PREFIX = re.compile(r"^(chatcmpl|cmpl|generate|resp|msg)[-_]")
 
 
 async def abort_requests(request: Request) -> Response:
-    """Ends requests of anybody, wherever they run, with what they have. Ids that nobody has are no error."""
+    """Aborts requests of any tenant, wherever they run, keeping their output so far. Unknown ids are ignored."""
     query = Query(request)
     names = {name for given in await read_request_ids(request) for name in (given, _PREFIX.sub("", given))}
     outcomes = await query.administration.abort(sorted(names))
-    ended = context_of(request).pipeline.abort(names)  # those that wait in a router
+    ended = context_of(request).pipeline.abort(names)  # includes requests that wait in a router
     return outcomes_response(outcomes, aborted=max(ended, sum(worker.aborted_requests for worker in outcomes.workers)))
 
 

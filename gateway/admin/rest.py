@@ -1,4 +1,4 @@
-"""Engines that are paused or sleep."""
+"""Pauses engines, or puts them to sleep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODES = [leaving.value for leaving in Leaving]
 
 
 async def pause(request: Request) -> Response:
-    """No request gets on until /resume; those that come meanwhile are answered 503."""
+    """Stops all requests from progressing until /resume; new requests get 503 meanwhile."""
     query = Query(request, "mode", "clear_cache")
     leaving = Leaving(query.choice("mode", "abort", _MODES))
     clears_cache = query.boolean("clear_cache", True)
@@ -25,18 +25,18 @@ async def pause(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    """They get on."""
+    """Lets requests progress again."""
     return outcomes_response(await Query(request).administration.resume(), status="resumed")
 
 
 async def is_paused(request: Request) -> Response:
-    """Whether any of the workers is."""
+    """Whether any worker is paused."""
     outcomes = await Query(request).administration.status()
     return outcomes_response(outcomes, is_paused=any(worker.is_paused for worker in outcomes.workers))
 
 
 async def sleep(request: Request) -> Response:
-    """As pause, and gives memory back: level 1 the KV cache, level 2 the weights too."""
+    """Pauses, and releases memory: at level 1 the KV cache, at level 2 the weights too."""
     query = Query(request, "level", "mode")
     level = SleepLevel(int(query.choice("level", "1", [str(level.value) for level in SleepLevel])))
     leaving = Leaving(query.choice("mode", "abort", _MODES))
@@ -44,7 +44,7 @@ async def sleep(request: Request) -> Response:
 
 
 async def wake_up(request: Request) -> Response:
-    """Takes it again: what the tags name, or all.
+    """Restores the memory named by the tags, or all of it.
 
     Raises:
         InvalidRequest: a tag is unknown.
@@ -58,7 +58,7 @@ async def wake_up(request: Request) -> Response:
 
 
 async def is_sleeping(request: Request) -> Response:
-    """Whether any of the workers does."""
+    """Whether any worker is asleep."""
     outcomes = await Query(request).administration.status()
     sleeping = any(worker.sleep_level is not None for worker in outcomes.workers)
     return outcomes_response(outcomes, is_sleeping=sleeping)

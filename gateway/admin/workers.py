@@ -1,4 +1,4 @@
-"""The workers, and which of them take new requests."""
+"""Lists the workers, and drains them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from quire.errors import InvalidRequest
 
 
 async def workers(request: Request) -> Response:
-    """All of them, and what operators have made of each. One that does not answer says why."""
+    """Lists all workers and their administrative state. One that does not answer has an error."""
     outcomes = await Query(request).administration.status()
     return json_response(AdminWorkers(context_of(request).fleet.views, list(outcomes.workers)))
 
 
 async def drain(request: Request) -> Response:
-    """They take no new requests; what they have gets on as ever."""
+    """Stops workers from taking new requests; their current requests continue."""
     return outcomes_response(await _draining(request, wanted=True), status="draining")
 
 
 async def undrain(request: Request) -> Response:
-    """They take some again."""
+    """Lets workers take new requests again."""
     return outcomes_response(await _draining(request, wanted=False), status="undrained")
 
 
 async def _draining(request: Request, *, wanted: bool) -> Outcomes:
     """
     Raises:
-        InvalidRequest: no worker is named; all of them are seldom meant.
+        InvalidRequest: no worker is named; draining all of them is rarely intended.
     """
     query = Query(request)
     if not query.workers:

@@ -1,1 +1,1 @@
-"""From the tokens and texts of a request's choices to what its client reads: deltas, parsers, and how both are sent."""
+"""Turns the tokens and text of a request's choices into answers: deltas, parsers, streams and whole answers."""

@@ -1,4 +1,4 @@
-"""Fewer and larger pieces of a streamed answer."""
+"""Merges the updates of a streamed answer into fewer, larger ones."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quire.errors import QuireError
 
 
 class Coalescer:
-    """Makes one update of at least as many tokens of a choice as are wanted; its first one and its end do not wait."""
+    """Merges a choice's updates until they have `tokens` tokens; its first and last updates are not delayed."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._begun: set[int] = set()  # choices
+        self._begun: set[int] = set()  # choices that have had an update
         self._held: dict[int, list[ChoiceUpdate]] = {}  # by choice
         self._counts: dict[int, int] = {}  # tokens held, by choice
 
     def add(self, update: ChoiceUpdate) -> ChoiceUpdate | None:
-        """The update with what was held of its choice; None where that is held longer."""
+        """Returns the update merged with those held back for its choice; None if it is held back too."""
         index = update.index
         held = self._held.setdefault(index, [])
         held.append(update)
@@ -34,12 +34,12 @@ class Coalescer:
         return _joined(held)
 
     def rest(self) -> Iterator[ChoiceUpdate]:
-        """What is held, where nothing more comes."""
+        """Returns the updates still held back, when nothing more comes."""
         return map(_joined, self._held.values())
 
 
 class Coalesced:
-    """An EventWriter that tells as many tokens of a choice at a time to the one that it stands before."""
+    """An EventWriter that merges updates of a choice before passing them to another EventWriter."""
 
     def __init__(self, writer: EventWriter[ChoiceUpdate], tokens: int) -> None:
         self._writer, self._coalescer = writer, Coalescer(tokens)
@@ -61,7 +61,7 @@ class Coalesced:
 
 
 def _joined(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
-    """Several updates of a choice as one."""
+    """Merges several updates of a choice."""
     return ChoiceUpdate(
         updates[0].index,
         tuple(_joined_deltas(delta for update in updates for delta in update.deltas)),
@@ -72,7 +72,7 @@ def _joined(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
 
 
 def _joined_deltas(deltas: Iterator[Delta]) -> Iterator[Delta]:
-    """Texts of one kind that follow each other become one."""
+    """Joins consecutive texts of the same kind."""
     for kind, some in itertools.groupby(deltas, type):
         if kind in (Content, Reasoning):
             yield kind("".join(cast("Content | Reasoning", delta).text for delta in some))

@@ -1,4 +1,4 @@
-"""A whole answer: the updates of each choice put together."""
+"""Collects a whole answer from the updates of its choices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Part = TypeVar("Part", bound=Content | Reasoning | ToolCall)
 
 
 class CollectedChoice:
-    """All of one choice, which may be millions of tokens: their text is joined as it comes."""
+    """The whole output of one choice, which may be millions of tokens: text is accumulated as it arrives."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -36,30 +36,30 @@ class CollectedChoice:
         self.prompt_scores: Sequence[PromptScore] = ()
         self.finish = Finish(FinishReason.ABORT)  # until it is known
         self.ended = False
-        self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # each with all of its text
+        self._parts: list[tuple[Content | Reasoning | ToolCall, io.StringIO]] = []  # with buffers of their text
 
     @property
     def parts(self) -> list[Content | Reasoning | ToolCall]:
-        """What it is made of, in order; what follows each other of one kind, or of one call, is one."""
+        """The choice's parts in order; consecutive deltas of one kind, or of one tool call, are joined."""
         return [_with_text(part, text.getvalue()) for part, text in self._parts]
 
     @property
     def content(self) -> str:
-        """Its text."""
+        """Text of the answer."""
         return self._text(Content)
 
     @property
     def reasoning(self) -> str:
-        """What the model has thought."""
+        """Text of the model's reasoning."""
         return self._text(Reasoning)
 
     @property
     def tool_calls(self) -> list[ToolCall]:
-        """Its calls of tools."""
+        """The tool calls."""
         return [_with_text(part, text.getvalue()) for part, text in self._parts if isinstance(part, ToolCall)]
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Adds what an update brought."""
+        """Adds an update."""
         for delta in update.deltas:
             self._add_delta(delta)
         self.token_ids += update.token_ids
@@ -79,7 +79,7 @@ class CollectedChoice:
 
 
 def _goes_on(part: Delta, delta: Delta) -> bool:
-    """Whether a delta is of the part before it."""
+    """Whether a delta continues the preceding part."""
     if isinstance(part, ToolCall) and isinstance(delta, ToolCall):
         return part.index == delta.index
     return type(part) is type(delta)
@@ -90,11 +90,11 @@ def _with_text(part: Part, text: str) -> Part:
 
 
 async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[CollectedChoice]:
-    """Waits for all choices; a client that goes away ends the request.
+    """Collects all choices until they end; a client that disconnects ends the request.
 
     Raises:
         QuireError: the request failed.
-        Cancelled: the client has gone.
+        Cancelled: the client has disconnected.
     """
     collected = [CollectedChoice() for _ in range(choices)]
     async with queue.read_by(receive):
@@ -108,7 +108,7 @@ async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[Co
 
 
 async def updates(queue: AnswerQueue) -> AsyncIterator[ChoiceUpdate]:
-    """All updates as they come, up to the request's end or to the error that the queue has then."""
+    """Yields all updates as they arrive, until the request ends; then the queue's `error` says whether it failed."""
     while (batch := await queue.next_batch(_WAIT_SECONDS)) != []:
         for update in batch or ():
             yield update

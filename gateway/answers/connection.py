@@ -1,4 +1,4 @@
-"""Whether the client of a request is still there."""
+"""Detects when the client of a request disconnects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 @contextlib.asynccontextmanager
 async def while_connected(receive: Receive, when_gone: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `when_gone` if the client goes away within the context."""
+    """Calls `when_gone` if the client disconnects while the context is open."""
     watcher = asyncio.ensure_future(_watch(receive, when_gone))
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a parser knows of the request whose answers it reads."""
+"""What parsers know of the request whose answers they read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ToolChoice(enum.Enum):
-    """Whether an answer calls tools, in OpenAI's words; `NAMED` stands for a function that is named."""
+    """Whether an answer calls tools, in OpenAI's terms; `NAMED` means that the request names a function."""
 
     NONE = "none"
     AUTO = "auto"
@@ -22,17 +22,17 @@ class Tool:
     """A function that may be called."""
 
     name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # their JSON schema, decoded
-    is_strict: bool = False  # arguments that do not fit the schema must not come
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # decoded JSON schema
+    is_strict: bool = False  # arguments must match the schema
 
 
 @dataclass(frozen=True)
 class AnswerContext:
-    """Of a request, what the form of its answers depends on."""
+    """The properties of a request that determine the form of its answers."""
 
-    tools: tuple[Tool, ...] = ()  # that may be called; the one that is named, if one is
+    tools: tuple[Tool, ...] = ()  # tools that may be called; only the named one, if any
     tool_choice: ToolChoice = ToolChoice.AUTO
-    thinking_is_open: bool = False  # the prompt ends within the model's thinking
+    thinking_is_open: bool = False  # the prompt ends inside the reasoning
 
 
 NO_CONTEXT = AnswerContext()

@@ -1,6 +1,6 @@
-"""What an answer is made of: the same pieces, whether it is streamed or whole and whatever API it is for.
+"""The pieces of an answer: the same for streamed and whole answers of every API.
 
-Some are made for every token: a struct takes a tenth of the time of a frozen dataclass.
+Some are created for every token, so they are structs: creating one takes a tenth of the time of a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class FinishReason(enum.Enum):
-    """Why the engine ended a choice, in OpenAI's words. An API may have further ones for what a parser has found."""
+    """Why the engine ended a choice, in OpenAI's terms. APIs may add reasons for what a parser has found."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -27,15 +27,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """Text of what the model thinks before it answers."""
+    """Text of the model's reasoning before it answers."""
 
     text: str
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A piece of a call of a tool: `id` and `name` come with its first piece, and only then."""
+    """A piece of a tool call: only its first piece has `id` and `name`."""
 
-    index: int  # of the choice's calls
+    index: int  # among the choice's calls
     arguments: str = ""  # JSON
     id: str = ""
     name: str = ""
@@ -52,7 +52,7 @@ Delta = Content | Reasoning | ToolCall | Finish
 
 
 class PromptScore(msgspec.Struct, frozen=True):
-    """Log-probabilities at one position of a prompt; the token itself comes first in both."""
+    """Log-probabilities at one position of a prompt; the actual token comes first in both lists."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -60,32 +60,32 @@ class PromptScore(msgspec.Struct, frozen=True):
 
 
 class TokenScore(msgspec.Struct, frozen=True):
-    """Log-probabilities at one position; the token itself comes first in all three."""
+    """Log-probabilities at one position; the sampled token comes first in all three lists."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    texts: tuple[bytes, ...]  # each token's own bytes; none of a request that wants no text
+    texts: tuple[bytes, ...]  # each token's bytes; empty if no text is wanted
     rank: int
-    text_length: int = 0  # characters that the token made certain of its choice's text, a stop string counted
+    text_length: int = 0  # characters of text the token completed, including a stop string
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True):
-    """What is new of one choice: tokens, and what has become certain of their text, which may be less or more."""
+    """New tokens of one choice, and the text that is now final, which may be that of fewer or more tokens."""
 
     index: int  # prompt * n + choice
     deltas: tuple[Delta, ...]
     token_ids: tuple[int, ...]
-    scores: tuple[TokenScore, ...] = ()  # one for each token, if asked for
-    # With the first update of a prompt's first choice. Reading those of a long prompt takes long.
+    scores: tuple[TokenScore, ...] = ()  # one per token, if requested
+    # Only in the first update of a prompt's first choice. Slow to read for a long prompt.
     prompt_scores: Sequence[PromptScore] = ()
 
     @property
     def finish(self) -> Finish | None:
-        """The choice's end, if this is it."""
+        """The end of the choice, if this is its last update."""
         last = self.deltas[-1] if self.deltas else None
         return last if isinstance(last, Finish) else None
 
 
 def content_of(deltas: Iterable[Delta]) -> str:
-    """The answer's own text among them."""
+    """Returns the text of the answer itself among the deltas."""
     return "".join([delta.text for delta in deltas if isinstance(delta, Content)])

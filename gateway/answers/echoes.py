@@ -1,4 +1,4 @@
-"""Updates of streams that tell their prompts' log-probabilities."""
+"""Updates of streams that echo the log-probabilities of their prompts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from quire.errors import QuireError
 
 
 class PromptsFirst:
-    """An UpdateSource that has something done with a prompt's scores before any of its choices is told.
+    """An UpdateSource that processes a prompt's scores before passing on updates of its choices.
 
-    They come with its first choice, for which its other choices wait: those may be quicker to become text.
+    The scores come with the prompt's first choice. Its other choices wait for that one, because they may have text
+    earlier.
     """
 
     def __init__(self, queue: AnswerQueue, n: int, learn: Callable[[ChoiceUpdate], Awaitable[None]]) -> None:
         """
         Args:
-            n: choices of each prompt.
-            learn: what is done; gets the first update of a prompt's first choice.
+            n: choices per prompt.
+            learn: processes the scores; gets the first update of a prompt's first choice.
         """
         self._queue, self._n, self._learn = queue, n, learn
         self._known: set[int] = set()  # prompts
@@ -45,7 +46,7 @@ class PromptsFirst:
             return []
 
     async def _ready(self, update: ChoiceUpdate) -> list[ChoiceUpdate]:
-        """What can be told now that an update has come."""
+        """Returns the updates that can be passed on after this one."""
         prompt, choice = divmod(update.index, self._n)
         if prompt in self._known:
             return [update]

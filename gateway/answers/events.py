@@ -1,4 +1,4 @@
-"""Server-sent events, of any API."""
+"""Server-sent events, for any API."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _encoder = msgspec.json.Encoder()
 
 
 def event(content: Any, name: str = "") -> bytes:
-    """One event.
+    """Encodes one event.
 
     Args:
-        name: by which clients of some APIs tell events apart; empty for events without one.
+        name: event name, which clients of some APIs need; empty for events without one.
     """
     data = b"data: " + _encoder.encode(content) + b"\n\n"
     return b"event: " + name.encode() + b"\n" + data if name else data

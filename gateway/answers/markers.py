@@ -1,4 +1,4 @@
-"""Words of a format, found in text that comes in pieces."""
+"""Finds marker words of a format in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class Markers:
-    """Some words, none empty, in linear time: of several that begin at one place, the longest is found."""
+    """Searches for several non-empty words in linear time; of several that begin at one place, the longest is found."""
 
     def __init__(self, *words: str) -> None:
         self.words = tuple(sorted(words, key=len, reverse=True))
@@ -15,9 +15,9 @@ class Markers:
         self._firsts = frozenset(word[0] for word in words)
 
     def find(self, text: str, start: int) -> tuple[int, str]:
-        """(where the first of them is, which one), of those that nothing to come can make longer.
+        """Returns the position and word of the first match that further text cannot extend.
 
-        Where there is none: (from where on the text may be the beginning of one, nothing).
+        If there is none, returns the position from which the text may be the beginning of a word, and "".
         """
         found = self._pattern.search(text, start)
         if found is None:
@@ -26,7 +26,7 @@ class Markers:
         return (begun, "") if begun <= found.start() else (found.start(), found.group())
 
     def _undecided(self, text: str, start: int, end: int) -> int:
-        """The first place before `end` where the rest of the text begins one of the words and is none yet."""
+        """Returns the first place before `end` where the rest of the text is a proper prefix of a word, else `end`."""
         for place in range(max(start, len(text) - self._longest + 1), end):
             if text[place] in self._firsts and any(
                 len(word) > len(text) - place and text.endswith(word[: len(text) - place]) for word in self.words

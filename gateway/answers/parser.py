@@ -1,4 +1,4 @@
-"""Parsers, which find in a choice's text what is not content: reasoning, calls of tools."""
+"""Parsers that find reasoning and tool calls in a choice's text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gateway.answers.deltas import Content, Delta, Finish
 
 
 class AnswerParser(ABC):
-    """Reads the text of one choice as it comes. One is made for each choice.
+    """Parses the text of one choice as it arrives. There is one instance per choice.
 
-    Contract, which `tests/conformance/test_answer_parsers.py` holds every registered parser to:
+    Contract, checked for every registered parser by `tests/conformance/test_answer_parsers.py`:
 
-    * What comes of a text is the same however it is cut, and whole answers go the same way as streamed ones.
-    * Text is held back only while it may be the beginning of something else; at the end, nothing stays behind.
-    * What another parser has found passes untouched. `Finish` comes last, once.
+    * The result does not depend on how the text is cut; whole answers are parsed like streamed ones.
+    * Text is held back only while it may be the beginning of something else; nothing is left over at the end.
+    * Deltas found by another parser pass through unchanged. `Finish` comes last, once.
     """
 
-    # Tokens that it reads. Where the model's vocabulary has them as special tokens, they stay in the text, from which
-    # all others are dropped.
+    # Tokens that it parses. If they are special tokens of the model's vocabulary, they stay in the text; all other
+    # special tokens are dropped.
     special_tokens: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, context: AnswerContext) -> None:
@@ -32,28 +32,28 @@ class AnswerParser(ABC):
         self.context = context
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
-        """What a delta becomes, with what has waited for it."""
+        """Parses a delta; returns the resulting deltas, including text held back before it."""
         if isinstance(delta, Content):
             return self.parse(delta.text)
         return self.end(delta) if isinstance(delta, Finish) else (delta,)
 
     @abstractmethod
     def parse(self, text: str) -> Sequence[Delta]:
-        """What is certain now that this text has come; empty deltas are left out."""
+        """Returns the deltas that are certain now that this text has arrived; never empty ones."""
 
     def end(self, finish: Finish) -> Sequence[Delta]:
-        """What was held back, and the end."""
+        """Returns the deltas held back, and the end."""
         return (finish,)
 
 
 class ParserChain:
-    """The parsers of one choice: each reads the content that those before it have left."""
+    """The parsers of one choice: each parses the content left by those before it."""
 
     def __init__(self, parsers: Iterable[AnswerParser]) -> None:
         self._parsers = tuple(parsers)
 
     def feed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        """What the deltas become."""
+        """Passes deltas through all parsers."""
         for parser in self._parsers:
             deltas = [found for delta in deltas for found in parser.feed(delta)]
         return deltas

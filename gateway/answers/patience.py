@@ -1,4 +1,4 @@
-"""A bound on each of many short waits."""
+"""A timeout for each of many short waits."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Callable
 
 
 class Patience:
-    """Calls back when a wait takes longer than it may. Its one timer is set anew when it fires, and not for each wait:
-    a stream waits twice for each of its pieces."""
+    """Calls back when a wait takes too long.
+
+    It has one timer, which is rearmed when it fires rather than for each wait: a stream waits twice for each of its
+    pieces.
+    """
 
     def __init__(self, lost: Callable[[], object]) -> None:
         """
         Args:
-            lost: called once for a wait that takes too long.
+            lost: called once for each wait that takes too long.
         """
         self._lost = lost
-        self._due: float | None = None  # of the wait that is under way
+        self._due: float | None = None  # deadline of the current wait
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, seconds: float) -> None:
-        """A wait begins that may take so long."""
+        """Begins a wait of at most `seconds`."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + seconds
         if self._timer is None or self._timer.when() > self._due:
@@ -28,11 +31,11 @@ class Patience:
             self._timer = loop.call_at(self._due, self._fire)
 
     def end(self) -> None:
-        """The wait is over."""
+        """Ends the wait."""
         self._due = None
 
     def close(self) -> None:
-        """No wait comes for a while, or ever."""
+        """Cancels the timer, when no wait follows for a while, or ever."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

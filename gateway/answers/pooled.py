@@ -1,4 +1,4 @@
-"""What comes of a pooling model."""
+"""Outputs of pooling models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What has come of one input."""
+    """Output for one input."""
 
     data: bytes  # float32, little-endian, row by row
     shape: tuple[int, ...]  # (values,), or (tokens, values)
@@ -16,7 +16,7 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class PooledPart:
-    """What has come of some inputs that one engine had together, and its times in seconds."""
+    """Outputs for inputs that one engine processed together, and its times in seconds."""
 
     outputs: list[Pooled]
     queue_seconds: float

@@ -1,4 +1,4 @@
-"""What is on its way from the services to a request's client."""
+"""Updates on their way from the services to a request's client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gateway.answers.parser import AnswerParser, ParserChain
 from gateway.answers.patience import Patience
 from quire.errors import Overloaded, QuireError
 
-# Updates that wait for a client which does not read: far more than a healthy one ever has. In a step a request gets one
-# for each of its choices.
+# Maximum number of updates waiting for a client that does not read: far more than a healthy one ever has. A request
+# gets one per step for each of its choices.
 MAX_WAITING_UPDATES = 16384
 MAX_WAITING_STEPS = 64
 
@@ -31,11 +31,11 @@ class AnswerQueue:
     ) -> None:
         """
         Args:
-            choices: how many there are.
-            parsers: of the text of each; none where all of it is content.
+            choices: number of choices.
+            parsers: parsers of each choice's text; empty if all of it is content.
             context: what the parsers know of the request.
         """
-        # Why the request failed as a whole; nothing comes after the updates that wait then.
+        # Why the request failed as a whole; only updates already waiting are still delivered.
         self.error: QuireError | None = None
         self._chains = [ParserChain(parser(context) for parser in parsers) for _ in range(choices)] if parsers else []
         self._most = max(MAX_WAITING_UPDATES, MAX_WAITING_STEPS * choices)
@@ -46,11 +46,11 @@ class AnswerQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Whether the request has ended, in whatever way."""
         return self._closed
 
     def push(self, update: ChoiceUpdate) -> None:
-        """Hands an update to the client's task."""
+        """Queues an update for the client's task."""
         if len(self._updates) >= self._most:
             self.fail(Overloaded("The client does not read its stream; it is ended."))
             return
@@ -64,12 +64,12 @@ class AnswerQueue:
             self.close()
 
     def cancel(self) -> None:
-        """The client has gone: ends the request without another update."""
+        """Ends the request without delivering more updates, because the client has disconnected."""
         self._updates.clear()
         self.close()
 
     def close(self) -> None:
-        """Updates that wait are still delivered. May be called twice."""
+        """Ends the request; waiting updates are still delivered. May be called twice."""
         if not self._closed:
             self._closed = True
             self.release()
@@ -77,12 +77,12 @@ class AnswerQueue:
             self._wake()
 
     def release(self) -> None:
-        """Frees what the request holds elsewhere; called once."""
+        """Frees the resources that the request holds elsewhere; called once."""
 
     async def next_batch(self, timeout: float) -> list[ChoiceUpdate] | None:
-        """All updates that are ready, at least one; an empty list at the end; None when nothing came in time.
+        """Returns all updates that are ready, at least one; an empty list at the end; None on timeout.
 
-        Others have their turn in any case.
+        Always yields to other tasks.
         """
         if self._updates or self._closed:
             await asyncio.sleep(0)
@@ -107,7 +107,7 @@ class AnswerQueue:
 
     @contextlib.asynccontextmanager
     async def read_by(self, receive: Receive) -> AsyncIterator[None]:
-        """While a client reads: the request ends when it goes away, and with this context at the latest."""
+        """Ends the request when the client disconnects, or at the latest when the context closes."""
         try:
             async with while_connected(receive, self.cancel):
                 yield

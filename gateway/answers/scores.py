@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's shapes."""
+"""Log-probabilities in OpenAI's formats."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def token_text(token_id: int, raw: bytes, as_ids: bool) -> str:
-    """How a token is shown."""
+    """Returns a token as shown in answers."""
     return f"token_id:{token_id}" if as_ids else raw.decode("utf-8", "replace")
 
 
 def chat_logprobs(scores: Sequence[TokenScore], as_ids: bool) -> ChatLogprobs:
-    """The `logprobs` of a chat choice or chunk."""
+    """Builds the `logprobs` of a chat choice or chunk."""
     return ChatLogprobs([_chat_token(score, as_ids) for score in scores])
 
 
@@ -40,14 +40,14 @@ def _chat_token(score: TokenScore, as_ids: bool) -> ChatTokenLogprob:
 
 
 class AnswerScores:
-    """Leaves the thinking's scores out of a choice's, for requests that do not want the thinking."""
+    """Removes the scores of reasoning from those of a choice, for requests that omit the reasoning."""
 
     def __init__(self, marks: ReasoningMarks) -> None:
         self._tracker = ReasoningTracker(marks)
-        self._undecided: list[TokenScore] = []  # of what may turn out to be a mark
+        self._undecided: list[TokenScore] = []  # of tokens that may turn out to be a mark
 
     def take(self, token_ids: Sequence[int], scores: Sequence[TokenScore]) -> Sequence[TokenScore]:
-        """Those of the answer among the next ones, once it is certain that they are."""
+        """Returns the scores of the answer among the next ones, once it is certain that they are."""
         found: list[TokenScore] = []
         for token_id, score in zip(token_ids, scores, strict=True):
             self._undecided.append(score)
@@ -61,10 +61,10 @@ class AnswerScores:
 
 
 def token_logprobs(scores: Sequence[TokenScore], *, are_likeliest: bool) -> GenerateLogprobs:
-    """The `logprobs` of a choice that is told in token ids.
+    """Builds the `logprobs` of a choice in token ids.
 
     Args:
-        are_likeliest: the alternatives come in order, the likeliest first.
+        are_likeliest: whether the alternatives are the most likely tokens in order, so that their ranks are known.
     """
     return GenerateLogprobs([_generated(score, are_likeliest) for score in scores])
 
@@ -78,7 +78,7 @@ def _generated(score: TokenScore, are_likeliest: bool) -> GeneratedLogprob:
 
 
 class CompletionScores:
-    """Builds the `logprobs` of a completion choice; offsets go on from one chunk to the next."""
+    """Builds the `logprobs` of a completion choice; text offsets continue from chunk to chunk."""
 
     def __init__(self, as_ids: bool, offset: int = 0) -> None:
         """
@@ -86,10 +86,10 @@ class CompletionScores:
             offset: of the first position, in characters.
         """
         self._as_ids = as_ids
-        self.offset = offset  # of the next one
+        self.offset = offset  # of the next position
 
     def take(self, scores: Sequence[TokenScore]) -> CompletionLogprobs:
-        """The next positions."""
+        """Builds the logprobs of the next positions."""
         result = CompletionLogprobs([], [], [], [])
         for score in scores:
             raws = score.texts or (b"",) * len(score.token_ids)
@@ -100,15 +100,15 @@ class CompletionScores:
         return result
 
     def take_prompt(self, text: str, token_id: int, raw: bytes, scores: Sequence[TokenScore]) -> CompletionLogprobs:
-        """A prompt's positions, all of them.
+        """Builds the logprobs of all positions of a prompt.
 
         Args:
-            text: the prompt's, as it is told.
-            token_id, raw: its first token, which nothing comes before.
-            scores: of the others.
+            text: the prompt's text as shown in the answer.
+            token_id, raw: its first token, which has no logprob.
+            scores: of the other tokens.
         """
         pieces = pieces_of(text, [raw, *(score.texts[0] for score in scores)])
-        characters = codecs.getincrementaldecoder("utf-8")("replace")  # each may take several tokens
+        characters = codecs.getincrementaldecoder("utf-8")("replace")  # a character may span several tokens
         length, *lengths = (len(characters.decode(piece)) for piece in pieces)
         first = CompletionLogprobs([], [], [], [])
         self._append(first, token_text(token_id, raw, self._as_ids), length, None, None)
@@ -130,8 +130,11 @@ class CompletionScores:
 
 
 def pieces_of(text: str, tokens: Sequence[bytes]) -> Sequence[bytes]:
-    """What a text has of each of its tokens: nothing of special tokens around it, nor of the space that some
-    vocabularies put in front. All of them where they spell another text, as normalized ones do."""
+    """Returns the part of the text that each token stands for.
+
+    It is empty for special tokens around the text and for the space that some vocabularies prepend. If the tokens spell
+    a different text, as after normalization, returns the tokens unchanged.
+    """
     for space in (b"", b" "):
         whole, at = space + text.encode(), 0
         found: list[bytes] = []
@@ -145,7 +148,7 @@ def pieces_of(text: str, tokens: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """Several stretches as one."""
+    """Concatenates several logprobs."""
     result = CompletionLogprobs([], [], [], [])
     for part in parts:
         result.text_offset += part.text_offset
@@ -156,15 +159,15 @@ def merge(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def score_of(position: PromptScore, texts: Mapping[int, bytes]) -> TokenScore:
-    """A position of the prompt with the tokens' texts filled in."""
+    """Fills in the tokens' texts at a position of the prompt."""
     own_texts = tuple(texts[token_id] for token_id in position.token_ids)
     return TokenScore(position.token_ids, position.logprobs, own_texts, position.rank)
 
 
 def prompt_logprobs(positions: Sequence[PromptScore], texts: Mapping[int, bytes]) -> PromptLogprobs:
-    """vLLM's `prompt_logprobs`: nothing for the first token, then token id → entry.
+    """Builds vLLM's `prompt_logprobs`: null for the first token, then token id → entry for each.
 
-    JSON already, position by position: together they are millions of objects.
+    Encoded as JSON position by position, because together they are millions of objects.
     """
     found = (_encoder.encode(_position(position, texts)) for position in positions)
     return cast("PromptLogprobs", msgspec.Raw(b"[null" + b"".join(b"," + entry for entry in found) + b"]"))

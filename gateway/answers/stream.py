@@ -1,4 +1,4 @@
-"""A streamed answer: a response that writes what is ready in one go and stops when the client does."""
+"""A streamed response, which writes everything that is ready at once and stops when the client disconnects."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.answers.events import PING
 from gateway.errors import error_response, stopping
 from quire.errors import QuireError
 
-# Proxies and clients close connections on which nothing comes for long.
+# Proxies and clients close connections that are silent for long.
 PING_SECONDS = 15.0
-# For the last words of a stream that is cut.
+# Time to send the final events of a stream that is cut off.
 _LAST_WORDS_SECONDS = 1.0
-# More goes out in several pieces.
+# Larger batches are sent in several pieces.
 _PIECE_BYTES = 256 * 1024
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,8 +27,8 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
-# The server's extension of ASGI by which a piece goes out without a message through all middleware, which costs as much
-# as to write it. False from its `write` says that the piece has to go the usual way.
+# ASGI extension of this server that writes a piece without passing a message through all middleware, which costs as
+# much as writing it. If its `write` returns False, the piece has to be sent the usual way.
 PIECES = "quire.pieces"
 
 Update = TypeVar("Update")
@@ -36,37 +36,37 @@ Written = TypeVar("Written", contravariant=True)
 
 
 class UpdateSource(Protocol[Update]):
-    """Where the updates of a stream come from; see AnswerQueue."""
+    """Source of the updates of a stream; see AnswerQueue."""
 
     @property
     def error(self) -> QuireError | None:
-        """Why no more come, where that is not their end."""
+        """Why there are no more updates; None if they have simply ended."""
 
     async def next_batch(self, timeout: float) -> list[Update] | None:
-        """All that are ready; an empty list at the end; None when nothing came in time."""
+        """Returns all updates that are ready; an empty list at the end; None on timeout."""
 
     def read_by(self, receive: Receive) -> AbstractAsyncContextManager[None]:
-        """While a client reads."""
+        """Context in which a client reads."""
 
 
 class EventWriter(Protocol[Written]):
-    """How an API tells an answer, in encoded events."""
+    """Writes an answer as encoded events of an API."""
 
     def opening(self) -> Iterable[bytes]:
-        """What comes before any update."""
+        """Returns the events before any update."""
 
     def update(self, update: Written, /) -> Iterable[bytes]:
-        """What an update comes to; nothing for one that has nothing to show."""
+        """Returns the events of an update; none if it has nothing to show."""
 
     def closing(self, error: QuireError | None) -> Iterable[bytes]:
-        """What comes last: after all updates, or after the error that came in between."""
+        """Returns the last events: after all updates, or after an error."""
 
 
 class EventStream:
     """ASGI response of a streaming request.
 
-    The head is sent with the first events and not before, so that a request which the engine refuses still gets its
-    proper status.
+    The headers are sent only with the first events, so that a request which the engine refuses still gets its proper
+    status.
     """
 
     def __init__(self, queue: UpdateSource[Update], writer: EventWriter[Update]) -> None:
@@ -76,7 +76,7 @@ class EventStream:
         self._write: Callable[[bytes], bool] = lambda body: False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams until the request ends or the client goes."""
+        """Streams until the request ends or the client disconnects."""
         async with self._queue.read_by(receive):
             try:
                 await self._stream(scope, receive, send)
@@ -86,14 +86,14 @@ class EventStream:
                 await self._end_early(send)
 
     async def _end_early(self, send: Send) -> None:
-        """The server stops: no stream ends without a word."""
+        """Ends the stream with an error event when the server stops."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._end(send, stopping())
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         batch = None
-        while batch is None:  # no head yet, so nothing can be said while the request waits in a queue
+        while batch is None:  # headers are not sent yet, so neither are pings
             batch = await self._queue.next_batch(PING_SECONDS)
         if self._queue.error:
             await error_response(self._queue.error, scope)(scope, receive, send)
@@ -114,9 +114,9 @@ class EventStream:
         body = b""
         for event in events:
             body += event
-            if len(body) >= _PIECE_BYTES:  # prompts that many choices repeat
+            if len(body) >= _PIECE_BYTES:  # e.g. many choices that echo a prompt
                 await self._send(send, body)
-                await asyncio.sleep(0)  # sending to one that reads does not wait, and others are to have their turn
+                await asyncio.sleep(0)  # sending does not block if the client reads, so yield to other tasks
                 body = b""
         await self._send(send, body)
 

@@ -1,4 +1,4 @@
-"""Rows of values as they come of a model: written in the forms that clients ask for, and compared with each other."""
+"""Encodes and compares the vectors that pooling models output."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NATIVE = {"little": "<", "big": ">", "native": "<" if sys.byteorder == "little"
 
 
 def rows_of(output: Pooled) -> Rows:
-    """[values], or [tokens, values]."""
+    """Returns the output as an array: [values], or [tokens, values]."""
     return np.frombuffer(output.data, "<f4").reshape(output.shape)
 
 
 def lists_of(output: Pooled) -> list[float] | list[list[float]]:
-    """The same as lists."""
+    """Returns the output as lists."""
     found: list[float] | list[list[float]] = rows_of(output).tolist()
     return found
 
 
 def encoded(output: Pooled, dtype: str, endianness: str) -> bytes:
-    """The values, row by row.
+    """Encodes the values, row by row.
 
     Args:
         dtype: float32, float16, bfloat16, fp8_e4m3 or fp8_e5m2.
@@ -49,18 +49,18 @@ def encoded(output: Pooled, dtype: str, endianness: str) -> bytes:
 
 
 def in_base64(output: Pooled, dtype: str = "float32", endianness: str = "little") -> str:
-    """The same as text."""
+    """Encodes the values as base64; arguments as `encoded`."""
     return base64.b64encode(encoded(output, dtype, endianness)).decode()
 
 
 def _bfloat16(rows: Rows) -> NDArray[Any]:
-    """The upper halves, rounded to the nearest, ties to even. Values are finite."""
+    """Returns the upper halves, rounded to nearest even. Values must be finite."""
     bits = np.ascontiguousarray(rows).view(np.uint32)
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
 def _fp8(rows: Rows, exponent_bits: int) -> NDArray[Any]:
-    """The nearest of the 127 or 124 magnitudes, ties to even; what is larger becomes the largest."""
+    """Rounds to the nearest of the 127 or 124 magnitudes, ties to even; larger values saturate."""
     magnitudes = _fp8_magnitudes(exponent_bits)
     values = np.abs(rows.astype(np.float64)).reshape(-1)
     above = np.clip(np.searchsorted(magnitudes, values), 1, len(magnitudes) - 1)
@@ -71,7 +71,7 @@ def _fp8(rows: Rows, exponent_bits: int) -> NDArray[Any]:
 
 
 def _fp8_magnitudes(exponent_bits: int) -> NDArray[Any]:
-    """By their codes, rising. E4M3 has no infinities and one code that is no number; E5M2 has IEEE's."""
+    """Returns the magnitudes by code, ascending. E4M3 has no infinities and one NaN code; E5M2 has IEEE's codes."""
     mantissa_bits, bias = 7 - exponent_bits, 2 ** (exponent_bits - 1) - 1
     codes = np.arange(0x7F if exponent_bits == 4 else 0x7C)
     exponent, mantissa = codes >> mantissa_bits, (codes & (2**mantissa_bits - 1)) / 2**mantissa_bits
@@ -81,10 +81,10 @@ def _fp8_magnitudes(exponent_bits: int) -> NDArray[Any]:
 
 
 def packed_signs(outputs: Sequence[Pooled], *, signed: bool) -> list[list[int]]:
-    """A bit for each value of each vector, set where it is above 0; eight of them a number.
+    """Returns one bit per value, set if it is above 0, packed eight to a number.
 
     Args:
-        signed: numbers go from -128, not from 0.
+        signed: whether numbers start at -128 rather than 0.
     """
     bits = np.packbits(np.stack([rows_of(output) for output in outputs]) > 0, axis=-1).astype(np.int16)
     found: list[list[int]] = (bits - 128 if signed else bits).tolist()
@@ -92,15 +92,15 @@ def packed_signs(outputs: Sequence[Pooled], *, signed: bool) -> list[list[int]]:
 
 
 def cosine(first: Pooled, second: Pooled) -> float:
-    """Of the angle between two vectors; 0 where one has no length."""
+    """Cosine similarity of two vectors; 0 if one has length 0."""
     a, b = rows_of(first).astype(np.float64), rows_of(second).astype(np.float64)
     length = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / length if length else 0.0
 
 
 def max_similarity(query: Pooled, document: Pooled) -> float:
-    """Of each token of the query the best of the document's tokens, summed."""
+    """For each token of the query, the maximum dot product with the document's tokens, summed."""
     rows, others = rows_of(query), rows_of(document)
-    step = max(1, _MOST_PRODUCTS // len(others))  # of two long texts all at once would be hundreds of megabytes
+    step = max(1, _MOST_PRODUCTS // len(others))  # for two long texts, all at once would take hundreds of megabytes
     parts = (rows[start : start + step] @ others.T for start in range(0, len(rows), step))
     return float(sum(part.max(axis=1).sum(dtype=np.float64) for part in parts))

@@ -1,1 +1,1 @@
-"""Endpoints: one module per family of the API."""
+"""HTTP endpoints: one module per family of the API."""

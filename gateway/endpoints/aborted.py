@@ -1,4 +1,4 @@
-"""Which requests are to end."""
+"""Reads which requests to abort."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST = 1024
 
 
 async def read_request_ids(request: Request) -> frozenset[str]:
-    """Of the body.
+    """Returns the request ids in the body.
 
     Raises:
-        InvalidRequest: it is none, or there are too many.
+        InvalidRequest: the body is malformed, or has too many ids.
     """
     body = await read_json(request, AbortRequests)
     check_count("request_ids", len(body.request_ids), _MOST, "ids")

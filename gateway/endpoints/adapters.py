@@ -1,4 +1,4 @@
-"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, where the server allows adapters to change."""
+"""`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, if the server allows changing adapters at run time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quire.bounds import check_adapter_name
 from quire.errors import InvalidRequest
 
 _MOST_WAIT_SECONDS = 600.0
-_NAMES = {"name": "lora_name", "path": "lora_path"}  # the workers' → the client's
+_NAMES = {"name": "lora_name", "path": "lora_path"}  # the workers' field names → the client's
 
 
 async def load_adapter(request: Request) -> Response:
-    """Has all workers serve an adapter."""
+    """Loads an adapter on all workers."""
     body = await read_json(request, LoadAdapterRequest)
     check_adapter_name("lora_name", body.lora_name)
     if not body.lora_path:
@@ -30,7 +30,7 @@ async def load_adapter(request: Request) -> Response:
 
 
 async def unload_adapter(request: Request) -> Response:
-    """Has them serve it no more."""
+    """Unloads an adapter from all workers."""
     body = await read_json(request, UnloadAdapterRequest)
     check_adapter_name("lora_name", body.lora_name)
     if not 0 <= body.wait_seconds <= _MOST_WAIT_SECONDS:

@@ -1,4 +1,4 @@
-"""Words that must not come, as the runs of tokens that they would come as."""
+"""Tokenizes bad words: each becomes the token sequences in which it can appear."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gateway.services.tokenizer import Tokenizer
 from quire.bounds import MAX_BAD_WORD_TOKENS
 from quire.errors import InvalidRequest
 
-_SHOWN = 50  # characters of a word
+_SHOWN = 50  # maximum characters of a word in messages
 
 
 async def bad_word_runs(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
-    """Each word's tokens at the beginning of a text, and behind a space where these are others.
+    """Returns the tokens of each word at the start of a text, and after a space if those differ.
 
     Raises:
-        InvalidRequest: a word comes to no token, or to too many.
+        InvalidRequest: a word has no tokens, or too many.
     """
     bare = [word.lstrip(" ") or word for word in words]
     texts = [text for word in bare for text in (word, f" {word}")]

@@ -1,4 +1,4 @@
-"""From a request's body to a struct, or to an error that names the field."""
+"""Decodes a request's body to a struct; errors name the field."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BRACKETS = 200_000
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-# Half of a surrogate pair: the first one without a second behind it, or a second one without a first before it.
+# Half of a surrogate pair: a first one without a second one after it, or a second one without a first one before it.
 _FIRST, _SECOND = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_FIRST, _SECOND, _FIRST, _SECOND))
-# Strings, which stay, or a whole number that is written as a fraction.
+# Matches strings, which are left alone, or a whole number written as a fraction.
 _WHOLE_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|(?<![\d.eE+])(-?\d+)\.0+(?![\d.eE])')
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """The body as `kind`; raises as `read_content` and `parse` do."""
+    """Reads the body as `kind`; raises as `read_content` and `parse`."""
     return await parse(request, await read_content(request), kind)
 
 
 async def read_content(request: Request) -> bytes:
-    """The body, which is to be JSON.
+    """Reads the body, which must be JSON by its content type.
 
     Raises:
-        HttpError: it is not said to be JSON, is compressed, or is too large.
+        HttpError: its content type is not JSON, it is compressed, or it is too large.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -44,10 +44,10 @@ async def read_content(request: Request) -> bytes:
 
 
 async def parse(request: Request, content: bytes, kind: type[T]) -> T:
-    """The request's body as `kind`.
+    """Decodes the request's body as `kind`.
 
     Raises:
-        InvalidRequest: it is not valid JSON, or a field is missing or of another type.
+        InvalidRequest: it is not valid JSON, or a field is missing or of the wrong type.
     """
     body = await beside(request, decode_json, content, kind)
     context_of(request).unknown_fields.look(content, kind)
@@ -55,7 +55,7 @@ async def parse(request: Request, content: bytes, kind: type[T]) -> T:
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
-    """Stops at the limit, whatever the headers say of the length. (Starlette's own limit answers in plain text.)"""
+    """Reads the body up to the limit, whatever Content-Length says. (Starlette's own limit answers in plain text.)"""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -66,8 +66,8 @@ async def _read_body(request: Request, limit: int) -> bytes:
 
 
 def decode_json(body: bytes, kind: type[T]) -> T:
-    """The JSON text as `kind`. Where a key stands twice, the last one counts."""
-    # Hundreds of thousands of small objects take long, and nothing else is done meanwhile.
+    """Decodes JSON text as `kind`. If a key occurs twice, the last one counts."""
+    # Hundreds of thousands of small objects take long to decode, and block everything else meanwhile.
     if (brackets := body.count(b"{") + body.count(b"[")) > MAX_BRACKETS:
         raise InvalidRequest(f"The body has {brackets} opening brackets; at most {MAX_BRACKETS} are allowed.")
     try:
@@ -90,7 +90,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
-    """Takes 1.0 where 1 is wanted, as clients write whose numbers are all fractions; others do not pay for it."""
+    """Accepts 1.0 for 1, as clients send whose numbers are all floats; other requests pay nothing for that."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:

@@ -38,7 +38,7 @@ from quire.runners import GENERATE
 
 Conversation = list[dict[str, Any]]
 
-# Of one conversation, or of several choices of one.
+# Fields that make sense only for one conversation, or for several choices of one.
 _NOT_IN_BATCHES = (
     "stream", "tools", "use_beam_search", "echo", "prompt_logprobs", "return_token_ids", "return_prompt_text",
     "continue_final_message",
@@ -51,15 +51,15 @@ async def chat_completions(request: Request) -> Response | EventStream:
 
 
 async def complete(request: Request, body: ChatCompletionRequest) -> Response | EventStream:
-    """The answer to a conversation."""
+    """Answers a conversation."""
     return await _respond(request, body, [body.messages])
 
 
 async def chat_batch(request: Request) -> Response | EventStream:
-    """Continues many conversations alike, each once: the choice of an index is that of the conversation there.
+    """Answers several conversations with the same parameters, one choice each; choice indexes are conversation indexes.
 
     Raises:
-        InvalidRequest: it asks for what answers to several conversations have no place for.
+        InvalidRequest: it uses a field that batches do not support.
     """
     body = await read_json(request, ChatBatchRequest)
     for name in _NOT_IN_BATCHES:
@@ -71,7 +71,7 @@ async def chat_batch(request: Request) -> Response | EventStream:
 
 
 async def _respond(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> Response | EventStream:
-    """The answer to conversations of which all but the messages is the body's."""
+    """Answers conversations that share all fields of the body except the messages."""
     context, generation = context_of(request), await prepare(request, body, conversations)
     text = await context.tokenizer.decode(generation.prompts[0].token_ids) if body.return_prompt_text else UNSET
     answer = ChatAnswer(context, body, conversations[0], await context.pipeline.start(generation), text)
@@ -79,7 +79,7 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
 
 
 async def prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
-    """Conversations as they are to be generated from: checked, and rendered."""
+    """Checks and renders conversations, and returns the generation request."""
     with told_as({"prompt": "messages"}):
         return await _prepare(request, body, conversations)
 
@@ -133,18 +133,18 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
 
 
 def continued_texts(body: ChatFields, messages: Conversation) -> Sequence[str]:
-    """Those of the final message, where that is to be gone on with."""
+    """Returns the texts of the final message, if it is to be continued."""
     return texts_of(messages[-1]) if body.continue_final_message else ()
 
 
 async def asked_of(request: Request, body: ChatFields) -> tuple[ToolUse, NamedConstraint | None]:
-    """What a body says of tools, and what its answers have to look like.
+    """Returns how a body uses tools, and the constraint on its answers.
 
     Raises:
-        InvalidRequest: it says what cannot be.
+        InvalidRequest: they are malformed or contradict each other.
     """
     context = context_of(request)
-    # Most requests have no tools, and are done with this at once.
+    # Most requests have no tools, which makes this fast.
     return await beside(request, _asked, body, context) if body.tools else _asked(body, context)
 
 
@@ -154,7 +154,7 @@ def _asked(body: ChatFields, context: GatewayContext) -> tuple[ToolUse, NamedCon
 
 
 def parsers_of(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Sequence[type[AnswerParser]]:
-    """What reads the answers: those of the reasoning come first, and last where it is left out."""
+    """Returns the parsers of the answers: the reasoning parser first, and the one that omits reasoning last."""
     parsers = (*context.parsers, *tools.parsers)
     if context.reasoning is None:
         return parsers
@@ -165,7 +165,7 @@ def parsers_of(context: GatewayContext, body: ChatFields, tools: ToolUse) -> Seq
 def check(body: ChatFields, model: ServedModel) -> None:
     """
     Raises:
-        InvalidRequest: a field of this endpoint is wrong.
+        InvalidRequest: a field of this endpoint is invalid.
     """
     check_generation(body, model)
     check_logprobs("top_logprobs", body.top_logprobs, model)

@@ -1,4 +1,4 @@
-"""How a conversation's answer looks, streamed and whole."""
+"""Formats the answer to a conversation, streamed or whole."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
     ) -> None:
         """
         Args:
-            messages: of the conversation, or of the first of several.
-            prompt_text: what the model got, where it is asked for.
+            messages: of the conversation, or of the first one of several.
+            prompt_text: the rendered prompt, if requested.
         """
         super().__init__(context, body, state, "chatcmpl")
         self.role = _role(body, messages, context.options.response_role)
@@ -79,8 +79,11 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
                 yield event(self.chunk(ChatChunkChoice(index, ChatDelta(content=self._echo))))
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
-        """See GenerationAnswer. An end comes after a call's last piece, not with it: OpenAI's client for Python looks
-        for the end of a call in the chunks after its first, and misses that of one which came in a single chunk."""
+        """See GenerationAnswer. The end comes in a chunk after a call's last piece, not in the same one.
+
+        OpenAI's Python client looks for the end of a call in the chunks after its first, and misses it for a call that
+        arrives in a single chunk.
+        """
         choice = self.taken(update)
         if choice.delta.tool_calls and choice.finish_reason:
             end = ChatChunkChoice(choice.index, ChatDelta(), None, choice.finish_reason, choice.stop_reason)
@@ -136,7 +139,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
 
 
 def _message(role: str, echo: str, choice: CollectedChoice, thinks: bool) -> ChatMessage:
-    """A choice's message; one that only thinks, told or not, or calls tools has no content."""
+    """Builds a choice's message. Its content is null if it has only reasoning (shown or omitted) or tool calls."""
     message = ChatMessage(role, echo + choice.content, reasoning=choice.reasoning or None)
     if choice.tool_calls:
         message.tool_calls = [
@@ -148,12 +151,12 @@ def _message(role: str, echo: str, choice: CollectedChoice, thinks: bool) -> Cha
 
 
 def _delta(deltas: Sequence[Delta]) -> ChatDelta:
-    """What a chunk says of a choice; its content may be empty where it says nothing else.
+    """Builds the delta of a chunk; its content may be empty if there is nothing else.
 
-    It has one piece of each call: clients take the pieces in a call's first chunk for calls of their own.
+    It has at most one piece per call: clients take several pieces in a call's first chunk for separate calls.
     """
     if len(deltas) == 1 and isinstance(only := deltas[0], Content):
-        return ChatDelta(content=only.text)  # as most are
+        return ChatDelta(content=only.text)  # the usual case
     content, reasoning = "", ""
     calls: list[ChatToolCallPiece] = []
     for part in deltas:
@@ -182,10 +185,10 @@ def _call_piece(call: ToolCall) -> ChatToolCallPiece:
 
 
 def _role(body: ChatFields, messages: Sequence[Mapping[str, Any]], response_role: str) -> str:
-    """Who answers: where no turn is opened, whoever has the last one goes on."""
+    """Role of the answer. If no new turn is opened, it is that of the last message, which is continued."""
     return response_role if body.add_generation_prompt else str(messages[-1]["role"])
 
 
 def _echo_text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
-    """The last message's text, where it is of the one who answers."""
+    """The last message's text, if it has the role of the answer."""
     return "\n".join(texts_of(messages[-1])) if messages[-1]["role"] == role else ""

@@ -1,4 +1,4 @@
-"""`POST /v2/embed`: vectors in Cohere's shape."""
+"""`POST /v2/embed`: embeddings in Cohere's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gateway.protocol.pooling import (
 from gateway.requests.pooling_request import Truncation
 from quire.errors import InvalidRequest
 
-# What a text is for, in Cohere's words → in those of models' configurations.
+# Cohere's input types → prompt names in models' configurations.
 _INPUT_TYPES = MappingProxyType(
     {
         "search_query": ("query",), "search_document": ("document", "passage", "corpus"),
@@ -34,7 +34,7 @@ _INPUT_TYPES = MappingProxyType(
 
 
 async def embed(request: Request) -> Response:
-    """A vector of each text, in each form that is asked for."""
+    """Embeds each text, in each requested type."""
     body = await read_json(request, CohereEmbedRequest)
     call = PoolingCall.of(request, PoolingFields(model=body.model, priority=body.priority))
     call.require("embed")
@@ -86,7 +86,7 @@ def _texts_of(body: CohereEmbedRequest) -> list[str]:
 
 
 def _prompt_of(call: PoolingCall, input_type: str | None) -> str:
-    """The text that the model wants before texts of this type; none for models that have no prompts."""
+    """Returns the text to prepend for this input type; empty for models without prompts."""
     prompts = call.info.prompts
     if input_type is None:
         return prompts.get(call.info.default_prompt_name, "")

@@ -40,12 +40,12 @@ _DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt in both forms; the texts are known only where they are told."""
+    """One prompt in both forms; the texts are filled in only if the answer shows them."""
 
     token_ids: tuple[int, ...]
-    text: str = ""  # what the model gets, special tokens included
-    echo: str = ""  # what was sent
-    first: bytes = b""  # of its tokens, where that is told beside those with log-probabilities
+    text: str = ""  # as the model receives it, including special tokens
+    echo: str = ""  # as sent by the client
+    first: bytes = b""  # bytes of its first token, if its logprobs are echoed
 
 
 async def completions(request: Request) -> Response | EventStream:
@@ -54,7 +54,7 @@ async def completions(request: Request) -> Response | EventStream:
 
 
 async def complete(request: Request, body: CompletionRequest) -> Response | EventStream:
-    """The continuations of a body's prompts."""
+    """Continues the prompts of a body."""
     context, generation = context_of(request), await prepare(request, body)
     prompts = await _shown(context, body, [prompt.token_ids for prompt in generation.prompts])
     answer = CompletionAnswer(context, body, await context.pipeline.start(generation), prompts)
@@ -68,11 +68,11 @@ async def prepare(
     default_max_tokens: int | None = _DEFAULT_MAX_TOKENS,
     thinks: bool = False,
 ) -> GenerationRequest:
-    """Prompts as they are to be generated from: checked, and tokenized.
+    """Checks and tokenizes the prompts, and returns the generation request.
 
     Args:
         default_max_tokens: see `make_generation_request`.
-        thinks: the prompt is a conversation that the model may still have to think about.
+        thinks: whether the prompt is a conversation about which the model may still have to reason.
     """
     context = context_of(request)
     model = context.fleet.model(body.model, GENERATE)
@@ -96,7 +96,7 @@ async def prepare(
 
 
 async def _shown(context: GatewayContext, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Prompt]:
-    """The prompts as the answer tells them."""
+    """Returns the prompts in the form that the answer shows."""
     texts = echoes = [""] * len(prompts)
     sent = _sent_texts(body)
     if body.return_prompt_text or (body.echo and not sent):
@@ -113,7 +113,7 @@ async def _shown(context: GatewayContext, body: CompletionRequest, prompts: Sequ
 
 
 def _sent_texts(body: CompletionRequest) -> list[str]:
-    """The prompts as they came, if as texts; none where the model gets others."""
+    """Returns the prompts as sent, if they are texts; empty if the model receives something else."""
     sent = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     is_changed = body.truncate_prompt_tokens is not None or body.suffix
     return [] if is_changed else [text for text in sent if isinstance(text, str)]
@@ -126,7 +126,7 @@ def _echoes_scores(body: CompletionRequest) -> bool:
 def check(body: CompletionRequest, model: ServedModel) -> None:
     """
     Raises:
-        InvalidRequest: a field of this endpoint is wrong.
+        InvalidRequest: a field of this endpoint is invalid.
     """
     check_generation(body, model)
     check_logprobs("logprobs", body.logprobs, model)
@@ -142,7 +142,7 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
 
 
 def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:
-    """With echo, the prompt is scored as the output is; a prompt only computed is scored in any case."""
+    """With echo, the prompt is scored like the output; without an output, it is always scored."""
     logprobs, wanted = num_alternatives(body.logprobs, model), num_alternatives(body.prompt_logprobs, model)
     if body.echo and logprobs is not None:
         return max(logprobs, wanted or 0)
@@ -152,11 +152,11 @@ def _prompt_logprobs(body: CompletionRequest, model: ServedModel) -> int | None:
 async def _tokenized(
     request: Request, body: CompletionRequest, model: ServedModel, caller: Caller
 ) -> list[TokenizedPrompt]:
-    """Each prompt as the model gets it, embeddings first.
+    """Tokenizes the prompts; embeddings come first.
 
     Raises:
-        InvalidRequest: prompts of several kinds, none, or too many; or embeddings that the model does not take.
-        ContextTooLong: one that does not fit the model.
+        InvalidRequest: there are prompts of several kinds, none, or too many; or the model does not take embeddings.
+        ContextTooLong: a prompt does not fit the model.
     """
     context, prompt, files = context_of(request), body.prompt, _embeds_files(body)
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
@@ -171,7 +171,7 @@ async def _tokenized(
 def _embeds_files(body: CompletionRequest) -> list[str]:
     """
     Raises:
-        InvalidRequest: there are some, and they do not go with what else is asked for.
+        InvalidRequest: there are prompt embeddings, and a field that cannot be combined with them.
     """
     files = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
     for name in ("echo", "prompt_logprobs", "return_prompt_text", "suffix"):
@@ -183,7 +183,7 @@ def _embeds_files(body: CompletionRequest) -> list[str]:
 async def _tokenized_prompts(
     request: Request, body: CompletionRequest, model: ServedModel, caller: Caller, prompts: list[str | list[int]]
 ) -> list[TokenizedPrompt]:
-    """Those that came as text or as token ids; raises as `_tokenized`."""
+    """Tokenizes the prompts given as text or token ids; raises as `_tokenized`."""
     context = context_of(request)
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
@@ -199,15 +199,15 @@ async def _tokenized_prompts(
 
 
 def _checked(lists: Sequence[Any], vocab_size: int, max_tokens: int) -> list[TokenizedPrompt]:
-    """Prompts that came as token ids.
+    """Checks prompts given as token ids.
 
     Raises:
-        InvalidRequest: one is no list of token ids.
+        InvalidRequest: one is not a list of token ids.
         ContextTooLong: one does not fit the model.
     """
     for token_ids in lists:
         if max_tokens and isinstance(token_ids, list):
-            check_context_length(len(token_ids), 0, max_tokens)  # before its ids are looked at
+            check_context_length(len(token_ids), 0, max_tokens)  # before checking its ids
         if not isinstance(token_ids, list) or not set(map(type, token_ids)) <= {int}:
             raise InvalidRequest("prompt mixes token ids and lists of them; send one kind.", parameter="prompt")
         check_token_ids("prompt", token_ids, vocab_size)
@@ -215,7 +215,7 @@ def _checked(lists: Sequence[Any], vocab_size: int, max_tokens: int) -> list[Tok
 
 
 class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
-    """The continuations of the prompts."""
+    """Formats the continuations of the prompts."""
 
     def __init__(
         self,
@@ -227,21 +227,21 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     ) -> None:
         """
         Args:
-            text_offset: of each choice's first token in its log-probabilities.
+            text_offset: offset of each choice's first token in its logprobs.
         """
         super().__init__(context, body, state, "cmpl")
         self._prompts = prompts
         self._scores = [CompletionScores(self._as_ids, text_offset) for _ in range(self._request.choices)]
-        self._echoes: dict[int, CompletionLogprobs] = {}  # by choices that have not begun
+        self._echoes: dict[int, CompletionLogprobs] = {}  # by choice, until it begins
         self._begun: set[int] = set()
 
     @property
     def text_offset(self) -> int:
-        """Of the first choice's next token."""
+        """Offset of the first choice's next token."""
         return self._scores[0].offset
 
     def opening(self) -> Iterator[bytes]:
-        """Nothing: what is told of a prompt comes with its choices' first tokens."""
+        """No events: prompt data comes with the first tokens of its choices."""
         return iter(())
 
     def _source(self) -> UpdateSource[ChoiceUpdate]:
@@ -250,7 +250,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         return PromptsFirst(self._state, self._request.n, self._learn)
 
     async def _learn(self, update: ChoiceUpdate) -> None:
-        """What the choices of a prompt echo, whose scores have come."""
+        """Prepares the echo of a prompt's choices, once its scores have arrived."""
         texts = await self._texts([update.prompt_scores])
         choices = range(update.index, update.index + self._request.n)
 
@@ -261,14 +261,16 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         await self._context.large_requests.run(echo)
 
     def _echo(self, index: int, positions: Sequence[PromptScore], texts: Mapping[int, bytes]) -> None:
-        """Has a choice begin with its prompt's scores."""
+        """Makes a choice begin with its prompt's scores."""
         prompt, scores = self._prompts[index // self._request.n], self._scores[index]
         found = [score_of(position, texts) for position in positions]
         self._echoes[index] = scores.take_prompt(prompt.echo, prompt.token_ids[0], prompt.first, found)
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
-        """See GenerationAnswer. A choice's first token shows even where it is no text yet (a part of a character): its
-        client learns that the prompt is computed."""
+        """See GenerationAnswer. A choice's first token is sent even if it is not yet text (part of a character).
+
+        The client learns from it that prefill is done.
+        """
         begins = update.index not in self._begun
         choice = self.taken(update)
         return (event(self.chunk(choice)),) if begins or self._shows(update) else ()
@@ -283,7 +285,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
         return choice
 
     def _tell_prompt(self, choice: CompletionChoice) -> None:
-        """What is told of the prompt of a choice that begins."""
+        """Adds the prompt's data to a choice that begins."""
         prompt = self._prompts[choice.index // self._request.n]
         if self._body.echo:
             choice.text = prompt.echo + choice.text

@@ -1,6 +1,7 @@
-"""`/v1/chat/completions/derender` and `/v1/completions/derender`: token ids that were generated before, as answers.
+"""`/v1/chat/completions/derender` and `/v1/completions/derender`: turn token ids generated earlier into answers.
 
-Nothing is kept between the chunks of a stream: a client hands on which tokens have come, and they are read again.
+The server keeps no state between the chunks of a stream: the client passes on the tokens so far, which are processed
+again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from quire.runners import GENERATE
 Body = DerenderChatRequest | DerenderCompletionRequest
 Fields = TypeVar("Fields", bound=GenerationFields)
 
-# Said of how an answer is sent, and of what only engines know; the response that is derendered has that.
+# Fields about how the answer is sent or about what only engines know; the response to derender determines these.
 _OPEN: Mapping[str, Any] = MappingProxyType(
     {"stream": None, "stream_options": None, "prompt_logprobs": None, "n": None, "use_beam_search": None}
 )
@@ -57,7 +58,7 @@ _NO_MESSAGE = {"role": "user", "content": ""}
 
 
 async def derender_chat(request: Request) -> Response | EventStream:
-    """Outputs as a chat completion, or a chunk of one as a chunk."""
+    """Converts outputs to a chat completion, or one chunk to a chat completion chunk."""
     body = await read_json(request, DerenderChatRequest)
     told = _told(body, body.generate_response, "generate_response")
     given = body.chat_request or ChatCompletionRequest(messages=[_NO_MESSAGE], logprobs=_has_logprobs(told))
@@ -78,7 +79,7 @@ async def derender_chat(request: Request) -> Response | EventStream:
 
 
 async def derender_completion(request: Request) -> Response | EventStream:
-    """Outputs as a completion, a response for each prompt; or a chunk of one as a chunk."""
+    """Converts outputs to a completion, one response per prompt, or one chunk to a completion chunk."""
     body = await read_json(request, DerenderCompletionRequest)
     responses = [_told(body, None, "")] if body.stream else body.generate_responses or []
     if not responses:
@@ -106,7 +107,7 @@ async def derender_completion(request: Request) -> Response | EventStream:
 
 @dataclass(frozen=True)
 class _Job:
-    """One request's."""
+    """State of one derender request."""
 
     request: Request
     body: Body
@@ -118,16 +119,16 @@ class _Job:
     ) -> _Job:
         """
         Args:
-            prompt: its token ids, or their end.
+            prompt: the prompt's token ids, or the last of them.
 
         Raises:
-            InvalidRequest: a field is wrong, or it cannot be told whether the answer begins with thinking.
+            InvalidRequest: a field is invalid, or it is unknown whether the answer begins with reasoning.
         """
         context = context_of(request)
         context.require_tokenizer("The text of token ids")
         model = context.fleet.model(body.model, GENERATE)
         chat.check(asked, model)
-        await beside(request, template_messages, asked.messages)  # nothing is rendered, and the answer tells of them
+        await beside(request, template_messages, asked.messages)  # a check only: the answer uses them
         tools, _ = await chat.asked_of(request, asked)
         thinking = None
         if context.reasoning:
@@ -147,7 +148,7 @@ class _Job:
     def of_completion(cls, request: Request, body: Body, asked: CompletionRequest) -> _Job:
         """
         Raises:
-            InvalidRequest: a field is wrong.
+            InvalidRequest: a field is invalid.
         """
         context = context_of(request)
         context.require_tokenizer("The text of token ids")
@@ -160,13 +161,13 @@ class _Job:
 
     @property
     def context(self) -> Any:
-        """The gateway's parts."""
+        """The gateway's components."""
         return context_of(self.request)
 
     def prompt(
         self, token_ids: Sequence[int] | None, num_tokens: int | None, told: GeneratedResponse
     ) -> TokenizedPrompt:
-        """What is known of the prompt that was answered."""
+        """Returns what is known of the prompt of the outputs."""
         ids = token_ids or told.prompt_token_ids or ()
         self.retelling.check(ids)
         if num_tokens is None and not ids:
@@ -174,10 +175,10 @@ class _Job:
         return TokenizedPrompt(tuple(ids), known_tokens=num_tokens)
 
     async def start(self, prompts: Sequence[TokenizedPrompt], responses: Sequence[GeneratedResponse]) -> RequestState:
-        """Has whole outputs become an answer.
+        """Starts the conversion of complete outputs.
 
         Raises:
-            InvalidRequest: one of them is malformed, or they are not alike.
+            InvalidRequest: a response is malformed, or they have different numbers of choices.
         """
         outputs = [self.retelling.outputs(response) for response in responses]
         if len({len(each) for each in outputs}) > 1:
@@ -185,7 +186,7 @@ class _Job:
         return await self._retell(prompts, responses[0], [[part] for each in outputs for part in each])
 
     async def start_chunk(self, prompt: TokenizedPrompt, told: GeneratedResponse) -> RequestState:
-        """The same of a chunk, behind the tokens that came before it."""
+        """Starts the conversion of a chunk, including the tokens that came before it."""
         if len(told.choices) > 1:
             raise InvalidRequest("A chunk needs one choice, or none; send one at a time.", parameter="choices")
         return await self._retell([prompt], told, [self._parts(told)])
@@ -209,11 +210,11 @@ class _Job:
         return state
 
     async def last_choice(self, answer: GenerationAnswer[Any, Choice], state: RequestState) -> Choice | None:
-        """What a chunk adds to the answer; None for one without a choice.
+        """Returns what the chunk adds to the answer; None for a chunk without a choice.
 
         Raises:
             InvalidRequest: the output has ended before it.
-            QuireError: its tokens did not become text.
+            QuireError: its tokens could not be detokenized.
         """
         told = self.body.generate_chunk
         parts = len(self._parts(told)) if told else 0
@@ -231,7 +232,7 @@ class _Job:
         return choice if told and told.choices else None
 
     def next_state(self, text_offset: int) -> StreamState:
-        """What the next chunk's call needs."""
+        """Returns the state for the call with the next chunk."""
         earlier = self.body.stream_state.token_ids if self.body.stream_state else []
         choices = self.body.generate_chunk.choices if self.body.generate_chunk else []
         new = [token_id for choice in choices for token_id in choice.token_ids or ()]
@@ -239,9 +240,10 @@ class _Job:
 
 
 def _told(body: Body, whole: GeneratedResponse | None, name: str) -> GeneratedResponse:
-    """
+    """Returns the response or chunk to derender.
+
     Raises:
-        InvalidRequest: what is to be derendered is missing.
+        InvalidRequest: it is missing.
     """
     told, parameter = (body.generate_chunk, "generate_chunk") if body.stream else (whole, name)
     if told is None:
@@ -253,9 +255,9 @@ def _told(body: Body, whole: GeneratedResponse | None, name: str) -> GeneratedRe
 
 
 def _asked(given: Fields, body: Body, responses: Sequence[GeneratedResponse]) -> Fields:
-    """The request that was answered, as far as it says what answers look like.
+    """Returns the original request, reduced to the fields that affect the answer's form.
 
-    Where it does not say by what strings answers end, those that have ended one do.
+    If it has no stop strings, those that ended a choice are used.
     """
     ends = [choice.stop_reason for each in responses for choice in each.choices if isinstance(choice.stop_reason, str)]
     known = not body.stream and given.stop is None and ends
@@ -268,7 +270,7 @@ def _has_logprobs(told: GeneratedResponse) -> bool:
 
 
 def _numbered(choice: Choice | None, told: GeneratedResponse) -> list[Choice]:
-    """The choice under the number that it has in its stream."""
+    """Returns the choice with its index in the original stream."""
     if choice is None:
         return []
     choice.index = told.choices[0].index
@@ -276,7 +278,7 @@ def _numbered(choice: Choice | None, told: GeneratedResponse) -> list[Choice]:
 
 
 def _each(values: Any, body: Body) -> list[Any]:
-    """An entry for each response; a stream's one is not in a list."""
+    """Returns one entry per response; with stream, the single entry is not in a list."""
     if values is None:
         return []
     return [values] if body.stream else list(values) if isinstance(values, list) else [values]

@@ -30,18 +30,18 @@ from gateway.protocol.pooling import (
 )
 from quire.errors import InvalidRequest
 
-_MOST_NUMBERS = 2**23  # of an answer in JSON, some twenty bytes each
+_MOST_NUMBERS = 2**23  # in a JSON answer, about twenty bytes each
 
 Value = list[float] | list[list[float]] | str
 
 
 async def embeddings(request: Request) -> Response:
-    """A vector of each input."""
+    """Embeds each input."""
     return await embed(request, await read_json(request, EmbeddingRequest))
 
 
 async def embed(request: Request, body: EmbeddingRequest) -> Response:
-    """The vectors of a body's inputs."""
+    """Embeds the inputs of a body."""
     call = PoolingCall.of(request, body)
     call.require("embed")
     prompt = prompt_of(call, body.prompt_name)
@@ -56,12 +56,12 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
 
 
 async def pooling(request: Request) -> Response:
-    """What the model makes of each input, as it is."""
+    """Returns the model's raw output for each input."""
     return await pool(request, await read_json(request, PoolingRequest))
 
 
 async def pool(request: Request, body: PoolingRequest) -> Response:
-    """The same of a body's inputs."""
+    """Returns the raw outputs for the inputs of a body."""
     if body.data is not None:
         raise InvalidRequest("data is for plugins, of which there are none; send input or messages.", parameter="data")
     call = PoolingCall.of(request, body)
@@ -78,12 +78,12 @@ async def pool(request: Request, body: PoolingRequest) -> Response:
 
 
 async def classify(request: Request) -> Response:
-    """The class of each input."""
+    """Classifies each input."""
     return await classified(request, await read_json(request, ClassifyRequest))
 
 
 async def classified(request: Request, body: ClassifyRequest) -> Response:
-    """The classes of a body's inputs."""
+    """Classifies the inputs of a body."""
     call = PoolingCall.of(request, body)
     call.require("classify")
     outputs = await call.run(await inputs_of(call, body), "classify")
@@ -104,7 +104,7 @@ def _classification(call: PoolingCall, index: int, output: Pooled) -> Classifica
 
 
 def prompt_of(call: PoolingCall, name: str | None) -> str:
-    """The text that stands before each input.
+    """Returns the text to prepend to each input.
 
     Raises:
         InvalidRequest: the model has no prompt of that name.
@@ -119,7 +119,7 @@ def prompt_of(call: PoolingCall, name: str | None) -> str:
 def _vector_parameters(call: PoolingCall, body: VectorFields, task: str) -> dict[str, Any]:
     """
     Raises:
-        InvalidRequest: what is asked for is not the task's, or the model is not made for it.
+        InvalidRequest: a parameter does not apply to the task, or the model does not support it.
     """
     if body.dimensions is not None:
         check_dimensions(call, body.dimensions, "dimensions", task)
@@ -132,7 +132,7 @@ def _vector_parameters(call: PoolingCall, body: VectorFields, task: str) -> dict
 def check_dimensions(call: PoolingCall, dimensions: int, parameter: str, task: str = "embed") -> None:
     """
     Raises:
-        InvalidRequest: the model's vectors cannot be cut to so many values.
+        InvalidRequest: the model's vectors cannot be truncated to that size.
     """
     info = call.info
     if task != "embed" or not info.is_matryoshka:
@@ -154,11 +154,11 @@ async def _written(
     kind: str,
     make: Callable[[Sequence[Value]], Any],
 ) -> Response:
-    """The answer in the form that was asked for.
+    """Writes the answer in the requested encoding.
 
     Args:
-        kind: what its id begins with.
-        make: the answer in JSON, of each input's value.
+        kind: prefix of the answer's id.
+        make: builds the JSON answer from each input's value.
     """
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
     if body.encoding_format in ("bytes", "bytes_only"):
@@ -181,7 +181,7 @@ async def _written(
 
 
 async def _in_bytes(call: PoolingCall, body: VectorFields, outputs: Sequence[Pooled], kind: str) -> Response:
-    """All values one after the other; a header says which are whose."""
+    """Writes all values in one binary body; with `bytes`, a header describes which are which."""
     from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
 
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"

@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids out, with their text if that is asked for."""
+"""`POST /inference/v1/generate`: token ids in, token ids out, with their text if requested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gateway.requests.token_generation import completion_of
 
 
 async def generate(request: Request) -> Response | EventStream:
-    """Goes on from token ids."""
+    """Continues from token ids."""
     body = await read_json(request, GenerateRequest)
     context, completion = context_of(request), completion_of(body)
     with_text = body.output_mode == "text"
@@ -43,20 +43,20 @@ async def generate(request: Request) -> Response | EventStream:
     generation = await completions.prepare(
         request, completion, default_max_tokens=None, thinks=body.reasoning_ended is not True
     )
-    # Stop strings are found in text, whether it is told or not.
+    # Stop strings need detokenization, even if the text is not returned.
     wants_text = generation.wants_text and (with_text or bool(generation.detokenize.stop_strings))
     state = await context.pipeline.start(replace(generation, wants_text=wants_text))
     return await _Answer(context, body, completion, state).respond(request)
 
 
 async def abort(request: Request) -> Response:
-    """Ends requests of the same key that run in this gateway; those that are none of them are passed over."""
+    """Aborts requests of the same tenant in this gateway; unknown ids are ignored."""
     context_of(request).pipeline.abort(await read_request_ids(request), tenant_of(request))
     return json_response({})
 
 
 class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
-    """The outputs behind one prompt."""
+    """Formats the outputs for one prompt."""
 
     def __init__(
         self, context: GatewayContext, body: GenerateRequest, completion: CompletionRequest, state: RequestState
@@ -69,7 +69,7 @@ class _Answer(GenerationAnswer[CompletionRequest, GenerateChoice]):
         self._first_of_stream: list[int] | UnsetType = UNSET if self._prompt is None else self._prompt
 
     def opening(self) -> Iterator[bytes]:
-        """Nothing."""
+        """No events."""
         return iter(())
 
     def _choice(self, update: ChoiceUpdate) -> GenerateChoice:

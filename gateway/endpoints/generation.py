@@ -1,4 +1,4 @@
-"""What the endpoints that generate share: one request's answer, streamed or whole."""
+"""Shared code of the generating endpoints: one request's answer, streamed or whole."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Chunk = ChatCompletionChunk | Completion | GenerateChunk
 
 
 async def compiled(context: GatewayContext, wanted: NamedConstraint | None) -> Constraint | None:
-    """What a request's outputs have to look like, as engines follow it; None where nothing is asked for."""
+    """Compiles the constraint on a request's outputs for the engines; None if there is none."""
     return None if wanted is None else await context.tokenizer.compile_constraint(wanted)
 
 
 class GenerationAnswer(ABC, Generic[Body, Choice]):
-    """One request's answer. A file of its own says for each API what a choice, a chunk and the whole look like."""
+    """One request's answer. Each API has a subclass that defines the form of its choices, chunks and whole answers."""
 
     def __init__(self, context: GatewayContext, body: Body, state: RequestState, kind: str) -> None:
         """
         Args:
-            kind: what its id begins with.
+            kind: prefix of the answer's id.
         """
         self._context = context
         self._body = body
@@ -61,36 +61,36 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         options = body.stream_options
         self._usage_at_end = context.options.enable_force_include_usage or bool(options and options.include_usage)
         self._usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
-        self._num_tokens = 0  # of what was written
+        self._num_tokens = 0  # written so far
         thinking = self._request.thinking
         self._thinking = thinking.counters(self._request.choices) if thinking else ()
 
     @abstractmethod
     def opening(self) -> Iterator[bytes]:
-        """Events that come before any token."""
+        """Returns events to send before any token."""
 
     @abstractmethod
     def _choice(self, update: ChoiceUpdate) -> Choice:
-        """What is this API's own in a chunk's choice."""
+        """Returns a chunk's choice with the fields specific to this API."""
 
     @abstractmethod
     def chunk(self, *choices: Choice) -> Chunk:
-        """A chunk of the stream."""
+        """Builds a chunk of the stream."""
 
     @abstractmethod
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Any:
-        """The answer in one piece.
+        """Builds the whole answer.
 
         Args:
-            texts: the bytes of the tokens in the prompts' scores.
+            texts: bytes of each token in the prompts' scores.
         """
 
     def _source(self) -> UpdateSource[ChoiceUpdate]:
-        """Where the updates of a stream come from."""
+        """Returns the source of a stream's updates."""
         return self._state
 
     async def respond(self, request: Request) -> Response | EventStream:
-        """The response, in the form that was asked for."""
+        """Returns the response, streamed or whole as requested."""
         if self._body.stream:
             interval = self._body.stream_interval or 1
             return EventStream(self._source(), Coalesced(self, interval) if interval > 1 else self)
@@ -108,12 +108,12 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         return self._whole(choices, texts)
 
     def update(self, update: ChoiceUpdate) -> Iterable[bytes]:
-        """An update's event; none for one that has nothing to show."""
+        """Returns an update's event; none for an update with nothing to show."""
         choice = self.taken(update)
         return (event(self.chunk(choice)),) if self._shows(update) else ()
 
     def taken(self, update: ChoiceUpdate) -> Choice:
-        """What an update adds to its choice; to be asked for each of a choice's updates, in order."""
+        """Returns what an update adds to its choice; must be called for each update of a choice, in order."""
         self._num_tokens += len(update.token_ids)
         if self._thinking:
             self._thinking[update.index].advance(update.token_ids)
@@ -126,14 +126,14 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         return choice
 
     def _reason(self, index: int, finish: Finish) -> str:
-        """Why a choice ended, in this API's words."""
+        """Returns the finish reason as named by this API."""
         return finish.reason.value
 
     def _shows(self, update: ChoiceUpdate) -> bool:
         return bool(update.deltas or update.scores or self._with_ids)
 
     def closing(self, error: QuireError | None) -> Iterator[bytes]:
-        """The error, or usage if it is asked for; and the end."""
+        """Yields the error, or the usage if requested; then the end marker."""
         if error:
             yield event(error_body(error))
         elif self._usage_at_end:
@@ -143,7 +143,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         yield DONE
 
     def _usage(self) -> Usage:
-        """What the request took."""
+        """Returns the request's final usage."""
         usage = self._usage_so_far()
         if self._context.options.enable_prompt_tokens_details:
             usage.prompt_tokens_details = PromptTokensDetails(self._state.cached_tokens)
@@ -160,13 +160,13 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
         return self._usage_so_far() if self._usage_always else UNSET
 
     async def _texts(self, scores: Sequence[Sequence[PromptScore]]) -> Mapping[int, bytes]:
-        """The bytes of the tokens in prompts' scores."""
+        """Returns the bytes of each token in prompts' scores."""
         if not any(scores):
             return {}
         return await self._context.tokenizer.token_bytes(await self._context.large_requests.run(_scored_ids, scores))
 
     def _size(self, choices: Sequence[CollectedChoice]) -> int:
-        """About how many tokens the answer tells of, alternatives counted."""
+        """Estimates how many tokens the answer contains, including logprob alternatives."""
         size = self._state.prompt_tokens * self._request.n if self._with_ids else 0
         for choice in choices:
             size += len(choice.token_ids) + sum(len(score.token_ids) for score in choice.scores)

@@ -1,6 +1,6 @@
-"""`POST /generative_scoring`: how likely a model that generates goes on with a label, behind a query and each item.
+"""`POST /generative_scoring`: how likely a generative model is to continue a query and an item with a label token.
 
-Nothing is drawn: one token is generated of each prompt, for the log-probabilities of the labels at its place.
+Nothing is sampled: one token is generated per prompt, only for the labels' log-probabilities at its position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quire.runners import GENERATE
 
 
 async def generative_scoring(request: Request) -> Response:
-    """A score of each item: the probability of the first label."""
+    """Scores each item by the probability of the first label."""
     body = await read_json(request, GenerativeScoringRequest)
     context = context_of(request)
     model = context.fleet.model(body.model, GENERATE)
@@ -49,7 +49,7 @@ async def generative_scoring(request: Request) -> Response:
         asked, prompts, model, max_tokens=1, logprobs=0, prompt_logprobs=None, caller=caller_of(request, asked),
         options=context.options,
     )  # fmt: skip
-    # The probabilities are the model's own, whatever its generation config or --logprobs-mode says.
+    # Use the model's own probabilities, regardless of its generation config and --logprobs-mode.
     sampling = msgspec.structs.replace(generation.sampling, processed_logprobs=True, logit_bias=())
     state = await context.pipeline.start(replace(generation, sampling=sampling, wants_text=False))
     choices = await collect(state, len(prompts), request.receive)
@@ -64,7 +64,7 @@ async def generative_scoring(request: Request) -> Response:
 
 
 def _completion(body: GenerativeScoringRequest) -> CompletionRequest:
-    """What is asked of the model. Sampled as the model has it, without a seed: the token itself is of no interest."""
+    """Builds the model request. Sampling is neutral and has no seed: the sampled token is ignored."""
     return CompletionRequest(
         prompt="", model=body.model, max_tokens=1, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, logprobs=0,
         repetition_penalty=1.0, min_tokens=0, presence_penalty=0.0, frequency_penalty=0.0, ignore_eos=True,
@@ -74,7 +74,7 @@ def _completion(body: GenerativeScoringRequest) -> CompletionRequest:
 
 
 async def _prompts(request: Request, body: GenerativeScoringRequest, model: ServedModel) -> list[TokenizedPrompt]:
-    """Query and item as one text, or as one sequence of tokens."""
+    """Joins query and item as one text, or as one token sequence."""
     context, texts = context_of(request), [item for item in body.items if isinstance(item, str)]
     if isinstance(body.query, str) and len(texts) == len(body.items):
         context.require_tokenizer("A query as text", "query")
@@ -99,7 +99,7 @@ def _joined(body: GenerativeScoringRequest, vocab_size: int) -> list[TokenizedPr
 
 
 def _score(body: GenerativeScoringRequest, choice: CollectedChoice) -> float:
-    """Of the first label: its probability among the labels alone, or among all tokens."""
+    """Probability of the first label, among the labels alone or among all tokens."""
     score = choice.scores[0]
     logprobs = dict(zip(score.token_ids[1:], score.logprobs[1:], strict=True))
     first = logprobs[body.label_token_ids[0]]
@@ -107,6 +107,6 @@ def _score(body: GenerativeScoringRequest, choice: CollectedChoice) -> float:
 
 
 def _log_sum(logprobs: Sequence[float]) -> float:
-    """The logarithm of the sum of what these are the logarithms of."""
+    """Returns log(sum(exp(logprobs)))."""
     largest = max(logprobs)
     return largest + math.log(sum(math.exp(logprob - largest) for logprob in logprobs))

@@ -1,4 +1,4 @@
-"""`POST /invocations`: the one path that some platforms call, for whatever the body is."""
+"""`POST /invocations`: the single path that some platforms call, dispatched by the fields of the body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class _Kind(msgspec.Struct):
-    """What tells one kind of request from another."""
+    """The fields that distinguish kinds of requests."""
 
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
@@ -41,8 +41,10 @@ class _Kind(msgspec.Struct):
 
 
 async def invocations(request: Request) -> Response | EventStream:
-    """Of a model that generates, a conversation where there are messages, and otherwise a completion. Of a pooling
-    model, a ranking where there is a query, scores where there are texts to compare, and otherwise what it is made for.
+    """Dispatches a request by the model and the fields of its body.
+
+    With a generative model, it is a chat if there are messages, otherwise a completion. With a pooling model, it is a
+    reranking if there is a query, scoring if there are texts to compare, and otherwise the model's own task.
 
     Raises:
         InvalidRequest: it is none of these.
@@ -60,7 +62,7 @@ async def invocations(request: Request) -> Response | EventStream:
 
 
 async def _pooled(request: Request, content: bytes, kind: _Kind, tasks: Sequence[str]) -> Response:
-    """By a pooling model."""
+    """Dispatches a request for a pooling model."""
     if kind.has("query"):
         return await scoring.reranked(request, await parse(request, content, RerankRequest))
     if any(map(kind.has, ("text_1", "data_1", "queries"))):

@@ -1,4 +1,4 @@
-"""Work that is short for an ordinary request and long for a large one: that of a large one is done in a thread."""
+"""Runs work that is short for an ordinary request but long for a large one; for large ones, in a thread."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gateway.errors import json_bytes, json_response, json_text_response
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Bytes of a body, and tokens of an answer: a thread takes about as long to begin as these take.
+# Bytes of a body, and tokens of an answer, that take about as long to process as starting a thread.
 LARGE_BODY = 32 * 1024
 LARGE_ANSWER = 1000
 
 
 async def beside(request: Request, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` makes of a request, which takes the longer the larger the body is.
+    """Runs `work`, whose duration grows with the body's size, in a thread if the body is large.
 
     Raises:
-        Overloaded: too many large requests are being worked on.
+        Overloaded: too many large requests are in progress.
     """
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) < LARGE_BODY:
@@ -32,11 +32,11 @@ async def beside(request: Request, work: Callable[P, T], *args: P.args, **kwargs
 
 
 async def answer(request: Request, num_tokens: int, make: Callable[[], Any]) -> Response:
-    """The answer in JSON.
+    """Returns a JSON response, built in a thread if it is large.
 
     Args:
-        num_tokens: how much it tells of, roughly.
-        make: the content.
+        num_tokens: approximate size of the answer.
+        make: builds the content.
     """
     if num_tokens < LARGE_ANSWER:
         return json_response(make())

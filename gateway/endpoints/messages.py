@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same generation as chats."""
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API, built on chat generation."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ async def messages(request: Request) -> Response | EventStream:
 
 
 async def asked(request: Request) -> tuple[MessagesRequest, ChatCompletionRequest]:
-    """The body, and the chat that it asks for.
+    """Returns the body, and the chat request it converts to.
 
     Raises:
-        InvalidRequest: a field is wrong.
+        InvalidRequest: a field is invalid.
     """
     body = await read_json(request, MessagesRequest)
     return body, await beside(request, chat_of, body)
 
 
 async def count_tokens(request: Request) -> Response:
-    """Tokens of a conversation."""
+    """Counts the tokens of a conversation."""
     body = await beside(request, tokenize_request_of, await read_json(request, CountTokensRequest))
     context = context_of(request)
     context.require_tokenizer("A conversation", "messages")

@@ -1,4 +1,4 @@
-"""How an answer looks to Anthropic's clients, streamed and whole: blocks of thinking, text and calls, one at a time."""
+"""Formats an answer for Anthropic's API, streamed or whole: blocks of thinking, text and tool calls, one at a time."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class MessagesAnswer:
 
     def __init__(self, context: GatewayContext, body: MessagesRequest, state: RequestState) -> None:
         self._context, self._body, self._state = context, body, state
-        self._num_tokens = 0  # of what was written
-        self._block: AnswerBlock | None = None  # the one that is open
-        self._index = -1  # its place
-        self._call = -1  # of the call that it is, among the calls
+        self._num_tokens = 0  # written so far
+        self._block: AnswerBlock | None = None  # the open block
+        self._index = -1  # index of that block
+        self._call = -1  # index of the last tool call
         self._finish = Finish(FinishReason.STOP)
         self._called = False
 
     async def respond(self, request: Request) -> Response | EventStream:
-        """The response, in the form that was asked for."""
+        """Returns the response, streamed or whole as requested."""
         if self._body.stream:
             return EventStream(self._state, self)
         (choice,) = await collect(self._state, 1, request.receive)
@@ -102,7 +102,7 @@ class MessagesAnswer:
                     yield BlockDelta(self._index, InputDelta(arguments))
 
     def _go_on(self, block: AnswerBlock) -> Iterator[MessagesEvent]:
-        """With the block that is open, if it is of this kind; else with this one."""
+        """Opens this block, unless a block of the same type is already open."""
         if type(self._block) is not type(block):
             yield from self._open(block)
 
@@ -133,7 +133,7 @@ class MessagesAnswer:
         return MessagesUsage(self._state.prompt_tokens - cached, self._num_tokens, cache_read_input_tokens=cached)
 
     def _stop(self) -> tuple[StopReason, str | None]:
-        """Why the answer ended, and the stop sequence that ended it."""
+        """Returns the stop reason, and the stop sequence if one ended the answer."""
         if self._finish.reason is FinishReason.LENGTH:
             return "max_tokens", None
         if self._called:
@@ -157,7 +157,7 @@ def _block_of(part: Content | Reasoning | ToolCall) -> AnswerBlock:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments; those of one that max_tokens has cut are no JSON, and nothing can be said of them."""
+    """Returns a call's arguments; empty if max_tokens cut them off, so that they are not valid JSON."""
     try:
         found = msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Probes, version, load and metrics."""
+"""Health probes, version, load and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.options.tokenizer_init import SKIP_FLAG
 
 
 async def health(request: Request) -> Response:
-    """200 while requests can be served, and nothing else but that text cannot; 503 with the reason otherwise."""
+    """200 while requests can be served (with a note if there is no tokenizer); otherwise 503 with the reason."""
     context = context_of(request)
     if missing := context.missing:
         return error_response(Unavailable(f"No request can be served now: {', '.join(missing)}."), request.scope)
@@ -34,12 +34,12 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Requests under way in this gateway, and in those that share its port."""
+    """Number of live requests in this gateway and in those that share its port."""
     return json_response({"server_load": request.app.state.num_live()})
 
 
 async def kv_event_sources(request: Request) -> Response:
-    """Where workers tell what their prefix caches store and forget, by number."""
+    """Where workers publish the events of their prefix caches, by index."""
     return json_response(dict(enumerate(context_of(request).fleet.kv_event_sources)))
 
 
@@ -54,11 +54,11 @@ async def scale_out_is_off(request: Request) -> Response:
 async def refused(request: Request) -> Response:
     """
     Raises:
-        HttpError: always; it says why there is no such route.
+        HttpError: always; says why this route is not supported.
     """
     raise HttpError(501, REFUSED_ROUTES[f"{request.method} {request.scope['route'].path}"])
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

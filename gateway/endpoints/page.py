@@ -1,4 +1,4 @@
-"""`/`: a page to talk to the model on, and to watch the fleet; all of it comes from here."""
+"""`/`: a page for chatting with the model and watching the fleet; all of its assets are served from here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HEADERS = {
 
 
 async def page(request: Request) -> Response:
-    """The page itself, which holds nothing that a key protects."""
+    """The page itself, which needs no key."""
     return _file("page.html")
 
 
 async def asset(request: Request) -> Response:
-    """What belongs to it."""
+    """An asset of the page."""
     name = request.path_params["asset"]
     if name not in PAGE_ASSETS:
         raise HTTPException(404)
@@ -34,7 +34,7 @@ async def asset(request: Request) -> Response:
 
 
 async def fleet(request: Request) -> Response:
-    """The workers, as the router told of them last."""
+    """The workers, as last reported by the router."""
     return json_response({"workers": context_of(request).fleet.views})
 
 

@@ -1,4 +1,4 @@
-"""`/v1/…/render`: requests as `/inference/v1/generate` takes them. Nothing is generated."""
+"""`/v1/…/render`: converts requests to the format of `/inference/v1/generate`. Nothing is generated."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from quire.errors import InvalidRequest
 
 
 async def render_chat(request: Request) -> Response:
-    """A conversation."""
+    """Renders a chat request."""
     return await _chat(request, await read_json(request, ChatCompletionRequest))
 
 
 async def render_messages(request: Request) -> Response:
-    """A conversation of Anthropic's API."""
+    """Renders a request of Anthropic's API."""
     _, conversation = await messages.asked(request)
     with told_as(MESSAGES_FIELDS):
         return await _chat(request, conversation)
 
 
 async def render_response(request: Request) -> Response:
-    """A turn of OpenAI's Responses."""
+    """Renders a request of OpenAI's Responses API."""
     turn = await responses.asked(request)
     with told_as(RESPONSES_FIELDS):
         return await _chat(request, turn.chat)
 
 
 async def render_completion(request: Request) -> Response:
-    """Prompts, each as a request of its own."""
+    """Renders a completion request; each prompt becomes a request of its own."""
     body = await read_json(request, CompletionRequest)
     context_of(request).require_tokenizer("Rendering")
     if body.prompt_embeds is not None:

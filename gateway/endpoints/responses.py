@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer API over the same generation as chats, and the responses that are kept."""
+"""`/v1/responses`: OpenAI's Responses API, built on chat generation, and access to stored responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.runners import GENERATE
 
 @dataclass(frozen=True)
 class Turn:
-    """One that is asked for, with the conversation before it."""
+    """A requested turn, and the conversation up to it."""
 
     body: ResponsesRequest
     items: Sequence[Item]
@@ -43,7 +43,7 @@ async def create(request: Request) -> Response | EventStream:
     """Answers a turn of a conversation.
 
     Raises:
-        InvalidRequest: a field is wrong; or it is to go on in the background, and is not to be kept.
+        InvalidRequest: a field is invalid; or it is a background request, and responses are not stored.
         NotFound: there is no such model, or no such previous response.
     """
     turn = await asked(request)
@@ -52,7 +52,7 @@ async def create(request: Request) -> Response | EventStream:
     items = await beside(request, items_json, turn.items) if is_kept else b""
     with told_as(FIELDS):
         generation = await chat.prepare(request, turn.chat, [turn.chat.messages])
-    # Scores are told with the text of their tokens, which parsers take from among others.
+    # Logprobs are sent with the text of their tokens, which parsers separate from other text.
     by_token = bool(generation.parsers) and generation.sampling.logprobs is not None
     state = await context.pipeline.start(replace(generation, token_by_token=by_token))
     answer = ResponsesAnswer(context, body, state, uuid.uuid4().hex, is_stored=is_kept)
@@ -66,7 +66,7 @@ async def create(request: Request) -> Response | EventStream:
 
 
 async def asked(request: Request) -> Turn:
-    """What a request asks for; raises as `create`."""
+    """Reads and converts the request; raises as `create`."""
     body = await read_json(request, ResponsesRequest)
     check(body)
     context = context_of(request)
@@ -83,7 +83,7 @@ async def asked(request: Request) -> Turn:
 async def _kept(
     request: Request, context: GatewayContext, answer: ResponsesAnswer, tenant: str, items: bytes
 ) -> Response | EventStream:
-    """An answer that is kept: in the background or as a stream, it is kept while it comes."""
+    """Answers with a response that is stored; a background or streamed one is stored as it progresses."""
     in_background = answer.body.background
     if not in_background and not answer.streams:
         await answer.read_whole(request)
@@ -97,16 +97,16 @@ async def _kept(
 
 
 async def kept(request: Request) -> Response | EventStream:
-    """One that is kept."""
+    """Serves or deletes a stored response."""
     return await (_delete if request.method == "DELETE" else _retrieve)(request)
 
 
 async def _retrieve(request: Request) -> Response | EventStream:
-    """A response that is kept, without what it says while it is under way; or its events, from behind a number on.
+    """Returns a stored response (without output while in progress), or streams its events after a given number.
 
     Raises:
-        InvalidRequest: a parameter is malformed, or the events were not kept.
-        NotFound: there is none of this id and key.
+        InvalidRequest: a parameter is malformed, or the events were not stored.
+        NotFound: this caller has no response with this id.
     """
     identity, tenant, asked = request.path_params["response_id"], tenant_of(request), request.query_params
     responses = context_of(request).responses
@@ -128,10 +128,10 @@ def _is_number(text: str) -> bool:
 
 
 async def _delete(request: Request) -> Response:
-    """Forgets a response.
+    """Deletes a response.
 
     Raises:
-        NotFound: there is none of this id and key.
+        NotFound: this caller has no response with this id.
     """
     identity = request.path_params["response_id"]
     await context_of(request).responses.delete(identity, tenant_of(request))
@@ -139,11 +139,11 @@ async def _delete(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """What a response was asked with, the conversation before it included.
+    """Lists the input items of a response, including the conversation before it.
 
     Raises:
         InvalidRequest: a parameter is malformed.
-        NotFound: there is none of this id and key.
+        NotFound: this caller has no response with this id.
     """
     identity = request.path_params["response_id"]
     found = await context_of(request).responses.find(identity, tenant_of(request))
@@ -152,10 +152,10 @@ async def input_items(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Ends a response that is under way; answers with it.
+    """Cancels a response in progress, and returns it.
 
     Raises:
-        NotFound: there is none of this id and key.
+        NotFound: this caller has no response with this id.
     """
     responses = context_of(request).responses
     return json_text_response(await responses.cancel(request.path_params["response_id"], tenant_of(request)))

@@ -1,6 +1,6 @@
-"""How an answer looks to clients of OpenAI's Responses: items of reasoning, text and calls, one at a time.
+"""Formats an answer for OpenAI's Responses API: items of reasoning, text and tool calls, one at a time.
 
-Whole answers come of the same pieces as streamed ones; nobody reads their events then.
+Whole answers are built the same way as streamed ones; their events are discarded.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class ResponsesAnswer:
     ) -> None:
         """
         Args:
-            identity: hexadecimal digits, of which the ids of the response and of its items are made.
-            is_stored: whether it is kept.
+            identity: hex digits from which the ids of the response and of its items are made.
+            is_stored: whether the response is stored.
         """
         self._context, self.state, self._identity = context, state, identity
         self.streams = bool(body.stream)
@@ -84,31 +84,31 @@ class ResponsesAnswer:
         self._thinking = next(iter(thinking.counters(1)), None) if thinking else None
         self._num_events = 0
         self._num_tokens = 0
-        self._pieces: list[str] = []  # of the item that is open
-        self._scores: list[ResponseLogprob] = []  # of the same
-        self._waiting: list[TokenScore] = []  # of tokens whose text is not certain
-        self._item: OutputItem | None = None  # the one that is open
-        self._call = -1  # of the call that it is, among the calls
+        self._pieces: list[str] = []  # text of the open item
+        self._scores: list[ResponseLogprob] = []  # logprobs of the open item
+        self._waiting: list[TokenScore] = []  # scores of tokens whose text is not complete yet
+        self._item: OutputItem | None = None  # the open item
+        self._call = -1  # index of the last tool call
         self._finish: Finish | None = None
         self.body = _begun(body, state, f"resp_{identity}", is_stored)
 
     async def respond(self, request: Request) -> Response | EventStream:
-        """The response, in the form that was asked for."""
+        """Returns the response, streamed or whole as requested."""
         if self.streams:
             return EventStream(self.state, self)
         await self.read_whole(request)
         return await self.whole(request)
 
     async def whole(self, request: Request) -> Response:
-        """The response in one piece."""
+        """Returns the whole response."""
         return await large.answer(request, self._num_tokens, lambda: self.body)
 
     async def read_whole(self, request: Request) -> None:
-        """Reads all of it into the body.
+        """Reads the whole output into the body.
 
         Raises:
             QuireError: the request failed.
-            Cancelled: the client has gone.
+            Cancelled: the client has disconnected.
         """
         async with self.state.read_by(request.receive):
             async for update in updates(self.state):
@@ -146,7 +146,7 @@ class ResponsesAnswer:
             yield from self._told(delta)
 
     def _answering(self, update: ChoiceUpdate) -> Iterable[TokenScore]:
-        """Scores of the update's tokens that are no thinking; counts those that are."""
+        """Returns the scores of the update's tokens that are not reasoning; counts those that are."""
         if self._thinking is None or not update.scores:
             if self._thinking:
                 self._thinking.advance(update.token_ids)
@@ -154,7 +154,7 @@ class ResponsesAnswer:
         return list(compress(update.scores, map(self._answers, update.token_ids)))
 
     def _answers(self, token_id: int) -> bool:
-        """Counts one more token. Whether it is one of the answer."""
+        """Counts one more token, and returns whether it belongs to the answer."""
         thinking = self._thinking
         assert thinking is not None
         before = thinking.num_tokens
@@ -193,25 +193,25 @@ class ResponsesAnswer:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Of the item that is open."""
+        """Id and index of the open item."""
         assert self._item is not None
         return {"item_id": self._item.id, "output_index": len(self.body.output)}
 
     def _id(self, kind: str) -> str:
-        """Of the item that is next."""
+        """Returns the id for the next item."""
         return f"{kind}_{self._identity}_{len(self.body.output)}"
 
     def _take_scores(self) -> list[ResponseLogprob]:
-        """Those of tokens whose text is certain now."""
+        """Takes the waiting scores, whose text is now complete."""
         taken = [_logprob(token) for token in chat_logprobs(self._waiting, self._as_ids).content]
         self._waiting.clear()
         self._scores += taken
         return taken
 
     def _of_text(self, text: str) -> tuple[list[TokenScore], list[TokenScore]]:
-        """Of the waiting scores (those of the text that a message begins with, those of tokens whose text comes later).
+        """Splits the waiting scores: those of the text that begins a message, and those of later text.
 
-        What stands before a message is of calls, or of headers in channels, and is nobody's.
+        Scores before the message belong to tool calls or channel headers, and are dropped.
         """
         waiting = self._waiting
         if not self.state.request.token_by_token:
@@ -228,7 +228,7 @@ class ResponsesAnswer:
         yield ItemAdded(output_index=len(self.body.output), item=item)
 
     def _close(self, status: ItemStatus = "completed") -> Iterator[ResponsesEvent]:
-        """Ends the item that is open, if one is. Where the answer ends with it, it has the scores of all tokens."""
+        """Ends the open item, if any. If the answer ends with it, it gets all remaining scores."""
         if self._item is None:
             return
         if isinstance(self._item, OutputMessage) and self._finish and self._waiting:
@@ -252,7 +252,7 @@ class ResponsesAnswer:
         self._item, self._pieces, self._scores = None, [], []
 
     def _ended(self, error: QuireError | None) -> Iterator[ResponsesEvent]:
-        """The end, whatever it is."""
+        """Ends the response: completed, incomplete, cancelled or failed."""
         status = self._status(error)
         yield from self._close("completed" if status == "completed" else "incomplete")
         body = self.body
@@ -285,7 +285,7 @@ class ResponsesAnswer:
 
 
 def _begun(body: ResponsesRequest, state: RequestState, identity: str, is_stored: bool) -> ResponseBody:
-    """A response of which nothing has come."""
+    """Builds the initial response, without output."""
     asked = body.text or ResponsesText()
     sampling = state.request.sampling
     return ResponseBody(
@@ -321,7 +321,7 @@ def _logprob(token: ChatTokenLogprob) -> ResponseLogprob:
 
 
 def _code(error: QuireError) -> str:
-    """In OpenAI's words."""
+    """Returns OpenAI's code for an error."""
     if isinstance(error, Overloaded):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

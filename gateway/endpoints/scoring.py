@@ -1,7 +1,7 @@
-"""`POST /score` and `/rerank`: how well texts fit each other.
+"""`POST /score` and `/rerank`: how well texts match each other.
 
-A cross-encoder reads both texts of a pair together. Of other models each text is computed once, and the vectors are
-compared: by their angle, or token by token where the model is made for that.
+A cross-encoder reads both texts of a pair together. With other models, each text is embedded once, and the vectors are
+compared: by cosine similarity, or token by token with late-interaction models.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _QUERY, _DOCUMENT = ("query",), ("document", "passage", "corpus")
 
 @dataclass(frozen=True)
 class Pairs:
-    """Texts to compare: one with each of several, or each with its own."""
+    """Texts to compare: one with each of several, or pairwise."""
 
     firsts: Sequence[str]
     seconds: Sequence[str]
-    parameter: str  # that the seconds came in
-    have_roles: bool  # a query and documents, which a model may want told apart
+    parameter: str  # field that the seconds came from
+    have_roles: bool  # a query and documents, for which a model may have prompts
 
     def __post_init__(self) -> None:
         if len(self.firsts) not in (1, len(self.seconds)):
@@ -58,19 +58,19 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Scored:
-    """Of each pair, and the tokens that it took."""
+    """Scores of the pairs, and the number of tokens used."""
 
     scores: Sequence[float]
     num_tokens: int
 
 
 async def score(request: Request) -> Response:
-    """How well texts fit."""
+    """Scores how well texts match."""
     return await scored(request, await read_json(request, ScoreRequest))
 
 
 async def scored(request: Request, body: ScoreRequest) -> Response:
-    """The scores of a body's pairs."""
+    """Scores the pairs of a body."""
     call = PoolingCall.of(request, body)
     found = await _scores(call, body, _pairs_of(body))
     usage = usage_of([Pooled(b"", (), found.num_tokens)])
@@ -95,12 +95,12 @@ def _listed(texts: Texts) -> list[str]:
 
 
 async def rerank(request: Request) -> Response:
-    """Documents by how well they answer a query."""
+    """Ranks documents by how well they answer a query."""
     return await reranked(request, await read_json(request, RerankRequest))
 
 
 async def reranked(request: Request, body: RerankRequest) -> Response:
-    """A body's documents, the best first."""
+    """Ranks the documents of a body, best first."""
     call = PoolingCall.of(request, body)
     if (body.top_n or 0) < 0:
         raise InvalidRequest(f"top_n is {body.top_n}; it must be 0, for all, or more.", parameter="top_n")
@@ -134,7 +134,7 @@ async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Score
 
 
 async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
-    """By a model that reads both texts together."""
+    """Scores pairs with a model that reads both texts together."""
     from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
 
     if call.info.num_labels != 1:
@@ -158,7 +158,7 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
 
 
 async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
-    """By vectors of each text."""
+    """Scores pairs by comparing vectors of each text."""
     from gateway.answers import vectors  # late: it needs numpy, a tenth of a gateway's start
 
     by_token = call.info.is_late_interaction
@@ -186,14 +186,14 @@ async def _compared(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Sco
 
 
 def _prompt(call: PoolingCall, names: Sequence[str]) -> str:
-    """What the model wants before a text of a role."""
+    """Returns the model's prompt to prepend to a text of a role."""
     return next((call.info.prompts[name] for name in names if name in call.info.prompts), "")
 
 
 async def _texts(call: PoolingCall, texts: Sequence[str], most: int | None) -> list[TokenizedInput]:
     """
     Args:
-        most: tokens that stay of each; None or 0 for all.
+        most: maximum tokens to keep of each text; None or 0 means all.
     """
     limit = call.truncation
     if most:

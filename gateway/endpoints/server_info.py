@@ -1,4 +1,4 @@
-"""`GET /server_info`: what the gateway was started with and on, for developers."""
+"""`GET /server_info`: the gateway's options and environment, for developers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMATS = ("text", "json")
 
 
 async def server_info(request: Request) -> Response:
-    """Options, environment variables and the machine, under the names that vLLM has for them; no secrets.
+    """Returns options, environment variables and the machine, under vLLM's names; without secrets.
 
     Raises:
         InvalidRequest: config_format is neither text nor json.
@@ -39,7 +39,7 @@ async def server_info(request: Request) -> Response:
 
 
 def options_told(options: GatewayOptions, secret: Collection[str]) -> Mapping[str, Any]:
-    """Each option's value, as far as others may know it."""
+    """Returns each option's value, with secrets hidden."""
     return {field.name: _told(field.environment_variable, value, secret) for field, value in values_of(options)}
 
 

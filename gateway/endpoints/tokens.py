@@ -32,13 +32,13 @@ from quire.errors import InvalidRequest
 
 
 async def list_models(request: Request) -> Response:
-    """The models that workers serve, or served a moment ago."""
+    """Lists the models that workers serve, or served recently."""
     context = context_of(request)
     return json_response(ModelList([_card(context, name, model) for name, model in context.fleet.models.items()]))
 
 
 async def get_model(request: Request) -> Response:
-    """One of them; its id may have slashes."""
+    """Returns one model; its id may contain slashes."""
     context, name = context_of(request), request.path_params["model"]
     if not name:
         raise HTTPException(404)
@@ -50,7 +50,7 @@ def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
 
 
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text or a conversation."""
+    """Tokenizes a text or a conversation."""
     context = context_of(request)
     context.require_tokenizer("Token ids of a text")
     body = await read_json(request, TokenizeRequest)
@@ -71,7 +71,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayContext) -> TokenizedPrompt:
-    """The tokens of either."""
+    """Returns the tokens of the text or conversation."""
     if body.messages is None:
         special = body.add_special_tokens is not False
         return (await context.tokenizer.encode([body.prompt or ""], special))[0]
@@ -90,7 +90,7 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of token ids."""
+    """Converts token ids to text."""
     context = context_of(request)
     context.require_tokenizer("The text of token ids")
     body = await read_json(request, DetokenizeRequest)
@@ -101,5 +101,5 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """The tokenizer's configuration, where the server is told to show it."""
+    """Returns the tokenizer's configuration, if the server is set to show it."""
     return json_response(msgspec.json.decode(await context_of(request).tokenizer.config_json()))

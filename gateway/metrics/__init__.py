@@ -1,1 +1,1 @@
-"""`/metrics`: figures of this gateway's requests and of the fleet, as Prometheus reads them."""
+"""`/metrics`: measurements of this gateway's requests and of the fleet, for Prometheus."""

@@ -1,4 +1,4 @@
-"""Low-rank adapters in use."""
+"""Metrics of the LoRA adapters in use."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gateway.services.fleet import Fleet
 
 
 def adapter_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
-    """Which adapters requests run or wait with now, as vLLM tells it: in labels, the value being the time.
+    """Reports the adapters of running and waiting requests the way vLLM does: as labels; the value is the current time.
 
-    Nothing where no worker serves any.
+    Yields nothing if no worker serves adapters.
     """
     serving = [worker for worker in fleet.heard if worker.model_info.max_loras]
     if not serving:

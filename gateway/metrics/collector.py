@@ -1,8 +1,8 @@
-"""`/metrics`: one set of values under two names, native `quire_*` and `vllm:*`, so that vLLM's dashboards work.
+"""`/metrics`: each value under two names, native `quire_*` and `vllm:*`, so that vLLM's dashboards work.
 
-Figures of the engines are those that the routers told last (`fleet_metrics`); figures of requests are this gateway's
-own, and those of several gateways add up. A metric of vLLM's whose feature is not used (`spec_decode_*`,
-`lora_requests_info`) is left out: a constant would claim that it was measured.
+Engine metrics are those that the routers last reported (`fleet_metrics`); request metrics are this gateway's own, and
+can be summed over gateways. A vLLM metric whose feature is not used (`spec_decode_*`, `lora_requests_info`) is left
+out: a constant would suggest that it was measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEXTS = {
 
 
 class GatewayCollector(Collector):
-    """Renders the current values when Prometheus asks."""
+    """Collects the current values when Prometheus scrapes."""
 
     def __init__(self, fleet: Fleet, router_streams: RouterStreams, statistics: RequestStatistics) -> None:
         self._fleet = fleet

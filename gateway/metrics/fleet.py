@@ -1,6 +1,6 @@
-"""Figures of the engines: what the routers told last, by model.
+"""Metrics of the engines by model, as last reported by the routers.
 
-All gateways of a fleet tell the same of it: take one's figures, or their maximum, and not their sum. A worker counts
+All gateways of a fleet report the same values: use those of one gateway, or the maximum, not the sum. A worker counts
 once, however many routers know it; each router's own queue counts.
 """
 
@@ -59,7 +59,7 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
         ),
     }
 )
-# name → counter of the engines
+# metric → engine counter
 _COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "prompt_tokens": "prompt_tokens",
@@ -81,10 +81,10 @@ _HISTOGRAMS: Mapping[str, str] = MappingProxyType(
 
 
 def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Iterator[Metric]:
-    """All of them.
+    """Yields all metrics of the engines.
 
     Args:
-        queued: requests that wait in the routers, by the name of the model that they ask for.
+        queued: number of requests waiting in the routers, by requested model name.
     """
     loads, counters = fleet.loads, fleet.counters
     for name, (text, value) in _GAUGES.items():
@@ -110,8 +110,10 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
 
 
 def waiting_requests(fleet: Fleet, queued: Mapping[str, int]) -> Mapping[str, float]:
-    """Those that wait, in the routers or in the engines, by main name of the models; a name that no worker answers to
-    stands for itself."""
+    """Returns the number of requests waiting in routers and engines, by main model name.
+
+    A name that no worker serves is kept as it is.
+    """
     waiting: dict[str, float] = {
         model: sum(load.waiting_requests for load in group) for model, group in fleet.loads.items()
     }
@@ -142,7 +144,7 @@ def _cache_config(prefix: str, fleet: Fleet) -> Metric:
 
 
 def used_share(loads: Loads) -> float:
-    """Of the KV cache, that live sequences hold."""
+    """Share of the KV cache used by live sequences."""
     return ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
 
 

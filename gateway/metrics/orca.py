@@ -1,4 +1,4 @@
-"""Load as ORCA reports it: with an answer whose request asks for it, for proxies that balance by it."""
+"""Load reports in ORCA's format, sent with an answer on request, for load-balancing proxies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _HEADER = "endpoint-load-metrics"
 
 
 def load_report(form: str, model: str, fleet: Fleet, queued: Mapping[str, int]) -> dict[str, str]:
-    """Headers of an answer; none where none are asked for.
+    """Returns the headers to add to an answer; empty if no report was requested.
 
     Args:
         form: TEXT or JSON, or empty.
-        model: whose workers are told of.
+        model: main name of the model whose workers to report.
         queued: see `fleet_metrics`.
     """
     if not form:

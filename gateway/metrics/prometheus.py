@@ -1,4 +1,4 @@
-"""What the two kinds of the gateway's metrics have in common."""
+"""Helpers shared by the fleet metrics and the request metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
 
 
 def gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    """A figure of the fleet, of each model."""
+    """Builds a gauge of the fleet, with a value per model."""
     family = GaugeMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
     for model, value in values.items():
         family.add_metric([model], value)
@@ -23,7 +23,7 @@ def gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:
 
 
 def counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
-    """A figure of the fleet that only grows, of each model."""
+    """Builds a counter of the fleet, with a value per model."""
     family = CounterMetricFamily(name, f"{text} {WHOLE_FLEET}", labels=[MODEL_LABEL])
     for model, value in values.items():
         family.add_metric([model], value)
@@ -31,12 +31,12 @@ def counter(name: str, text: str, values: Mapping[str, float]) -> Metric:
 
 
 def ratio(part: float, whole: float) -> float:
-    """0 where there is no whole."""
+    """Returns part / whole; 0 if whole is 0."""
     return part / whole if whole else 0.0
 
 
 def histogram_family(name: str, text: str, snapshots: Mapping[str, HistogramSnapshot]) -> HistogramMetricFamily:
-    """A histogram of each model."""
+    """Builds a histogram with a snapshot per model."""
     family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
     for model, snapshot in snapshots.items():
         bounds = [*map(floatToGoString, snapshot.bounds), "+Inf"]

@@ -1,4 +1,4 @@
-"""Which engines are at work, and which sleep."""
+"""Metrics of which engines are awake, paused or asleep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire.v1.common_pb2 import EngineStatus
 
 _AWAKE, _PAUSED = "awake", "paused"
-# As vLLM calls them.
+# vLLM's names.
 _STATES: Mapping[int, str] = MappingProxyType(
     {
         SleepLevel.PAUSED: _PAUSED,
@@ -28,7 +28,7 @@ _STATES: Mapping[int, str] = MappingProxyType(
 
 
 def rest_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
-    """How many workers of each model are in which state: of one worker, as vLLM tells it."""
+    """Reports how many workers of each model are in each state; with one worker, the values equal vLLM's."""
     family = GaugeMetricFamily(
         f"{prefix}engine_sleep_state",
         f"Engines that are awake, paused (or asleep at level 0), and asleep at levels 1 and 2. {WHOLE_FLEET}",

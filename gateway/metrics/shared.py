@@ -1,7 +1,7 @@
-"""Figures of several gateways that share a port: whichever of them is asked tells those of all.
+"""Metrics of gateways that share a port: each of them can report the values of all.
 
-Each writes its own to a file now and then, under a name that its successor has too: so a gateway that dies takes no
-figures with it, and sums do not fall.
+Each gateway regularly writes its own values to a file whose name its successor shares: a gateway that dies takes no
+values with it, and sums do not decrease.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from prometheus_client.registry import Collector
 from gateway.metrics.prometheus import WHOLE_FLEET
 
 _WRITE_SECONDS = 0.5
-_ALIVE_SECONDS = 5.0  # one that has not written for so long has nothing under way
+_ALIVE_SECONDS = 5.0  # a gateway that has not written for longer has no live requests
 _PARTIAL = ".partial"
 
-# What tells a sample of a family from its others: its name and labels.
+# Identifies a sample within its family: its name and labels.
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -37,56 +37,56 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def adds_up(self) -> bool:
-        """Whether it is each gateway's own, and not what all of them tell of the fleet."""
+        """Whether the metric is each gateway's own, rather than one of the fleet that all report alike."""
         return not self.text.endswith(WHOLE_FLEET)
 
     @property
     def by_key(self) -> dict[_Key, float]:
-        """The samples' values."""
+        """The samples' values by key."""
         return {(name, tuple(sorted(labels.items()))): value for name, labels, value in self.samples}
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What one gateway tells the others."""
+    """The values that one gateway shares with the others."""
 
-    num_live: int = 0  # requests under way
+    num_live: int = 0  # live requests
     families: Sequence[Family] = ()
 
 
 class SharedFigures(Collector):
-    """This gateway's figures, and those of its siblings.
+    """Reports this gateway's metrics together with those of the gateways that share its port.
 
-    What is each gateway's own adds up. What all of them tell of the fleet is this one's to tell; of its counters the
-    greatest is told, for one that has just started may lack what workers counted that are gone.
+    Each gateway's own metrics are summed. Fleet metrics are taken from this gateway, except counters, for which the
+    maximum of all is used: a gateway that has just started may lack the counts of workers that are gone.
     """
 
     def __init__(self, own: Collector, num_live: Callable[[], int], place: Path) -> None:
         """
         Args:
-            own: this gateway's metrics.
-            num_live: its requests under way.
-            place: its file, in a folder of theirs.
+            own: collector of this gateway's metrics.
+            num_live: returns the number of its live requests.
+            place: its file, in the folder shared by the gateways.
         """
         self._own = own
         self._num_live = num_live
         self._place = place
-        # What those before it under the same name have counted.
+        # What its predecessors of the same name have counted.
         self._before = [family for family in _read(place).families if family.adds_up]
 
     @property
     def num_live(self) -> int:
-        """Requests under way at all of them."""
+        """Number of live requests in all gateways."""
         return self._num_live() + sum(_read(place).num_live for place in self._siblings() if _is_alive(place))
 
     async def run(self) -> None:
-        """Writes the file now and then, until cancelled."""
+        """Writes the file regularly, until cancelled."""
         while True:
             with contextlib.suppress(OSError):
                 self.write()
             await asyncio.sleep(_WRITE_SECONDS)
 
     def write(self) -> None:
-        """Tells the others.
+        """Writes the file for the other gateways.
 
         Raises:
             OSError: the folder is gone, or full.
@@ -114,12 +114,12 @@ class SharedFigures(Collector):
 
 
 def place_of(folder: str, name: str) -> Path:
-    """The file of the gateway of that name."""
+    """Returns the file of the gateway of that name; without a name, of this process."""
     return Path(folder) / f"{name or os.getpid()}.figures"
 
 
 def _joined(family: Family, others: Iterable[Family]) -> Family:
-    """With what others have counted. What is measured now is this one's to tell."""
+    """Adds the counts of others to a counter or histogram. Gauges are this gateway's own."""
     if family.kind not in ("counter", "histogram"):
         return family
     values = family.by_key
@@ -144,7 +144,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _read(place: Path) -> Figures:
-    """Nothing where there is no file, or none of this version's."""
+    """Reads a file; empty if it does not exist, or was written by another version."""
     try:
         return msgspec.msgpack.decode(place.read_bytes(), type=Figures)
     except (OSError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""Figures of speculative decoding, of the models for which tokens are guessed, by the names that vLLM has or had."""
+"""Metrics of speculative decoding, for the models that use it, by vLLM's current and former names."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def speculation_metrics(prefix: str, counters: Mapping[str, EngineCounters]) -> Iterator[Metric]:
-    """None where no engine guesses: a constant would claim that it was measured.
+    """Yields nothing if no engine uses speculative decoding: a constant would suggest that it was measured.
 
     Args:
-        counters: of each model.
+        counters: by model.
     """
     guessing = {model: count for model, count in counters.items() if count.draft_accepted_tokens.bounds}
     if not guessing:
@@ -47,12 +47,12 @@ def speculation_metrics(prefix: str, counters: Mapping[str, EngineCounters]) -> 
 
 
 def _by_position(name: str, counters: Mapping[str, EngineCounters]) -> Metric:
-    """Of each position of a guess, the first of which is 0, up to the last that was ever right."""
+    """Accepted tokens by position in the draft, from 0 up to the last position ever accepted."""
     family = CounterMetricFamily(
         name, f"Guessed tokens that were right, by their position. {WHOLE_FLEET}", labels=[MODEL_LABEL, "position"]
     )
     for model, count in counters.items():
-        right = list(count.draft_accepted_tokens.counts)  # [index]: guesses of which so many first tokens were
+        right = list(count.draft_accepted_tokens.counts)  # right[n]: drafts of which exactly n tokens were accepted
         for position in range(len(right) - 1):
             if reached := sum(right[position + 1 :]):
                 family.add_metric([model, str(position)], reached)

@@ -1,1 +1,1 @@
-"""ASGI middleware: authentication, request ids, the path of a proxy in front."""
+"""ASGI middleware: authentication, request ids, tracing, the path prefix of a proxy, shutdown."""

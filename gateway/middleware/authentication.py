@@ -1,5 +1,7 @@
-"""API keys: every path needs one but the health probes. Judged on the raw path below the
-proxy's, before anything is routed."""
+"""API keys: every path except the health probes and the page needs one.
+
+The check uses the raw path below the proxy's prefix, before routing.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ PUBLIC_PATHS = frozenset((b"/health", b"/livez", b"/readyz", b"/ping", *_PAGE))
 
 
 class AuthenticationMiddleware:
-    """Denies by default.
+    """Rejects requests without a known key.
 
-    Puts into `scope["state"]` the `tenant`, a hash of the key, and the `cache_tenant`, an HMAC of it that keeps cached
-    prefixes apart.
+    Sets in `scope["state"]` the `tenant`, a hash of the key, and the `cache_tenant`, an HMAC of the key that separates
+    the cached prefixes of different keys.
     """
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], public_paths: Collection[bytes] = PUBLIC_PATHS) -> None:
         """
         Args:
-            public_paths: that need no key.
+            public_paths: paths that need no key.
         """
         self._app = app
         self._public_paths = public_paths
         self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes lifespan events, public paths and authenticated requests on."""
+        """Passes on lifespan events, public paths and authenticated requests."""
         if scope["type"] == "lifespan" or path_below_root(scope) in self._public_paths:
             await self._app(scope, receive, send)
             return
@@ -49,12 +51,12 @@ class AuthenticationMiddleware:
             await response(scope, receive, send)
             return
         scope["state"]["tenant"] = tenant_hash(key.decode("latin-1"))
-        # One key alone needs no wall inside the cache.
+        # With a single key, the cache needs no separation.
         scope["state"]["cache_tenant"] = _cache_tenant(key) if len(self._digests) > 1 else ""
         await self._app(scope, receive, send)
 
     def _authenticate(self, scope: Scope) -> bytes:
-        """The request's key; empty when it is not known. Compares with all keys, always."""
+        """Returns the request's key; empty if it is unknown. Always compares with all keys."""
         key = _given_key(scope)
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -62,7 +64,7 @@ class AuthenticationMiddleware:
 
 
 def _given_key(scope: Scope) -> bytes:
-    """As OpenAI's clients send it or, without that, as Anthropic's do; empty for none."""
+    """Returns the key as sent by OpenAI's clients or, failing that, by Anthropic's; empty if there is none."""
     headers = dict(reversed(scope["headers"]))
     if b"authorization" not in headers:
         return bytes(headers.get(b"x-api-key", b"")).strip()

@@ -1,4 +1,4 @@
-"""Middleware that an operator brings: classes as ASGI has them, or functions of a request and what answers it."""
+"""Loads an operator's own middleware: ASGI middleware classes, or functions of a request and the next handler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.errors import StartupError
 def middleware_of(path: str) -> Middleware:
     """
     Args:
-        path: such as package.module.Name.
+        path: import path, such as package.module.Name.
 
     Raises:
-        StartupError: there is none of that name, or it is neither a class nor an async function.
+        StartupError: it cannot be imported, or is neither a class nor an async function.
     """
     module, _, name = path.rpartition(".")
     try:

@@ -1,4 +1,4 @@
-"""Request ids and trace context: taken from the request or made up, handed on to every service."""
+"""Request ids and trace context: taken from the request or generated, and passed on to every service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RequestIdMiddleware:
     def __init__(self, app: ASGIApp, echo: bool) -> None:
         """
         Args:
-            echo: adds X-Request-Id to answers.
+            echo: whether to add X-Request-Id to responses.
         """
         self._app = app
         self._echo = echo

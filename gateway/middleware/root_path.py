@@ -1,4 +1,4 @@
-"""The path under which a proxy serves this server: requests come with it or, where the proxy takes it off, without."""
+"""The path prefix under which a proxy serves this server; the proxy may or may not strip it from requests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class RootPathMiddleware:
-    """Makes both look as ASGI wants it: `root_path` is set, and the paths begin with it.
+    """Normalizes both cases to what ASGI expects: `root_path` is set, and paths begin with it.
 
-    Proxies differ, and what asks for `/health` behind the proxy's back knows nothing of its path.
+    Proxies differ, and clients that bypass the proxy, such as health checks, do not use its prefix.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
@@ -20,7 +20,7 @@ class RootPathMiddleware:
         self._root = f"/{root_path.strip('/')}" if root_path.strip("/") else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, below the path."""
+        """Passes the request on, with the prefix in its paths."""
         if self._root and scope["type"] == "http":
             path, raw_path, root = scope["path"], scope["raw_path"], self._root.encode()
             if not path.startswith(f"{self._root}/"):
@@ -30,6 +30,6 @@ class RootPathMiddleware:
 
 
 def path_below_root(scope: Scope) -> bytes:
-    """The raw path of a request without the proxy's."""
+    """Returns the raw path of a request without the proxy's prefix."""
     raw_path: bytes = scope.get("raw_path", b"")
     return raw_path.removeprefix(scope.get("root_path", "").encode())

@@ -1,4 +1,4 @@
-"""The end of requests that the server does not wait for any longer: an answer, where none has begun."""
+"""Answers requests that are cancelled because the server stops, if no response has begun."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gateway.errors import error_response, stopping
 
 
 class StoppingMiddleware:
-    """Answers 503 to a request whose task is cancelled, which only a server does that stops (`main`).
+    """Answers 503 to a request whose task is cancelled, which happens only when the server stops (`main`).
 
-    Streams that have begun say so themselves (`EventStream`).
+    Streams that have begun send their own error (`EventStream`).
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's part of a request's trace: all of it, from its headers to the end of its answer."""
+"""The gateway's span of a request's trace, from its headers to the end of the response."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from quire.rpc.context import current_request_id, current_trace, enter_request
 from quire.tracing.attributes import HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS, REQUEST_ID, URL_PATH
 from quire.tracing.base import Side, Tracer
 
-# What orchestrators and Prometheus ask for every few seconds.
+# Paths that orchestrators and Prometheus poll every few seconds.
 _UNTRACED = ("/health", "/ping", "/livez", "/readyz", "/metrics", "/load")
 _MAX_PATH = 256
 
 
 class TracingMiddleware:
-    """Behind the one that makes the request the current one."""
+    """Traces requests. Must come after the middleware that makes the request the current one."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, with this as what other services' parts belong to."""
+        """Passes the request on; spans of other services become children of this one."""
         if scope["type"] != "http" or scope["path"].endswith(_UNTRACED):
             await self._app(scope, receive, send)
             return
@@ -53,7 +53,7 @@ class TracingMiddleware:
 
 
 def _route(scope: Scope) -> str:
-    """The path with names in place of what varies; empty where nothing answers to it."""
+    """Returns the route's path with parameter names in place of values; empty if no route matches."""
     endpoint, path = scope.get("endpoint"), path_below_root(scope).decode("latin-1")
     routes = scope["router"].routes if endpoint is not None else ()
     found = (route for route in routes if isinstance(route, Route) and route.endpoint is endpoint)

@@ -1,4 +1,4 @@
-"""Formats of reasoning: a file each, with a `ReasoningParser` that turns content into `Reasoning`."""
+"""Reasoning formats: one module each, with a `ReasoningParser` that turns content into `Reasoning`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REASONING_PARSERS: Mapping[str, str] = registry(
 
 
 def reasoning_parser(name: str) -> type[ReasoningParser]:
-    """The parser of that name.
+    """Returns the parser of that name.
 
     Raises:
         StartupError: there is none.

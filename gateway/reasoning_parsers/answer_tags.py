@@ -1,4 +1,4 @@
-"""Thinking between marks, and the answer behind it in tags of its own."""
+"""Reasoning between marks, followed by an answer in tags of its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gateway.reasoning_parsers.base import MAX_BLANKS, MarkedParser, without_bla
 
 
 class AnswerInTags(MarkedParser):
-    """An answer that begins with its first tag loses that one, and the last tag where it ends with it."""
+    """Removes the first tag if the answer begins with it; then also the last tag if the answer ends with it."""
 
     answer_start: ClassVar[str]
     answer_end: ClassVar[str]
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
-        self._tagged: bool | None = None  # whether the answer has a first tag, once it is known
-        self._empty = True  # no text of it yet
-        self._waiting = ""  # of the answer
+        self._tagged: bool | None = None  # whether the answer has a first tag; None until known
+        self._empty = True  # whether it has no text yet
+        self._waiting = ""  # text of the answer held back
         self._end = Markers(self.answer_end)
 
     def parse_answer(self, text: str) -> Sequence[Delta]:
@@ -43,7 +43,7 @@ class AnswerInTags(MarkedParser):
         return [*found, Content(self._waiting)]
 
     def _look_for_tag(self, text: str) -> str:
-        """The text without the first tag; nothing while it may still come."""
+        """Returns the text without the first tag; empty while the tag may still come."""
         inside = text.lstrip(self.blanks)
         if len(text) - len(inside) <= MAX_BLANKS:
             if len(inside) < len(self.answer_start) and self.answer_start.startswith(inside):
@@ -55,7 +55,7 @@ class AnswerInTags(MarkedParser):
         return inside.removeprefix(self.answer_start) if self._tagged else text
 
     def _divide(self, text: str) -> tuple[str, str]:
-        """What is certain of the answer, and what may be its last tag, with the blanks around it."""
+        """Splits the text into what is certain, and what may be the last tag, with blanks around it."""
         inside = text.rstrip(self.blanks)
         if inside.endswith(self.answer_end) and len(text) - len(inside) <= MAX_BLANKS:
             certain = inside.removesuffix(self.answer_end)
@@ -66,7 +66,7 @@ class AnswerInTags(MarkedParser):
 
 
 class ThinkAndAnswerTags(AnswerInTags):
-    """Hunyuan-A13B's: `<think>…</think>` and `<answer>…</answer>`."""
+    """Hunyuan-A13B: `<think>…</think>` and `<answer>…</answer>`."""
 
     start_mark = "<think>"
     end_mark = "</think>"

@@ -1,4 +1,4 @@
-"""What a format of reasoning tells of itself, and how a text is read that has its thinking between two marks."""
+"""Base classes of the reasoning formats, including formats with reasoning between two marks."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from gateway.answers.deltas import Content, Delta, Finish, Reasoning
 from gateway.answers.markers import Markers
 from gateway.answers.parser import AnswerParser
 
-# Line breaks before a mark that belong to it, and not to the text before: more of them stay text, so that no more than
-# these ever wait.
+# At most this many line breaks before a mark belong to the mark rather than to the text before it. Further ones are
+# text, so that no more than these are ever held back.
 MAX_BLANKS = 8
 
 
 class ReasoningParser(AnswerParser):
-    """Finds the thinking in an answer, step by step. What it tells of its marks goes to services that read tokens."""
+    """Finds the reasoning in an answer, step by step. Its marks are also passed to services that read tokens."""
 
-    # What opens the thinking, and what ends it for good, as text.
+    # Text that opens the reasoning, and text that ends it for good.
     start_mark: ClassVar[str]
     end_mark: ClassVar[str]
-    # Whether models of this format think only where prompt or output opens it. Otherwise an answer is thinking up to
-    # the end mark, unless the prompt has closed it.
+    # Whether models with this format reason only if prompt or output opens the reasoning. If not, an answer is
+    # reasoning up to the end mark, unless the prompt has closed it.
     is_optional: ClassVar[bool] = True
-    # Where the thinking comes in several stretches, each opened by the start mark: what ends one.
+    # If reasoning can come in several stretches, each opened by the start mark: the text that ends one.
     stretch_end_mark: ClassVar[str] = ""
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
-        # What has come and is not told yet begins at `at` in this: a mark with its blanks at most, once `parse` ends.
+        # Text not yet returned begins at `at` in `held`. After `parse`, it is at most a partial mark and its blanks.
         self.held = ""
         self.at = 0
 
@@ -44,30 +44,30 @@ class ReasoningParser(AnswerParser):
 
     @abstractmethod
     def step(self) -> Sequence[Delta] | None:
-        """Reads on in what is held, and takes what it tells; None until more text has come."""
+        """Continues in the held text and advances past what it returns; returns None if it needs more text."""
 
 
 class _Place(enum.Enum):
-    """How far a text has come."""
+    """Position in the text."""
 
     BEGINNING = enum.auto()  # a start mark may come
-    OPENED = enum.auto()  # no word of thinking yet
+    OPENED = enum.auto()  # no text of the reasoning yet
     THINKING = enum.auto()
-    CLOSED = enum.auto()  # no word of the answer yet
+    CLOSED = enum.auto()  # no text of the answer yet
     ANSWER = enum.auto()
 
 
 class MarkedParser(ReasoningParser):
-    """Thinking stands before the answer, between marks; a start mark that the prompt has may be repeated or missing.
+    """Reasoning between marks, before the answer. A start mark in the prompt may be repeated in the output or not.
 
-    Line breaks beside the marks are the format's and belong to neither part. An answer that has begun is never thinking
-    again, whatever it says of marks; without an end mark all is thinking.
+    Line breaks next to the marks belong to the format and to neither part. Once the answer has begun, it is never
+    reasoning again, even if it mentions marks; without an end mark, everything is reasoning.
     """
 
-    # Further ways of writing the marks.
+    # Alternative spellings of the marks.
     other_start_marks: ClassVar[tuple[str, ...]] = ()
     other_end_marks: ClassVar[tuple[str, ...]] = ()
-    # What may stand around marks.
+    # Characters that may surround marks.
     blanks: ClassVar[str] = "\n"
 
     def __init__(self, context: AnswerContext) -> None:
@@ -95,11 +95,11 @@ class MarkedParser(ReasoningParser):
         return [*self.end_answer(held), finish]
 
     def parse_answer(self, text: str) -> Sequence[Delta]:
-        """What is certain of the answer's own text."""
+        """Returns the text of the answer that is certain."""
         return [Content(text)] if text else []
 
     def end_answer(self, text: str) -> Sequence[Delta]:
-        """The last of the answer's text, and what was held back of it."""
+        """Returns the last text of the answer, and what was held back of it."""
         return self.parse_answer(text)
 
     def _begin(self) -> Sequence[Delta] | None:
@@ -121,7 +121,7 @@ class MarkedParser(ReasoningParser):
         return ()
 
     def _think(self) -> Sequence[Delta] | None:
-        """All but what may be the beginning of an end mark, with the blanks before it."""
+        """Returns everything except what may be the beginning of an end mark, with the blanks before it."""
         place, mark = self._ends.find(self.held, 0)
         text = without_blanks(self.held[:place], self.blanks)
         if mark:
@@ -145,6 +145,6 @@ class MarkedParser(ReasoningParser):
 
 
 def without_blanks(text: str, blanks: str) -> str:
-    """The text without so many blanks at its end as may belong to a mark."""
+    """Removes trailing blanks that may belong to a mark, at most MAX_BLANKS of them."""
     kept = max(0, len(text) - MAX_BLANKS)
     return text[:kept] + text[kept:].rstrip(blanks)

@@ -1,9 +1,9 @@
-"""Harmony, the format of gpt-oss: an answer is a row of messages, each in a channel and perhaps for a recipient.
+"""Harmony, the format of gpt-oss: an answer is a sequence of messages, each in a channel and perhaps to a recipient.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
 
-The prompt ends with `<|start|>assistant`, so that an output begins in the middle of its first message's header.
+The prompt ends with `<|start|>assistant`, so an output begins in the middle of its first message's header.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gateway.answers.markers import Markers
 from gateway.reasoning_parsers.base import ReasoningParser
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-# What ends a message's text: the last two begin another message.
+# Tokens that end a message's text; the last two begin another message.
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
-# By these a header is known.
+# Text that a header may begin with.
 _FIRST = (_START, _CHANNEL, _MESSAGE, " to=")
 _LONGEST_FIRST = max(map(len, _FIRST))
-# What is longer is no header: names of tools have 64 characters.
+# Longer text is not a header: tool names have at most 64 characters.
 _MAX_HEADER = 256
 _RECIPIENT = re.compile(r"to=([^\s<]{1,128})")
 _FUNCTIONS = "functions."
@@ -32,13 +32,13 @@ _NAME = re.compile(re.escape(_CHANNEL) + r"\s{0,8}([a-z]{1,32})")
 
 
 class _Place(enum.Enum):
-    BETWEEN = enum.auto()  # messages, or before the first
+    BETWEEN = enum.auto()  # between messages, or before the first
     HEADER = enum.auto()
     TEXT = enum.auto()
 
 
 class _Kind(enum.Enum):
-    """What a message's text is."""
+    """Kind of a message's text."""
 
     CONTENT = enum.auto()
     REASONING = enum.auto()
@@ -46,8 +46,10 @@ class _Kind(enum.Enum):
 
 
 class HarmonyChannels(ReasoningParser):
-    """Messages in the channel `analysis`, and those for the model's own tools, are reasoning; those for functions are
-    calls, where there are tools that may be called; others, and text outside of any, are content.
+    """Sorts messages into reasoning, tool calls and content.
+
+    Messages in the channel `analysis`, and those to the model's own tools, are reasoning. Messages to functions are
+    calls, if there are tools that may be called. Other messages, and text outside messages, are content.
     """
 
     start_mark = "<|channel|>analysis<|message|>"
@@ -61,7 +63,7 @@ class HarmonyChannels(ReasoningParser):
         self._place = _Place.BETWEEN
         self._kind = _Kind.CONTENT
         self._num_calls = 0
-        self._without_arguments = False  # the call that is being read, so far
+        self._without_arguments = False  # whether the current call has no arguments so far
         self._ends = Markers(*_ENDS)
         self._steps = {
             _Place.BETWEEN: self._look_for_header,
@@ -73,7 +75,7 @@ class HarmonyChannels(ReasoningParser):
         return self._steps[self._place]()
 
     def end(self, finish: Finish) -> Sequence[Delta]:
-        """What was held back, but for a header whose message never came."""
+        """Returns the text held back, except a header whose message never came."""
         held = self.held[self.at :]
         if self._place is _Place.TEXT:
             return [*self._said(held), *self._end_message(), finish]
@@ -133,7 +135,8 @@ class HarmonyChannels(ReasoningParser):
         return [Content(text) if self._kind is _Kind.CONTENT else Reasoning(text)]
 
     def _end_message(self) -> Sequence[Delta]:
-        """What comes next is content until a header says otherwise; a call has an object of arguments at least."""
+        """Ends a message. Text after it is content until a header says otherwise. A call without arguments gets
+        `{}`."""
         was, self._kind = self._kind, _Kind.CONTENT
         if was is not _Kind.CALL:
             return ()

@@ -1,4 +1,4 @@
-"""Answers without their thinking, for requests that do not want it."""
+"""Removes the reasoning from answers, for requests that do not want it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.answers.parser import AnswerParser
 
 
 class ReasoningOmitted(AnswerParser):
-    """Comes last, and drops what others have found."""
+    """Runs last, and drops the reasoning that other parsers have found."""
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         return () if isinstance(delta, Reasoning) else (delta,)

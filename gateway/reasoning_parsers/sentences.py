@@ -1,4 +1,4 @@
-"""Thinking between two sentences that the system prompt asks for."""
+"""Reasoning between two sentences that the system prompt asks for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway.reasoning_parsers.answer_tags import AnswerInTags
 
 
 class GraniteSentences(AnswerInTags):
-    """Granite 3.2's, in the two ways that its models write them; Granite 3.3 has tags, around the answer too."""
+    """Granite 3.2, in the two spellings its models use; and Granite 3.3, which has tags, around the answer too."""
 
     start_mark = "Here is my thought process:"
     end_mark = "Here is my response:"

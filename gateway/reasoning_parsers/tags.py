@@ -1,8 +1,8 @@
-"""Thinking between two tags, before the answer.
+"""Reasoning between two tags, before the answer.
 
-Of the families, templates of DeepSeek-R1, Step and Qwen3's thinking models end the prompt with `<think>`, so that the
-output has the end tag alone; GLM-4.5 and Qwen3's hybrid models write both tags themselves; templates write an empty
-pair into the prompt where thinking is turned off.
+The templates of DeepSeek-R1, Step and Qwen3's thinking models end the prompt with `<think>`, so that the output has
+only the end tag. GLM-4.5 and Qwen3's hybrid models write both tags themselves. Templates write an empty pair into the
+prompt if thinking is turned off.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gateway.reasoning_parsers.base import MarkedParser
 
 
 class ThinkTags(MarkedParser):
-    """`<think>…</think>`, where the prompt or the output opens it."""
+    """`<think>…</think>`, opened by the prompt or the output."""
 
     start_mark = "<think>"
     end_mark = "</think>"
@@ -19,7 +19,7 @@ class ThinkTags(MarkedParser):
 
 
 class AlwaysThinkTags(ThinkTags):
-    """The same of models that think first, whether or not anything opens it."""
+    """The same for models that always reason first, whether or not anything opens the reasoning."""
 
     is_optional = False
 
@@ -33,7 +33,7 @@ class BracketTags(MarkedParser):
 
 
 class SeedTags(MarkedParser):
-    """`<seed:think>…</seed:think>`; what is between may speak of the budget in tags of its own, which stay."""
+    """`<seed:think>…</seed:think>`; tags about the thinking budget inside it stay in the reasoning."""
 
     start_mark = "<seed:think>"
     end_mark = "</seed:think>"

@@ -1,1 +1,1 @@
-"""Requests to generate: what they ask for, checked and in the services' terms, and how far they have come."""
+"""Generation and pooling requests: validation, conversion to the services' types, and the state of live requests."""

@@ -1,4 +1,4 @@
-"""Conversations of Anthropic's API as those of OpenAI's, which all else is made for."""
+"""Converts requests of Anthropic's API to OpenAI chat requests, which the rest of the gateway works on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.errors import InvalidRequest
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")
 _NAMED_FORM = '{"type": "tool", "name": "…"}'
-# What a chat's fields are called here.
+# Chat field → its name in this API, for error messages.
 FIELDS = {
     "stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort", "response_format.json_schema.schema": "output_config.format.schema",
@@ -23,10 +23,10 @@ FIELDS = {
 
 
 def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
-    """A conversation to continue.
+    """Converts a conversation to continue into a chat request.
 
     Raises:
-        InvalidRequest: something in it is malformed, or nothing that Quire has.
+        InvalidRequest: something in it is malformed, or not supported by Quire.
     """
     _refuse(body, "mcp_servers", "container")
     conversation = _conversation(body)
@@ -60,7 +60,7 @@ def chat_of(body: MessagesRequest) -> ChatCompletionRequest:
 
 
 def tokenize_request_of(body: CountTokensRequest) -> TokenizeRequest:
-    """The same, only to be counted; raises as `chat_of`."""
+    """Converts a conversation whose tokens are to be counted; raises as `chat_of`."""
     _refuse(body, "mcp_servers")
     conversation = _conversation(body)
     is_begun = _is_begun(conversation)
@@ -79,7 +79,7 @@ def _refuse(body: CountTokensRequest, *names: str) -> None:
 
 
 def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it ends with an answer, which is then gone on with."""
+    """Whether the conversation ends with an assistant message, which is then continued."""
     if not conversation or conversation[-1]["role"] != "assistant":
         return False
     if conversation[-1].get("tool_calls"):
@@ -123,7 +123,7 @@ def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if body.system:
         found.append({"role": "system", "content": _texts(body.system, "system")})
-    called: dict[str, str] = {}  # tools by the ids of their calls
+    called: dict[str, str] = {}  # call id → tool name
     for index, message in enumerate(body.messages):
         place, role = f"messages[{index}]", message.get("role")
         if role not in _ROLES:
@@ -135,7 +135,7 @@ def _conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
 
 
 def _blocks(content: Any, place: str) -> list[tuple[str, Block]]:
-    """The blocks of a content, with their places."""
+    """Returns the blocks of a content, with their places for error messages."""
     if isinstance(content, str):
         return [(place, {"type": "text", "text": content})]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -144,7 +144,7 @@ def _blocks(content: Any, place: str) -> list[tuple[str, Block]]:
 
 
 def _messages(role: str, blocks: Iterable[tuple[str, Block]], called: dict[str, str]) -> list[dict[str, Any]]:
-    """What one message comes to: results of tools are messages of their own, before what the user says beside them."""
+    """Converts one message. Tool results become messages of their own, before the user's text that came with them."""
     results, texts, calls, thoughts = [], [], [], []
     for place, block in blocks:
         match block.get("type"):
@@ -176,7 +176,7 @@ def _text(block: Block, name: str, place: str) -> str:
 
 
 def _texts(content: Any, place: str) -> str | list[dict[str, Any]]:
-    """A content of which all is text."""
+    """Checks a content that may only contain text blocks, and converts it."""
     if isinstance(content, str):
         return content
     found = []

@@ -1,7 +1,8 @@
-"""Beam search: the likeliest outputs as a whole, rather than the likeliest token at each position.
+"""Beam search: finds the most likely outputs as a whole, rather than the most likely token at each position.
 
-The search is that of the Transformers library, whose outputs it equals: of all ways to extend the running beams, the
-likeliest go on, and those that end are kept by their score, the log-probability over a power of the length.
+The search is that of the Transformers library, and produces the same outputs: of all extensions of the running beams,
+the most likely continue, and finished ones are kept by score, which is the log-probability divided by a power of the
+length.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gateway.requests.served_model import ServedModel
 from quire.bounds import MAX_CHOICES, Bound
 from quire.errors import InvalidRequest
 
-# What ends outputs by their text, or asks for what a search does not do.
+# Fields that end outputs by their text, or that a beam search does not support.
 _NOT_WITH_BEAMS = ("stop", "prompt_logprobs", "logprob_token_ids", "repetition_detection")
 _LENGTH_PENALTY = Bound(-10, 10)
 EarlyStopping = bool | Literal["never"]
@@ -24,23 +25,23 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True)
 class BeamSearchParameters:
-    """What a request asks of a search."""
+    """Parameters of a beam search."""
 
-    width: int  # outputs that are followed at a time
-    ending: frozenset[int]  # tokens that end an output, and are a part of it
-    length_penalty: float = 1.0  # scores are divided by length ** length_penalty: above 0, longer outputs are favoured
-    # Whether the search ends with the first `width` outputs that end; "never": only when no better one can come.
+    width: int  # number of beams
+    ending: frozenset[int]  # tokens that end an output; they are part of it
+    length_penalty: float = 1.0  # scores are divided by length ** length_penalty: above 0 favors longer outputs
+    # True ends the search once `width` outputs have finished; "never" ends it only when no better one is possible.
     early_stopping: EarlyStopping = False
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest next tokens of each beam have to be known: `width` of them do not end it."""
+        """Number of most likely next tokens needed per beam, so that at least `width` of them do not end it."""
         return self.width + len(self.ending)
 
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The likeliest tokens at one position, falling."""
+    """The most likely tokens at one position, in descending order."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -48,15 +49,15 @@ class Likeliest:
 
 @dataclass(frozen=True)
 class Beam:
-    """An output so far."""
+    """A partial or complete output."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # the sum over its tokens
-    chosen: tuple[tuple[Likeliest, int], ...] = ()  # for each token, what there was, and which of them it is
-    is_complete: bool = False  # its grammar lets nothing follow
+    chosen: tuple[tuple[Likeliest, int], ...] = ()  # per token: the candidates, and the index chosen
+    is_complete: bool = False  # its grammar allows nothing more
 
     def extended(self, position: Likeliest, choice: int) -> Beam:
-        """With one more token."""
+        """Returns the beam with one more token."""
         return Beam(
             (*self.token_ids, position.token_ids[choice]),
             self.logprob + position.logprobs[choice],
@@ -65,33 +66,33 @@ class Beam:
 
 
 class BeamSearch:
-    """The search from one prompt. Ask for the likeliest next tokens of each of `running`, `advance`, until `done`."""
+    """The search from one prompt: until `done`, `advance` it by the most likely next tokens of each of `running`."""
 
     def __init__(self, parameters: BeamSearchParameters, max_tokens: int) -> None:
         """
         Args:
-            max_tokens: where outputs end that have not ended by themselves.
+            max_tokens: length at which unfinished outputs end.
         """
         self._parameters = parameters
         self._max_tokens = max_tokens
         self.running: list[Beam] = [Beam()]
-        self._finished: list[tuple[float, Beam]] = []  # score, falling, and output
+        self._finished: list[tuple[float, Beam]] = []  # score and output, best first
         self.done = False
 
     @property
     def outputs(self) -> list[Beam]:
-        """What ended, best first; `width` at most."""
+        """Finished outputs, best first; at most `width`."""
         return [beam for _, beam in self._finished]
 
     def ends(self, beam: Beam) -> bool:
-        """Whether a token has ended an output."""
+        """Whether the output's last token is an ending token."""
         return beam.token_ids[-1] in self._parameters.ending
 
     def advance(self, positions: Sequence[Likeliest | None]) -> None:
-        """Takes the likeliest next tokens of each running beam, in order; those that cannot be (-inf) do not count.
+        """Advances the search by the most likely next tokens of each running beam, in order; -inf means impossible.
 
         Args:
-            positions: None for a beam that nothing can follow: it is an output as it is.
+            positions: None for a beam that nothing can follow: it is complete without another token.
         """
         for beam, position in zip(self.running, positions, strict=True):
             if position is None:
@@ -123,7 +124,7 @@ class BeamSearch:
         del self._finished[self._parameters.width :]
 
     def _is_settled(self, length: int) -> bool:
-        """Whether no running beam, as far as one looks, becomes better than the worst that has ended."""
+        """Whether no running beam, as estimated from the best one, can become better than the worst finished output."""
         parameters = self._parameters
         if len(self._finished) < parameters.width:
             return False
@@ -135,10 +136,10 @@ class BeamSearch:
 
 
 def beams_of(body: GenerationFields, model: ServedModel) -> BeamSearchParameters | None:
-    """The search that a request asks for; None where it samples.
+    """Returns the beam search that a request asks for; None if it samples.
 
     Raises:
-        InvalidRequest: a field is wrong, or is of no use beside a search.
+        InvalidRequest: a field is invalid, or cannot be combined with beam search.
     """
     if not body.use_beam_search:
         if body.best_of not in (None, body.n or 1):

@@ -1,4 +1,4 @@
-"""Calls that fit their schemas: a request's tools as a structural tag, in the model's own form."""
+"""Constrains tool calls to their schemas: a structural tag made from a request's tools, in the model's call format."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from quire.errors import InvalidRequest
 from quire.structured.asked import AskedConstraint
 from quire.structured.base import ConstraintRequest, Form
 
-Element = dict[str, Any]  # of a structural tag
+Element = dict[str, Any]  # element of a structural tag
 
 _NO_ARGUMENTS = {"properties": {}, "additionalProperties": False}
-# Of the backends, this one follows structural tags; a server may have another for what requests ask of their content.
+# The guidance backend supports structural tags; the server may use another one for constraints on content.
 _NOTHING_ASKED = AskedConstraint(ConstraintRequest(Form.STRUCTURAL_TAG), backend="guidance")
 _SPACE = r" \t\r\n"
 
 
 def answer_constraint(use: ToolUse, content: NamedConstraint | None) -> NamedConstraint | None:
-    """What an answer has to look like that may call tools.
+    """Returns the constraint for an answer that may call tools.
 
-    A call that has to come is all that comes. Where the model decides, it either calls tools or says what `content`
-    asks for; and once it has begun a call, that has to fit its schema where the tool is strict.
+    A forced call is the entire answer. With automatic choice, the answer is either tool calls or text that satisfies
+    `content`; and once a call has begun, it must match its schema if the tool is strict.
 
     Args:
-        content: what the request asks of the text of its answers.
+        content: the request's constraint on the text of its answers.
 
     Raises:
-        InvalidRequest: nothing can be asked of calls in the model's form, or not beside such content.
+        InvalidRequest: calls in the model's format cannot be constrained, or not together with this kind of content.
     """
     if use.reader is None and not use.is_bound:
         return content
@@ -74,7 +74,7 @@ def _calls(use: ToolUse, reader: type[ToolParser]) -> Element:
 
 
 def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
-    """Free text, in which calls may begin wherever the model's form lets them."""
+    """Free text, in which calls may begin wherever the model's format allows."""
     triggers = [
         word for word in reader.begins if not any(word != one and word.startswith(one) for one in reader.begins)
     ]
@@ -91,7 +91,10 @@ def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
 
 
 def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
-    """What one of the words that begin calls may begin: a row of calls, one of its calls, or a row by another word."""
+    """Tags that a trigger word may begin: a row of calls, or a call of one of the tools.
+
+    If the word is an alternative to the one in the call syntax, it replaces that one.
+    """
     forms = _forms(use, reader)
     first = forms[0][1]
     before_rows, before_calls = (_usual_word(reader, text) for text in (first.before, first.begin))
@@ -106,31 +109,31 @@ def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
 
 
 def _usual_word(reader: type[ToolParser], text: str) -> str:
-    """Which of the words that begin calls a text begins with."""
+    """Returns the trigger word that a text begins with; empty if none."""
     return next((word for word in reader.begins if text.startswith(word)), "")
 
 
 def _are_closed(use: ToolUse, reader: type[ToolParser]) -> bool:
-    """Whether calls have an end, behind which text is text. Otherwise what follows one may be read as another."""
+    """Whether calls have an end mark, after which text is plain text. Without one, it may be read as another call."""
     last = _forms(use, reader)[0][1]
     return any(word in last.end + last.after for word in reader.ends) or not (reader.ends or reader.bare)
 
 
 def _forms(use: ToolUse, reader: type[ToolParser]) -> list[tuple[Tool, CallSyntax]]:
-    """How each tool is called."""
+    """Returns the tools with the syntax of their calls."""
     forms = [(tool, reader.syntax(tool.name)) for tool in use.tools]
     return [(tool, syntax) for tool, syntax in forms if syntax is not None]
 
 
 def _row(use: ToolUse, reader: type[ToolParser], forms: Sequence[tuple[Tool, CallSyntax]]) -> Element:
-    """One call, or several where they may be."""
+    """One call, or several if allowed."""
     tags = [_tag(syntax.begin, _arguments(use, reader, tool), syntax.end) for tool, syntax in forms]
     return {"type": "tags_with_separator", "tags": tags, "separator": forms[0][1].separator, "at_least_one": True,
             "stop_after_first": not use.is_parallel or use.choice is ToolChoice.NAMED}  # fmt: skip
 
 
 def _arguments(use: ToolUse, reader: type[ToolParser], tool: Tool) -> Element:
-    """What the tool's schema allows; any arguments for one that is not strict where the model decides."""
+    """The arguments that the tool's schema allows; any for a tool that is not strict, with automatic choice."""
     is_loose = use.choice is ToolChoice.AUTO and not tool.is_strict
     schema = {"type": "object"} if is_loose else {"type": "object", **(tool.parameters or _NO_ARGUMENTS)}
     form = reader.argument_form(Tool(tool.name, schema))
@@ -146,10 +149,10 @@ def _either(elements: Sequence[Element]) -> Element:
 
 
 def _content(asked: NamedConstraint) -> Element:
-    """What the text is to be, as part of a structural tag.
+    """Converts a constraint on the text into an element of a structural tag.
 
     Raises:
-        InvalidRequest: it cannot be.
+        InvalidRequest: it cannot be expressed in one.
     """
     request = asked.asked.request
     if request.form is Form.JSON_SCHEMA:

@@ -1,4 +1,4 @@
-"""Who asks: as much of it as the services behind the gateway get to know. None of it is ever logged."""
+"""Identity of the caller, as far as the services behind the gateway see it. It is never logged."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _LOAD_HEADER = "endpoint-load-metrics-format"
 
 @dataclass(frozen=True)
 class Caller:
-    """One request's."""
+    """The caller of one request."""
 
-    # Keeps cached prefixes apart: those who share it share them.
+    # Requests share cached prefixes only if their salts are equal.
     cache_salt: str = ""
-    # A hash of the API key, or of what the caller says without one; empty for nobody in particular.
+    # A hash of the API key, or of the tenant header if there is no key; empty for anonymous callers.
     tenant: str = ""
-    # Names the conversation; empty for none.
+    # Identifies the conversation; empty for none.
     session_id: str = ""
 
 
 def caller_of(request: Request, body: GenerationFields) -> Caller:
-    """Who sent a request whose fields are checked.
+    """Returns the caller of a request whose fields have been checked.
 
     Raises:
-        InvalidRequest: one of the headers is malformed, or asks for what Quire does not do.
+        InvalidRequest: a header is malformed, or asks for something unsupported.
     """
     check_rank(request)
     load_format(request)
@@ -48,7 +48,7 @@ def caller_of(request: Request, body: GenerationFields) -> Caller:
 def check_rank(request: Request) -> None:
     """
     Raises:
-        InvalidRequest: a header names the rank that is to work on the request.
+        InvalidRequest: a header selects the data-parallel rank for the request.
     """
     if _RANK_HEADER in request.headers:
         raise InvalidRequest(
@@ -57,10 +57,10 @@ def check_rank(request: Request) -> None:
 
 
 def load_format(request: Request) -> str:
-    """How a request wants to be told of the load with its answer: TEXT, JSON, or empty for not at all.
+    """Returns the format in which the response should report the load: TEXT, JSON, or empty for no report.
 
     Raises:
-        InvalidRequest: in no way that there is.
+        InvalidRequest: the format is unknown.
     """
     form = request.headers.get(_LOAD_HEADER, "").upper()
     if form not in ("", "TEXT", "JSON"):
@@ -71,14 +71,14 @@ def load_format(request: Request) -> str:
 
 
 def tenant_of(request: Request) -> str:
-    """See Caller; raises as `caller_of`."""
+    """Returns the tenant, see Caller; raises as `caller_of`."""
     state = request.scope["state"]
     tenant: str = state["tenant"] if "tenant" in state else tenant_hash(_header(request, _TENANT_HEADER))
     return tenant
 
 
 def tenant_hash(secret: str) -> str:
-    """What stands for an API key, or a tenant's name, behind the gateway: 16 hexadecimal digits; empty for none."""
+    """Returns the identifier of an API key or tenant name used behind the gateway: 16 hex digits; empty for none."""
     return hashlib.sha256(secret.encode()).hexdigest()[:16] if secret else ""
 
 
@@ -90,7 +90,7 @@ def _header(request: Request, name: str) -> str:
 
 
 def _cache_salt(tenant: str, salt: str) -> str:
-    """The tenant's key and the request's own salt, hashed together."""
+    """Combines the tenant's key and the request's own salt by hashing."""
     if not tenant:
         return salt
     return hmac.new(tenant.encode(), salt.encode(), hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""How many choices may run in a gateway at a time, and how tenants share them; and so with other things."""
+"""Limits how many choices (or bytes) a gateway handles at a time, and shares the limit between tenants."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from collections import Counter
 
 from quire.errors import Overloaded
 
-# Half of the streams that the tokenizer service keeps for a session: those that one frame closes may still stand when
-# those that it opens come.
+# Half of the streams that the tokenizer service allows per session: the streams that a frame closes may still be
+# counted when the ones it opens arrive.
 MAX_LIVE_CHOICES = 32768
 
 
 class ChoiceRoom:
-    """Nobody may take more than is left then for others: one tenant alone gets half of the room, the next one half of
-    the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). So no caller can shut the others out."""
+    """No tenant may take more than remains free for others.
+
+    One tenant alone gets half of the room, the next one half of the rest, and so on (dynamic thresholds, Choudhury and
+    Hahne 1998), so that no caller can lock out the others.
+    """
 
     def __init__(self, size: int = MAX_LIVE_CHOICES, unit: str = "choices") -> None:
         """
         Args:
-            unit: what is counted, in words.
+            unit: name of what is counted, for error messages.
         """
         self._unit = unit
         self._free = size
         self._taken: Counter[str] = Counter()
 
     def enter(self, tenant: str, choices: int) -> None:
-        """Takes room for a request, until it leaves.
+        """Reserves room for a request until `leave`.
 
         Raises:
             Overloaded: there is not enough.
@@ -39,7 +42,7 @@ class ChoiceRoom:
         self._free -= choices
 
     def leave(self, tenant: str, choices: int) -> None:
-        """Gives a request's room back."""
+        """Releases a request's room."""
         self._free += choices
         self._taken[tenant] -= choices
         if not self._taken[tenant]:

@@ -1,4 +1,4 @@
-"""What an output has to look like: one constraint of the many fields that can say so."""
+"""Reduces the many fields that can constrain the output to one constraint."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 
 @dataclass(frozen=True)
 class NamedConstraint:
-    """A constraint, and where it came from."""
+    """A constraint, and the field it came from."""
 
     asked: AskedConstraint
-    parameter: str  # the field
+    parameter: str  # name of the field
 
 
 def constraint_of(body: ConstraintFields) -> NamedConstraint | None:
-    """What the body asks of its outputs; None where it asks for nothing.
+    """Returns the constraint on the outputs; None if the body has none.
 
     Raises:
-        InvalidRequest: it asks for several things, or for none where it has to, or not in the form of its field.
+        InvalidRequest: there are several constraints, a field that needs one is empty, or a field is malformed.
     """
     found = [*_response_format(body.response_format), *_structured_outputs(body.structured_outputs), *_guided(body)]
     if len(found) > 1:
@@ -52,7 +52,7 @@ def constraint_of(body: ConstraintFields) -> NamedConstraint | None:
     return NamedConstraint(AskedConstraint(request, backend, switches.disable_fallback), parameter)
 
 
-Found = Iterator[tuple[str, ConstraintRequest]]  # field, and what it asks for
+Found = Iterator[tuple[str, ConstraintRequest]]  # field name and constraint
 
 
 def _response_format(asked: ResponseFormat | None) -> Found:
@@ -78,7 +78,7 @@ def _response_format(asked: ResponseFormat | None) -> Found:
 
 
 def _tag(asked: ResponseFormat) -> str:
-    """The structural tag as one object again: `format`, or the older `structures` and `triggers`."""
+    """Reassembles the structural tag into one object: `format`, or the older `structures` and `triggers`."""
     fields = {name: _json(getattr(asked, name), f"response_format.{name}") for name in _TAG_FIELDS}
     given = [name for name in _TAG_FIELDS if fields[name]]
     if given not in (["format"], ["structures", "triggers"]):
@@ -102,7 +102,7 @@ def _structured_outputs(asked: StructuredOutputs | None) -> Found:
 
 
 def _guided(body: ConstraintFields) -> Found:
-    """The old family, translated."""
+    """Converts the old `guided_*` fields."""
     asked = StructuredOutputs(
         json=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar,
         json_object=body.guided_json_object,
@@ -126,7 +126,7 @@ def _forms(asked: StructuredOutputs, prefix: str) -> Found:
 
 
 def _json(raw: msgspec.Raw, parameter: str) -> str:
-    """The JSON text of a field, which may also have come as a string; empty where there is none."""
+    """Returns the JSON text of a field, which may also have been sent as a string; empty if absent."""
     text = bytes(raw)
     try:
         if text.startswith(b'"'):
@@ -137,7 +137,7 @@ def _json(raw: msgspec.Raw, parameter: str) -> str:
 
 
 def _one(name: str, switches: StructuredOutputs, old_name: str, body: ConstraintFields) -> str:
-    """What either field says."""
+    """Returns the value of either field; raises InvalidRequest if they differ."""
     value, old = getattr(switches, name) or "", getattr(body, old_name) or ""
     if value and old and value != old:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""From checked OpenAI fields to a GenerationRequest."""
+"""Converts checked OpenAI fields to a GenerationRequest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.rpc.context import current_request_id
 from quire.sampling import SAMPLING_BOUNDS, SamplingParameters
 from quire.structured.base import Constraint
 
-# The numbers that go as they come; the endpoints' names for max_tokens differ.
+# Numeric fields that are copied unchanged; max_tokens has different names at the endpoints.
 _NUMBERS = tuple(name for name in SAMPLING_BOUNDS if name != "max_tokens")
 
 
@@ -45,21 +45,21 @@ def make_generation_request(
     answer_context: AnswerContext = NO_CONTEXT,
     thinking: Thinking | None = None,
 ) -> GenerationRequest:
-    """What a request asks of the services.
+    """Builds the request for the services.
 
     Args:
-        max_tokens: what the request asks for, which must fit; it gets no more than the generation config allows.
-        default_max_tokens: for one that asks for nothing, as far as they fit; None means as many as fit.
-        bad_words: in tokens.
-        constraint: what each output has to look like.
-        parsers: of the choices' text.
-        answer_context: what they know of the request.
-        thinking: of a chat with a model that thinks.
+        max_tokens: as requested, which must fit the model; capped by the model's generation config.
+        default_max_tokens: used if none is requested, as far as it fits; None means as many as fit.
+        bad_words: as token ids.
+        constraint: on each output.
+        parsers: parsers of the choices' text.
+        answer_context: what the parsers know of the request.
+        thinking: for a chat with a reasoning model.
 
     Raises:
-        InvalidRequest: a prompt is empty, min_tokens is more than may be generated, or the request may come to too many
+        InvalidRequest: a prompt is empty, min_tokens exceeds what may be generated, or the request could use too many
             tokens.
-        ContextTooLong: a prompt, or a prompt and max_tokens or min_tokens, do not fit the model.
+        ContextTooLong: a prompt, or a prompt plus max_tokens or min_tokens, does not fit the model.
     """
     sampling = sampling_parameters(body, model.default_sampling)
     limit = sampling.max_tokens
@@ -87,7 +87,8 @@ def make_generation_request(
         request_id=body.request_id or current_request_id(),
         model=model.main_name,
         requested_model=body.model or names[0],
-        # An alias may stand for several models, any of which may answer; a name of this one is told by its first.
+        # An alias may stand for several models, any of which may answer, so it is kept; the model's own names all
+        # become its first.
         answering_model=names[0] if not body.model or body.model in names else body.model,
         prompts=tuple(truncated),
         sampling=sampling,
@@ -111,7 +112,7 @@ def make_generation_request(
 def _needed_marks(
     body: GenerationFields, marks: ReasoningMarks | None, constraint: Constraint | None, options: GatewayOptions
 ) -> ReasoningMarks | None:
-    """The marks of the thinking where an engine has to know them: what counts it, or begins behind it."""
+    """Returns the reasoning marks if engines need them: for a thinking budget, or a constraint on the answer only."""
     held = constraint is not None and options.reasoning.constrains_thinking
     if body.thinking_token_budget is not None and marks and held:
         raise InvalidRequest(
@@ -125,7 +126,7 @@ def _needed_marks(
 def detokenize_options(
     body: GenerationFields, parsers: Sequence[type[AnswerParser]], marks: ReasoningMarks | None
 ) -> DetokenizeOptions:
-    """How the outputs' tokens become text."""
+    """Returns how the outputs' tokens become text."""
     return DetokenizeOptions(
         skip_special_tokens=body.skip_special_tokens,
         kept_special_tokens=tuple(dict.fromkeys(token for parser in parsers for token in parser.special_tokens)),
@@ -139,12 +140,12 @@ def detokenize_options(
 
 
 def context_bound(body: GenerationFields, model: ServedModel) -> int:
-    """The most tokens that a prompt may come to; 0 for any number, where it is truncated."""
+    """Returns the maximum number of tokens of a prompt; 0 means no limit, because it will be truncated."""
     return 0 if body.truncate_prompt_tokens is not None else model.max_model_len
 
 
 def sampling_parameters(body: GenerationFields, defaults: SamplingParameters) -> SamplingParameters:
-    """The request's sampling; what it leaves open comes from the model's generation config."""
+    """Returns the request's sampling parameters, with defaults from the model's generation config."""
     asked = {name: value for name in _NUMBERS if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         asked["top_k"] = max(0, body.top_k)  # -1 and 0 both keep all
@@ -170,8 +171,7 @@ def _logit_bias(body: GenerationFields, defaults: SamplingParameters) -> tuple[t
 
 
 def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int) -> TokenizedPrompt:
-    """What `truncate_prompt_tokens` leaves of a prompt: its last tokens, or its first ones; -1 stands for the model's
-    length.
+    """Applies `truncate_prompt_tokens`: keeps a prompt's last tokens, or its first ones; -1 means the model's length.
 
     Raises:
         InvalidRequest: the limit is neither -1 nor positive.
@@ -185,7 +185,7 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
         return prompt
     first = 0 if body.truncation_side == "right" else prompt.num_tokens - most
     embeds = prompt.embeds and prompt.embeds.rows(first, first + most)
-    # The blocks of what is left may begin elsewhere: the keys are not its own.
+    # The block keys are dropped: the remaining tokens may be aligned to blocks differently.
     return TokenizedPrompt(prompt.token_ids[first : first + most], embeds=embeds)
 
 
@@ -204,10 +204,10 @@ def _check_min_tokens(min_tokens: int, output: int, limit: int | None) -> None:
 
 
 def _thinking_budget(body: GenerationFields, thinking: Thinking | None) -> int | None:
-    """None where the prompt has ended the thinking.
+    """Returns the thinking budget; None if the prompt has already ended the thinking.
 
     Raises:
-        InvalidRequest: nothing is known of any thinking.
+        InvalidRequest: the server has no reasoning parser for this model, or this is not a chat.
     """
     budget = body.thinking_token_budget
     if budget is not None and thinking is None:
@@ -224,13 +224,13 @@ def _least(*counts: int | None) -> int | None:
 
 
 def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, max_model_len: int, limit: int) -> int:
-    """Most tokens that may come of the request's choices.
+    """Returns the maximum number of tokens that all of the request's choices may generate.
 
     Args:
-        output: most tokens of a choice; None for as many as fit.
+        output: maximum per choice; None means as many as fit.
 
     Raises:
-        InvalidRequest: the prompts and what may come of them are more tokens than one request may have.
+        InvalidRequest: the prompts and their outputs could exceed the token limit of a request.
     """
     prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
     room = (max_model_len - prompt.num_tokens for prompt in prompts)
@@ -248,7 +248,7 @@ def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, 
 def _check_scores(output_tokens: int, logprobs: int, streams: bool) -> None:
     """
     Raises:
-        InvalidRequest: the answer would have too many log-probabilities, or too many in each of its events.
+        InvalidRequest: the response would have too many log-probabilities, or too many per stream event.
     """
     if logprobs <= MANY_LOGPROBS:
         return

@@ -1,4 +1,4 @@
-"""Errors tell clients of the fields that they sent, whatever these are called further in."""
+"""Renames fields in errors, so that clients see the names of the fields they sent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from quire.errors import QuireError
 
 @contextlib.contextmanager
 def told_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors name a field as its client does, in the parameter and in the message.
+    """Renames fields in the parameter and message of errors raised inside the context.
 
     Args:
-        names: further in → for the client.
+        names: internal name → the client's name.
     """
     try:
         yield
     except QuireError as error:
         if name := names.get(error.parameter):
-            # What is a word of English too stands for the field at the beginning alone.
+            # A name that is also an English word means the field only at the start of the message.
             anywhere = "_" in error.parameter
             pattern = rf"\b{re.escape(error.parameter)}\b" if anywhere else rf"\A{re.escape(error.parameter)}\b"
             error.message, error.parameter = re.sub(pattern, name, error.message), name

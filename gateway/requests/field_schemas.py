@@ -1,4 +1,4 @@
-"""What fields are held to beyond their types, in JSON Schema's words: the bounds that requests are checked against."""
+"""JSON Schema limits of fields beyond their types: the same bounds that requests are checked against."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ _TOOL: Schema = {
 
 
 def add_limits(fields: dict[str, dict[str, Any]]) -> None:
-    """
+    """Adds the limits to the schemas in place.
+
     Args:
-        fields: name → schema of its type; of several conversations, each gets what holds for one. What has a struct of
-            its own is of another form than the field that is limited.
+        fields: name → schema of its type. If a field is a list of conversations, the limits apply to each conversation.
+            Fields with a struct of their own are skipped: they are not the fields that the limits describe.
     """
     for name, limit in limits().items():
         if name in fields and "$ref" not in str(fields[name]):
@@ -70,7 +71,7 @@ def add_limits(fields: dict[str, dict[str, Any]]) -> None:
 
 
 def limits() -> dict[str, Schema]:
-    """Field → what stands beside its type. JSON Schema's words say nothing of values of other types, null for one."""
+    """Returns field → its limits. JSON Schema keywords do not apply to values of other types, such as null."""
     name = {"maxLength": MAX_CALLER_NAME_LENGTH}
     return {
         **{field: {"enum": [None, *refused.neutral]} for field, refused in REFUSED.items()},

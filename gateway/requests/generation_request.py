@@ -1,4 +1,4 @@
-"""What an endpoint asks of the services, free of HTTP and OpenAI: prompts in, updates out."""
+"""A request to the services, independent of HTTP and OpenAI: prompts in, updates out."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class DetokenizeOptions:
     """How a sequence's tokens become text."""
 
     skip_special_tokens: bool = True
-    kept_special_tokens: tuple[str, ...] = ()  # that stay even so, by their text
+    kept_special_tokens: tuple[str, ...] = ()  # special tokens, as text, that are kept regardless
     join_special_tokens: bool = False  # without a space between them
     stop_strings: tuple[str, ...] = ()
     include_stop_string: bool = False
     min_tokens: int = 0
-    reasoning: ReasoningMarks | None = None  # stop strings are matched behind it
-    ends_with_stop_token: bool = False  # the stop token's own text is part of the text
+    reasoning: ReasoningMarks | None = None  # stop strings are matched only after the reasoning
+    ends_with_stop_token: bool = False  # includes the text of the stop token
 
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """One prompt as the model gets it."""
+    """One prompt as the model receives it."""
 
     token_ids: tuple[int, ...]
-    block_keys: tuple[int, ...] = ()  # of its full blocks; empty where nobody has worked them out
-    embeds: PromptEmbeds | None = None  # in place of the token ids
-    known_tokens: int | None = None  # where the token ids are its end, or none
+    block_keys: tuple[int, ...] = ()  # of its full blocks; empty if not computed
+    embeds: PromptEmbeds | None = None  # instead of token ids
+    known_tokens: int | None = None  # set if token_ids has only the prompt's end, or nothing
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, whatever it came as."""
+        """Number of tokens, in whichever form the prompt was given."""
         if self.known_tokens is not None:
             return self.known_tokens
         return len(self.token_ids) if self.embeds is None else self.embeds.num_tokens
@@ -47,46 +47,46 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One or more prompts that are sampled alike. Trustworthy: everything is validated."""
+    """One or more prompts sampled with the same parameters. Everything is validated already."""
 
     request_id: str
-    model: str  # its main name
+    model: str  # the model's main name
     requested_model: str  # the name that the request used, which may be an alias of several models
-    answering_model: str  # the name in the answer
+    answering_model: str  # the name reported in the answer
     prompts: tuple[TokenizedPrompt, ...]
     sampling: SamplingParameters
     timeout_seconds: float
-    wants_text: bool = True  # or token ids and scores alone
-    token_by_token: bool = False  # tokens with scores become an update each, however many come at once
+    wants_text: bool = True  # False: token ids and logprobs only
+    token_by_token: bool = False  # one update per token with logprobs, even if several arrive at once
     detokenize: DetokenizeOptions = field(default_factory=DetokenizeOptions)
-    parsers: tuple[type[AnswerParser], ...] = ()  # of each choice's text, in order
-    constraint: Constraint | None = None  # what each output has to look like
-    answer_context: AnswerContext = NO_CONTEXT  # what they know of the request
-    beams: BeamSearchParameters | None = None  # with them, nothing is sampled
-    thinking: Thinking | None = None  # where its tokens are told apart from the answer's
+    parsers: tuple[type[AnswerParser], ...] = ()  # applied to each choice's text, in order
+    constraint: Constraint | None = None  # on each output
+    answer_context: AnswerContext = NO_CONTEXT  # what the parsers know of the request
+    beams: BeamSearchParameters | None = None  # set for beam search, which samples nothing
+    thinking: Thinking | None = None  # set if reasoning is separated from the answer
     priority: int = 0
     cache_salt: str = ""
-    max_model_len: int = 0  # an output that max_tokens leaves open ends here
-    block_size: int = 0  # of the prompts' block keys
+    max_model_len: int = 0  # ends outputs without max_tokens
+    block_size: int = 0  # that the prompts' block keys are for
     tenant: str = ""
     session_id: str = ""
 
     @property
     def n(self) -> int:
-        """Sequences of each prompt."""
+        """Sequences per prompt."""
         return self.sampling.n
 
     @property
     def embeds_bytes(self) -> int:
-        """Of the prompts that are embeddings; they are kept while it runs."""
+        """Total bytes of prompts given as embeddings, which are kept in memory while the request runs."""
         return sum(len(prompt.embeds.data) for prompt in self.prompts if prompt.embeds)
 
     @property
     def sequences(self) -> int:
-        """What engines run of it at a time, for all prompts: beams are more than choices."""
+        """Sequences that engines run at a time, for all prompts: there may be more beams than choices."""
         return len(self.prompts) * self.beams.width if self.beams else self.choices
 
     @property
     def choices(self) -> int:
-        """Sequences of all prompts."""
+        """Choices of all prompts."""
         return len(self.prompts) * self.n

@@ -1,4 +1,4 @@
-"""The items that a kept response was asked with, page by page."""
+"""Paginates the input items of a stored response."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "functi
 
 
 def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> InputItems:
-    """A page of a response's items.
+    """Returns a page of a response's items.
 
     Args:
-        identity: the response's.
-        asked: the query: `limit`, `order`, and `after`, the id of an item.
+        identity: the response's id.
+        asked: the query parameters: `limit`, `order`, and `after`, the id of an item.
 
     Raises:
-        InvalidRequest: one of these is malformed, or no item's.
+        InvalidRequest: a parameter is malformed, or `after` is not the id of an item.
     """
     limit, order, after = asked.get("limit", _USUAL_LIMIT), asked.get("order", "desc"), asked.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
@@ -43,7 +43,7 @@ def page_of(items: Sequence[Item], identity: str, asked: Mapping[str, str]) -> I
 
 
 def _told(item: Item, identity: str, index: int) -> dict[str, Any]:
-    """As OpenAI tells an item: with its type, an id and a status, and a message's text in parts."""
+    """Converts an item to OpenAI's format: with a type, an id and a status, and a message's text as parts."""
     kind = str(item.get("type", "message"))
     own = f"{_PREFIXES.get(kind, 'item')}_{identity.removeprefix('resp_')}_{index}"
     told = {"status": "completed", **item, "type": kind, "id": item.get("id") or own}

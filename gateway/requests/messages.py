@@ -1,4 +1,4 @@
-"""OpenAI's messages as chat templates expect them."""
+"""Converts OpenAI messages to the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from quire.errors import InvalidRequest
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """The messages as JSON, with all parts of contents as text parts and the arguments of tool calls parsed; the rest
-    goes through as it is.
+    """Returns the messages as JSON, with content parts as text parts and tool call arguments parsed.
+
+    Everything else passes through unchanged.
 
     Raises:
         InvalidRequest: a message has no role, or content or reasoning that is not text.
@@ -24,7 +25,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
-    """The texts of a message's content; raises as `template_messages`."""
+    """Returns the texts of a message's content; raises as `template_messages`."""
     content = message.get("content")
     if isinstance(content, list):
         return [_part(part, f"content[{index}]")["text"] for index, part in enumerate(content)]
@@ -39,21 +40,21 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         converted["content"] = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
-    elif content is None and not message.get("tool_calls"):  # beside calls, templates know that there may be none
+    elif content is None and not message.get("tool_calls"):  # with tool calls, templates accept missing content
         converted["content"] = ""
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
     if (reasoning := _reasoning(message, place)) is not None:
-        converted["reasoning"] = converted["reasoning_content"] = reasoning  # templates read the one or the other
+        converted["reasoning"] = converted["reasoning_content"] = reasoning  # templates read one or the other
         if message.get("tool_calls") and not content:
-            converted["thinking"] = reasoning  # gpt-oss's, which beside a call takes either this or content
+            converted["thinking"] = reasoning  # for gpt-oss, which takes either this or content with a call
     if message.get("tool_calls"):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
     return converted
 
 
 def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
-    """What the model thought, under its name or the one that it had before."""
+    """Returns the model's reasoning, from the current field or its older name."""
     for name in ("reasoning", "reasoning_content"):
         if (reasoning := message.get(name)) is not None:
             if not isinstance(reasoning, str):
@@ -75,7 +76,7 @@ def _part(part: Any, place: str) -> dict[str, str]:
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
-    """Clients send arguments as a JSON string; templates want the object."""
+    """Parses the arguments of tool calls: clients send a JSON string; templates expect the object."""
     try:
         return [_tool_call(call) for call in calls]
     except (TypeError, KeyError, AttributeError, msgspec.DecodeError) as error:

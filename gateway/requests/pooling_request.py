@@ -1,4 +1,4 @@
-"""What an endpoint asks of a pooling model, free of HTTP and OpenAI: sequences of tokens in, rows of values out."""
+"""A request to a pooling model, independent of HTTP and OpenAI: token sequences in, rows of values out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gateway.requests.served_model import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class TokenizedInput:
-    """One sequence."""
+    """One input sequence."""
 
     token_ids: tuple[int, ...]
-    type_ids: tuple[int, ...] = ()  # of a pair's tokens, where the model knows types
+    type_ids: tuple[int, ...] = ()  # token types of a pair, if the model has them
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of a text that is too long stay, and whether its end does; None: as the tokenizer has it."""
+    """How many tokens of a long text are kept, and whether from its end; None means as the tokenizer is configured."""
 
     num_tokens: int
     keeps_end: bool | None = None
@@ -26,7 +26,7 @@ class Truncation:
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """Sequences of which the same is to be made. Trustworthy: everything is validated."""
+    """Inputs that are processed with the same parameters. Everything is validated already."""
 
     request_id: str
     model: ServedModel
@@ -42,11 +42,11 @@ class PoolingRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs."""
+        """Number of tokens of all inputs."""
         return sum(len(each.token_ids) for each in self.inputs)
 
     def answer_bytes(self, given: TokenizedInput) -> int:
-        """What comes of one input, at most."""
+        """Returns the size of one input's output in bytes, at most."""
         info = self.model.pooling
         assert info is not None
         by_token = self.task.startswith("token_")

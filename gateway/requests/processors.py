@@ -1,4 +1,4 @@
-"""What a request says to logits processors, and which ones it names: as the wire has it."""
+"""Converts a request's logits processors and their arguments to the wire format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded_xargs(body: GenerationFields) -> bytes:
-    """`vllm_xargs` as JSON; empty for none.
+    """Returns `vllm_xargs` as JSON; empty if there are none.
 
     Raises:
         InvalidRequest: it is too long.
@@ -25,10 +25,10 @@ def encoded_xargs(body: GenerationFields) -> bytes:
 
 
 def processor_calls(body: GenerationFields) -> tuple[LogitsProcessorCall, ...]:
-    """`logits_processors`, of which engines know whether they are allowed.
+    """Converts `logits_processors`; the engines check whether they are allowed.
 
     Raises:
-        InvalidRequest: there are too many, or one says too much.
+        InvalidRequest: there are too many, or a name or its arguments are too long.
     """
     wanted: Sequence[str | LogitsProcessorFields] = body.logits_processors or ()
     check_count("logits_processors", len(wanted), MAX_LOGITS_PROCESSORS, "entries")

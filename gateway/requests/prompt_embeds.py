@@ -17,14 +17,14 @@ from quire.errors import InvalidRequest
 from quire.prompt_embeds import DTYPES, MAX_PROMPT_EMBEDS_BYTES, PromptEmbeds, check_taken
 
 _NAME = "prompt_embeds"
-_LENGTH = struct.Struct("<Q")  # of the header, in bytes; it stands before it
+_LENGTH = struct.Struct("<Q")  # length of the header in bytes, which precedes it
 _MAX_HEADER_BYTES = 64 * 1024
 _METADATA = "__metadata__"
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class _Tensor(msgspec.Struct):
-    """One of a safetensors file's, as its header has it."""
+    """One tensor's entry in the header of a safetensors file."""
 
     dtype: str
     shape: list[int]
@@ -34,14 +34,14 @@ class _Tensor(msgspec.Struct):
 def read_prompt_embeds(
     files: Sequence[str], model: ServedModel, max_tokens: int, cache_salt: str
 ) -> list[TokenizedPrompt]:
-    """The prompts, with the keys of their blocks.
+    """Returns the prompts, with their block keys.
 
     Args:
-        max_tokens: that a prompt may come to; 0 for any number.
+        max_tokens: maximum length of a prompt; 0 for no limit.
 
     Raises:
-        InvalidRequest: the model takes none, or one of these is none.
-        ContextTooLong: one does not fit the model.
+        InvalidRequest: the model does not take embeddings, or a file is malformed.
+        ContextTooLong: a prompt does not fit the model.
     """
     prompts = []
     check_taken(model.prompt_embeds_size)
@@ -71,10 +71,10 @@ def _decoded(file: str) -> bytes:
 
 
 def parse_safetensors(file: bytes) -> PromptEmbeds:
-    """The one tensor of a safetensors file.
+    """Returns the single tensor of a safetensors file.
 
     Raises:
-        InvalidRequest: the file is none, or its tensor is not a matrix of 16 or 32 bits.
+        InvalidRequest: it is not a safetensors file, or its tensor is not a matrix of 16 or 32-bit floats.
     """
     length = _LENGTH.unpack_from(file)[0] if len(file) >= _LENGTH.size else 0
     end = _LENGTH.size + length

@@ -1,6 +1,6 @@
-"""Fields that clients of other servers send and that ask for what Quire does not do: refused, never ignored.
+"""Rejects fields of other servers' clients that ask for something Quire does not support, rather than ignoring them.
 
-Fields that are neither here nor in `gateway/protocol` nobody knows: they are taken, and told to the log.
+Fields that are neither here nor in `gateway/protocol` are unknown: they are accepted, and logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.errors import InvalidRequest
 def check_refused(body: msgspec.Struct) -> None:
     """
     Raises:
-        InvalidRequest: a field asks for what Quire does not do; names the first.
+        InvalidRequest: a field asks for something unsupported; names the first one.
     """
     for name, refused in REFUSED.items():
         value = getattr(body, name, None)

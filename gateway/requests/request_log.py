@@ -1,4 +1,4 @@
-"""What requests say, in the gateway's log, where an operator wants it there: prompts as token ids, outputs as text."""
+"""Optional logging of request contents: prompts as token ids, outputs as text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """What has come of a request, and the context that it began in, which has the id that its lines are marked with."""
+    """The outputs of a request so far, and the logging context it started in, which has its request id."""
 
-    texts: list[io.StringIO]  # of its choices
+    texts: list[io.StringIO]  # one per choice
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
 
 class RequestLog:
-    """Writes nothing but what the options ask for."""
+    """Logs requests and outputs as far as the options enable it."""
 
     def __init__(self, options: GatewayOptions) -> None:
         self._requests, self._outputs = options.enable_log_requests, options.enable_log_outputs
@@ -33,7 +33,7 @@ class RequestLog:
         self._live: dict[RequestState, _Outputs] = {}
 
     def started(self, state: RequestState) -> None:
-        """A request is about to run. What a search for beams asks of the engines is a part of one, and not told of."""
+        """Called when a request is about to run. The internal steps of a beam search are not logged."""
         request = state.request
         if self._outputs:
             self._live[state] = _Outputs([io.StringIO() for _ in range(request.choices)])
@@ -45,7 +45,7 @@ class RequestLog:
             )  # fmt: skip
 
     def progressed(self, state: RequestState, update: ChoiceUpdate) -> None:
-        """Something of a choice has come."""
+        """Called for each update of a choice."""
         if (outputs := self._live.get(state)) is None:
             return
         text = outputs.texts[update.index]
@@ -58,7 +58,7 @@ class RequestLog:
             )  # fmt: skip
 
     def ended(self, state: RequestState) -> None:
-        """A request has ended, in whatever way."""
+        """Called when a request has ended, in whatever way."""
         self._live.pop(state, None)
 
     def _cut(self, said: Sequence[Any]) -> Sequence[Any]:

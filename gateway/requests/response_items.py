@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses as messages of its chats, which all else is made for."""
+"""Converts items of OpenAI's Responses API to chat messages, which the rest of the gateway works on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from quire.errors import InvalidRequest
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
-# Templates know no developers.
+# Templates do not know the developer role.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # kinds → where it stands
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # part type → key of text
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """A request's input as items.
+    """Returns a request's input as items.
 
     Raises:
-        InvalidRequest: there are none.
+        InvalidRequest: the input is empty.
     """
     if not given:
         raise InvalidRequest("input is empty: send a text, or items such as messages.", parameter="input")
@@ -28,7 +28,7 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 
 def items_json(items: Sequence[Item]) -> bytes:
-    """Items as they are kept.
+    """Encodes items for storage.
 
     Raises:
         InvalidRequest: they are nested too deeply.
@@ -40,13 +40,13 @@ def items_json(items: Sequence[Item]) -> bytes:
 
 
 def messages_of(instructions: str | None, items: Sequence[Item], num_earlier: int) -> list[Message]:
-    """The conversation that items are.
+    """Converts items to a conversation.
 
     Args:
-        num_earlier: of the items, those of the response before; the others are the request's input.
+        num_earlier: how many of the items belong to previous responses; the rest are the request's input.
 
     Raises:
-        InvalidRequest: an item is malformed, or of a kind that Quire has not.
+        InvalidRequest: an item is malformed, or of an unsupported type.
     """
     conversation = _Conversation(instructions)
     for index, item in enumerate(items, -num_earlier):
@@ -55,14 +55,14 @@ def messages_of(instructions: str | None, items: Sequence[Item], num_earlier: in
 
 
 class _Conversation:
-    """Messages, as items come. What an assistant thinks, says and calls one after the other is one message."""
+    """Collects messages from items. Consecutive reasoning, text and calls of the assistant become one message."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-        self._called: dict[str, str] = {}  # names of tools by the ids of their calls
+        self._called: dict[str, str] = {}  # call id → tool name
 
     def add(self, item: Item, place: str) -> None:
-        """The next item."""
+        """Adds the next item."""
         match item.get("type", "message"):
             case "message":
                 self._say(item, place)
@@ -91,12 +91,12 @@ class _Conversation:
         if role == "assistant":
             self._turn("content", "tool_calls")["content"] = text
         elif role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self.messages[0]["content"] += "\n\n" + text  # most templates take one at the beginning and no more
+            self.messages[0]["content"] += "\n\n" + text  # most templates accept only one, at the beginning
         else:
             self.messages.append({"role": role, "content": text})
 
     def _turn(self, *taken: str) -> Message:
-        """The assistant's message that goes on; a new one where that has one of these already."""
+        """Returns the assistant message to continue; a new one if the last message already has any of `taken`."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant" or any(last.get(name) for name in taken):
             self.messages.append({"role": "assistant", "content": None})
@@ -141,7 +141,7 @@ def _string(item: Item, name: str, place: str) -> str:
 
 
 def _text(content: Any, place: str) -> str:
-    """A content's text."""
+    """Returns the text of a content."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -160,7 +160,7 @@ def _part(part: Item, place: str) -> str:
 
 
 def _reasoning(item: Item, place: str) -> str:
-    """What was thought; of a client that has the summary alone, that."""
+    """Returns the reasoning text, or its summary if there is nothing else."""
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses as those of its chats, which all else is made for."""
+"""Converts requests of OpenAI's Responses API to chat requests, which the rest of the gateway works on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.requests.response_items import Item, messages_of
 from quire.errors import InvalidRequest
 
 LOGPROBS = "message.output_text.logprobs"
-# What answers have with nothing done, or what only tools have that Quire does not run.
+# Accepted values of `include`. All but logprobs need no work, or concern tools that Quire does not run.
 _INCLUDABLE = (
     LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
@@ -31,13 +31,13 @@ _REFUSED = {
 _MODES = ("none", "auto", "required")
 _NAMED_FORM = '{"type": "function", "name": "…"}'
 _ALLOWED_FORM = f'{{"type": "allowed_tools", "mode": "auto", "tools": [{_NAMED_FORM}]}}'
-# What a chat's fields are called here.
+# Chat field → its name in this API, for error messages.
 FIELDS = {
     "messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort", "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
 }  # fmt: skip
-# Fields that are a chat's too.
+# Fields copied to the chat request unchanged.
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "stop", "ignore_eos", "logit_bias", "thinking_token_budget", "structured_outputs", "priority", "cache_salt",
@@ -48,7 +48,7 @@ _SAME = (
 def check(body: ResponsesRequest) -> None:
     """
     Raises:
-        InvalidRequest: a field is malformed, or asks for what Quire has not.
+        InvalidRequest: a field is malformed, or asks for something unsupported.
     """
     for name, why in _REFUSED.items():
         if getattr(body, name):
@@ -78,15 +78,16 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 def chat_of(
     body: ResponsesRequest, earlier: Sequence[Item], given: Sequence[Item], max_model_len: int
 ) -> ChatCompletionRequest:
-    """A checked request as a conversation to continue.
+    """Converts a checked request to a chat request.
 
     Args:
         earlier: items of the conversation before the request's input.
-        given: the input's.
-        max_model_len: of the model; a conversation that is to be truncated leaves a quarter to the answer.
+        given: items of the request's input.
+        max_model_len: of the model; with automatic truncation and no max_output_tokens, a quarter is left for the
+            answer.
 
     Raises:
-        InvalidRequest: something in it is malformed, or nothing that Quire has.
+        InvalidRequest: something in it is malformed, or not supported by Quire.
     """
     most = body.max_output_tokens
     room = most if most is not None else max_model_len // 4
@@ -127,7 +128,7 @@ def _format(asked: ResponsesFormat) -> ResponseFormat:
 
 
 def _tools(tools: Sequence[ResponsesTool]) -> list[dict[str, Any]] | None:
-    """None for none."""
+    """Converts the tools; returns None if there are none."""
     found = []
     for index, tool in enumerate(tools):
         if tool.type != "function":

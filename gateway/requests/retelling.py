@@ -1,4 +1,4 @@
-"""Outputs that were generated before, as token ids, and the request that has them become answers."""
+"""Turns outputs that were generated earlier, given as token ids, into answers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _REASONS = {reason.value: reason for reason in FinishReason} | {"tool_calls": Fi
 
 @dataclass(frozen=True)
 class GeneratedPart:
-    """Tokens that follow each other in one output.
+    """Consecutive tokens of one output.
 
     Attributes:
-        scores: one for each token, or none; without texts.
-        finish: the output ends with this part.
-        ends_with_text: its last token is text like the others, not one that has ended it.
+        scores: logprobs, one entry per token, or none; without token texts.
+        finish: set if the output ends with this part.
+        ends_with_text: whether the last token of a finished output is ordinary text, not a stop token.
     """
 
     token_ids: Sequence[int]
@@ -45,7 +45,7 @@ class GeneratedPart:
 
 @dataclass(frozen=True)
 class Retelling:
-    """How outputs become answers."""
+    """How generated tokens become answers."""
 
     body: GenerationFields
     model: ServedModel
@@ -56,10 +56,10 @@ class Retelling:
     def request(
         self, prompts: Sequence[TokenizedPrompt], n: int, request_id: str | None, tenant: str, options: GatewayOptions
     ) -> GenerationRequest:
-        """The request whose choices they are.
+        """Returns the request whose choices the outputs are.
 
         Raises:
-            InvalidRequest: there are too many, or the id is malformed.
+            InvalidRequest: there are too many choices, or the id is malformed.
         """
         check_choices(len(prompts), n, options.max_choices_per_request)
         check_request_id(request_id)
@@ -80,10 +80,10 @@ class Retelling:
         )
 
     def outputs(self, response: GeneratedResponse) -> list[GeneratedPart]:
-        """What was answered to one prompt, by index of the choices.
+        """Returns the outputs for one prompt, ordered by choice index.
 
         Raises:
-            InvalidRequest: the indexes are not those of choices, or one of these is malformed.
+            InvalidRequest: the indexes are not 0 to n-1, or a choice is malformed.
         """
         choices = sorted(response.choices, key=lambda choice: choice.index)
         if not choices or [choice.index for choice in choices] != list(range(len(choices))):
@@ -92,10 +92,10 @@ class Retelling:
         return [self.part(choice) for choice in ended]
 
     def part(self, choice: GeneratedTokens) -> GeneratedPart:
-        """A choice's tokens, whole or a part of them.
+        """Returns the tokens of a choice, complete or partial.
 
         Raises:
-            InvalidRequest: there are too many, or some that are none; or the end is none.
+            InvalidRequest: there are too many tokens, or a token, logprob or finish reason is invalid.
         """
         token_ids = choice.token_ids or []
         self.check(token_ids)
@@ -109,7 +109,7 @@ class Retelling:
     def check(self, token_ids: Sequence[int]) -> None:
         """
         Raises:
-            InvalidRequest: they are no tokens of an output.
+            InvalidRequest: there are too many token ids, or some are out of vocabulary.
         """
         check_count("token_ids", len(token_ids), self.model.max_model_len, "tokens")
         check_token_ids("token_ids", token_ids, self.model.vocab_size)

@@ -1,4 +1,4 @@
-"""What a request has to know of the model that it is for."""
+"""What requests need to know about the model they use."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from quire.sampling import SamplingParameters
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A low-rank adapter on a model."""
+    """A LoRA adapter on a model."""
 
     name: str
     path: str  # its folder, on the workers
-    revision: str  # names its weights
-    base_model_name: str = ""  # that it was loaded with; empty for the model it is served on
+    revision: str  # identifies its weights
+    base_model_name: str = ""  # as given when loading; empty means the model it is served on
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingModel:
-    """What a model that is served for pooling makes of its inputs."""
+    """Capabilities of a model served for pooling."""
 
-    tasks: tuple[str, ...]  # the first is what a request gets that does not say
-    embedding_size: int = 0  # values
+    tasks: tuple[str, ...]  # the first is the default
+    embedding_size: int = 0  # number of values
     token_embedding_size: int = 0
-    is_matryoshka: bool = False  # a request may ask for the first values alone
-    matryoshka_dimensions: tuple[int, ...] = ()  # and for how many; any number where none are listed
+    is_matryoshka: bool = False  # a request may truncate embeddings
+    matryoshka_dimensions: tuple[int, ...] = ()  # allowed sizes; empty means any
     num_labels: int = 0
     label_names: tuple[str, ...] = ()
     is_cross_encoder: bool = False  # reads both texts of a pair together
     is_late_interaction: bool = False  # texts are compared token by token
     has_token_types: bool = False
-    max_inputs: int = 1  # of a request to an engine
-    prompts: Mapping[str, str] = field(default_factory=dict)  # that stand before a text, by what it is for
+    max_inputs: int = 1  # per request to an engine
+    prompts: Mapping[str, str] = field(default_factory=dict)  # prompt name → text to prepend
     default_prompt_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that workers serve, or an adapter on it."""
+    """A model served by workers, or an adapter on it."""
 
-    served_model_names: tuple[str, ...]  # that it answers to; the first one is the main one
-    model: str  # folder or hub name that its weights came from
+    served_model_names: tuple[str, ...]  # the first one is the main name
+    model: str  # folder or hub name of its weights
     max_model_len: int  # tokens of prompt and output together
     vocab_size: int
     block_size: int  # tokens of a KV block
-    max_logprobs: int  # most alternatives that a request may ask for
-    # Of its generation config; max_tokens, if it is there, is also the most that a request may have.
+    max_logprobs: int  # maximum alternatives that a request may ask for
+    # From its generation config; max_tokens, if set, is also the maximum for requests.
     default_sampling: SamplingParameters
     eos_token_ids: tuple[int, ...] = ()
-    prompt_embeds_size: int = 0  # values of each row of a prompt's embeddings; 0 where none are taken
+    prompt_embeds_size: int = 0  # values per row of prompt embeddings; 0 if not accepted
     adapters: tuple[Adapter, ...] = ()
-    adapter: Adapter | None = None  # that this is
+    adapter: Adapter | None = None  # set if this is an adapter
     base: str | None = None  # the model's main name, for an adapter
-    runner: str = GENERATE  # what it is served for
-    pooling: PoolingModel | None = None  # where it is served for pooling
+    runner: str = GENERATE  # the kind of requests it serves
+    pooling: PoolingModel | None = None  # set if served for pooling
 
     @property
     def main_name(self) -> str:
-        """The model's, for an adapter too."""
+        """The model's main name, for an adapter too."""
         return self.base or self.served_model_names[0]
 
     @property
     def parent(self) -> str | None:
-        """What is told to be an adapter's base: as whoever loaded it says, else the model."""
+        """Name shown as an adapter's base: as given when loading, otherwise the model's main name."""
         return (self.adapter and self.adapter.base_model_name) or self.base
 
     @property
     def revision(self) -> str:
-        """Of the adapter; empty for none."""
+        """Revision of the adapter; empty for the model itself."""
         return self.adapter.revision if self.adapter else ""
 
     def by_name(self) -> Iterator[tuple[str, ServedModel]]:
-        """All that it answers to: its own names, and its adapters'."""
+        """Yields all names with their models: its own names, and its adapters'."""
         for name in self.served_model_names:
             yield name, self
         for adapter in self.adapters:

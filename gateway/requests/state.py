@@ -1,4 +1,4 @@
-"""State of live requests: what is on its way between router, tokenizer service and client."""
+"""State of live requests: data on its way between router, tokenizer service and client."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gateway.answers.queue import AnswerQueue
 from gateway.requests.generation_request import GenerationRequest, TokenizedPrompt
 from quire.rpc.context import Trace
 
-# A client whose text is complete waits so long for what it cost, and gets an answer without it then.
+# How long a client whose text is complete waits for the usage; after that, it gets an answer without it.
 USAGE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationUsage:
-    """What one prompt and its sequences took, as engine and router have measured it."""
+    """Usage of one prompt and its sequences, as measured by engine and router."""
 
     cached_prompt_tokens: int
     router_queue_seconds: float
@@ -28,14 +28,14 @@ class GenerationUsage:
 
 @dataclass(slots=True, eq=False)
 class ChoiceState:
-    """One sequence."""
+    """State of one sequence."""
 
     stream: StreamState
     index: int  # prompt * n + choice
-    # Tokens that are the client's, and whether they are all of them.
+    # Number of tokens passed to the client, and whether these are all.
     num_tokens: int = 0
     ended: bool = False
-    # What routers have delivered so far, and whether they said that this is all: where another one has to go on.
+    # Tokens delivered by routers so far, and whether that is all: another router would continue from here.
     delivered: array[int] = field(default_factory=lambda: array("I"))
     finished: bool = False
 
@@ -45,62 +45,62 @@ class StreamState:
     """One generation at a router: a prompt and its n sequences."""
 
     owner: RequestState
-    number: int  # of the prompt
-    seed: int | None  # None: nothing is drawn
-    deadline: float  # by the monotonic clock
+    number: int  # index of the prompt
+    seed: int | None  # None for greedy sampling
+    deadline: float  # on the monotonic clock
     choices: list[ChoiceState] = field(default_factory=list)
-    # What it cost; None where nobody has told. And whether nothing more comes of it.
+    # Its usage, None until known; and whether nothing more will arrive.
     usage: GenerationUsage | None = None
     over: bool = False
-    # Its number in the session with the router that works on it; 0 while none does.
+    # Its id in the session with its current router; 0 while it has none.
     stream_id: int = 0
-    # Whether that router has sent something of it; and which ones have refused it.
+    # Whether that router has sent any output, and which routers have refused it.
     answered: bool = False
     refused_by: tuple[str, ...] = ()
-    # How often it went on at another router.
+    # How often it moved to another router.
     moves: int = 0
-    # Waits for a router.
+    # The task that waits for a router, if any.
     waiting: asyncio.Task[None] | None = None
 
     @property
     def prompt(self) -> TokenizedPrompt:
-        """What it goes on from."""
+        """The prompt to continue."""
         return self.owner.request.prompts[self.number]
 
     @property
     def told(self) -> bool:
-        """Whether the tokens of all its choices are here."""
+        """Whether all tokens of all its choices have arrived."""
         return all(choice.finished or choice.ended for choice in self.choices)
 
 
 class RequestState(AnswerQueue):
-    """One request of a client, with what has come of it and is not read yet."""
+    """One request of a client, and its output that has not been read yet."""
 
     def __init__(self, request: GenerationRequest, release: Callable[[RequestState], None]) -> None:
         """
         Args:
-            release: frees what the request holds elsewhere; called once.
+            release: frees the resources that the request holds elsewhere; called once.
         """
         super().__init__(request.choices, request.parsers, request.answer_context)
         self.request = request
         self.streams: list[StreamState] = []
         self.open_choices = request.choices
-        self.trace: Trace = ()  # what is done for it belongs to
+        self.trace: Trace = ()  # the trace that work for this request belongs to
         self._release = release
         self._settling: asyncio.TimerHandle | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Number of tokens of all prompts."""
         return sum(prompt.num_tokens for prompt in self.request.prompts)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that came from the prefix cache, as far as the engines have told."""
+        """Number of prompt tokens found in the prefix cache, as far as engines have reported."""
         return sum(stream.usage.cached_prompt_tokens for stream in self.streams if stream.usage)
 
     def settle(self) -> None:
-        """Ends the request once all is said and the routers have told what it cost. Call it when either comes."""
+        """Ends the request once all choices are complete and the usage is known. Call it when either happens."""
         if self.open_choices or self.closed:
             return
         if all(stream.over for stream in self.streams):
@@ -109,7 +109,7 @@ class RequestState(AnswerQueue):
             self._settling = asyncio.get_running_loop().call_later(USAGE_SECONDS, self.close)
 
     def release(self) -> None:
-        """Frees what the request holds elsewhere; called once."""
+        """Frees the resources that the request holds elsewhere; called once."""
         if self._settling is not None:
             self._settling.cancel()
         self._release(self)

@@ -1,4 +1,4 @@
-"""What the gateway measures of its requests. Read by `metrics`."""
+"""Measurements of the gateway's requests, exported by `metrics`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 
 _TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
 
-# Histogram → its bounds; the names are those of the metrics.
+# Histogram → its bucket bounds; the names are the metrics' names.
 HISTOGRAMS = {
     "time_to_first_token_seconds": _TTFT,
     "time_per_output_token_seconds": _TPOT,
@@ -42,42 +42,42 @@ HISTOGRAMS = {
 
 
 class ModelStatistics:
-    """Figures of the requests for one model."""
+    """Measurements of the requests for one model."""
 
     def __init__(self) -> None:
         self.histograms = {name: Histogram(bounds) for name, bounds in HISTOGRAMS.items()}
         self.finished: Counter[str] = Counter()  # choices by finish reason
 
     def observe(self, name: str, value: float) -> None:
-        """Counts one observation."""
+        """Records one observation."""
         self.histograms[name].observe(value)
 
 
 @dataclass
 class _Clock:
-    """When things happened to one live request, and to each of its choices."""
+    """Timestamps of one live request and its choices."""
 
     start: float
-    first: dict[int, float] = field(default_factory=dict)  # token
-    last: dict[int, float] = field(default_factory=dict)  # token
-    end: float = 0.0  # of its text; what it cost may be told later
+    first: dict[int, float] = field(default_factory=dict)  # choice → time of its first token
+    last: dict[int, float] = field(default_factory=dict)  # choice → time of its last token
+    end: float = 0.0  # end of its text; the usage may arrive later
 
 
 class RequestStatistics:
-    """Figures of all requests, by model."""
+    """Measurements of all requests, by model."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelStatistics] = {}
-        # Generations that went on at another router.
+        # Generations that moved to another router.
         self.streams_moved = 0
-        # Choices whose text went on in another session with the tokenizer service.
+        # Choices whose text moved to another session with the tokenizer service.
         self.texts_moved = 0
         self._clocks: dict[RequestState, _Clock] = {}
         self._num_pooling = 0
 
     @property
     def num_live(self) -> int:
-        """Requests under way."""
+        """Number of live requests."""
         return len(self._clocks) + self._num_pooling
 
     def _of(self, model: str) -> ModelStatistics:
@@ -88,7 +88,7 @@ class RequestStatistics:
 
     @contextlib.contextmanager
     def pooling(self, request: PoolingRequest) -> Iterator[Callable[[Sequence[PooledPart]], None]]:
-        """Around a request of a pooling model; gives what is to be called with all that has come of it."""
+        """Measures a pooling request while the context is open; yields a function to call with its results."""
         model = self._of(request.model.main_name)
         start = time.monotonic()
         self._num_pooling += 1
@@ -110,7 +110,7 @@ class RequestStatistics:
             self._num_pooling -= 1
 
     def started(self, state: RequestState) -> None:
-        """A request was handed to the router."""
+        """Called when a request is about to be handed to the router."""
         self._clocks[state] = _Clock(time.monotonic())
         model = self._of(state.request.model)
         model.observe("request_params_n", state.request.n)
@@ -118,7 +118,7 @@ class RequestStatistics:
             model.observe("request_params_max_tokens", max_tokens)
 
     def progressed(self, state: RequestState, update: ChoiceUpdate, now: float) -> None:
-        """An update is on its way to the client."""
+        """Called for each update on its way to the client."""
         clock = self._clocks.get(state)
         if clock is None:
             return
@@ -136,7 +136,7 @@ class RequestStatistics:
             model.finished[finish.reason.value] += 1
 
     def ended(self, state: RequestState) -> None:
-        """A request ended, in whatever way."""
+        """Called when a request has ended, in whatever way."""
         clock = self._clocks.pop(state, None)
         if clock is None:
             return
@@ -149,7 +149,7 @@ class RequestStatistics:
         model.observe("request_prompt_tokens", state.prompt_tokens)
         model.observe("request_generation_tokens", sum(choice.num_tokens for choice in choices))
         model.observe("request_max_num_generation_tokens", max(choice.num_tokens for choice in choices))
-        late = {index for index, last in clock.last.items() if last > clock.first[index]}  # did not come whole
+        late = {index for index, last in clock.last.items() if last > clock.first[index]}  # took several updates
         for choice in choices:
             if choice.num_tokens > 1 and choice.index in late:
                 seconds = clock.last[choice.index] - clock.first[choice.index]

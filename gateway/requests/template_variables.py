@@ -1,4 +1,4 @@
-"""What chat templates are told of a request, beside its messages."""
+"""Variables passed to chat templates, besides the messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.options.reasoning import REASONING_EFFORTS
 
-# Turns thinking on and off in templates that have a switch for it.
+# Template variable that turns thinking on and off, in templates that have such a switch.
 THINKING_SWITCH = "enable_thinking"
 
 
@@ -18,16 +18,16 @@ def template_variables(
     default_effort: str,
     documents: Sequence[Mapping[str, str]] | None = None,
 ) -> Mapping[str, Any]:
-    """The variables, of which those that the request names itself win.
+    """Returns the variables; those that the request sets explicitly take precedence.
 
-    An effort that is asked for also turns thinking on, or off for `none`, in templates that have a switch for it. The
-    server's own says how much to think and not whether.
+    A requested effort also turns thinking on, or off for `none`, in templates with a switch for it. The server's
+    default effort says only how much to think, not whether.
 
     Args:
         default_effort: the server's; empty leaves it to the template.
 
     Raises:
-        InvalidRequest: there is no such effort.
+        InvalidRequest: the effort is unknown.
     """
     given = ({"documents": documents} if documents else {}) | dict(kwargs or {})
     if reasoning_effort is None:

@@ -1,4 +1,4 @@
-"""What a request's prompt says of the thinking of its answers."""
+"""Determines from a request's prompt how its answers reason."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from gateway.reasoning_parsers.base import ReasoningParser
 from quire.reasoning import ReasoningMarks, ReasoningTracker, StretchCounter
 
-_MOST_BLANKS = 8  # behind a mark at a prompt's end
+_MOST_BLANKS = 8  # that may follow a mark at the prompt's end
 
 
 @dataclass(frozen=True)
 class MarkTokens:
-    """A format's marks in the tokens of a vocabulary."""
+    """Token ids of a reasoning format's marks."""
 
     start: tuple[int, ...]
     end: tuple[int, ...]
-    stretch_end: tuple[int, ...]  # none where thinking is one stretch
-    blanks: tuple[int, ...]  # tokens of which each is a line break, or several
+    stretch_end: tuple[int, ...]  # empty if the format has a single stretch of reasoning
+    blanks: tuple[int, ...]  # tokens consisting of line breaks
 
 
 @dataclass(frozen=True)
 class Thinking:
-    """How the answers to a prompt think.
+    """How the answers to a prompt reason.
 
     Attributes:
-        is_open: they begin with it, whether or not they say so.
-        marks: for services that read tokens; none where nothing is thought.
-        stretches: the marks of stretches, where there may be several.
+        is_open: whether they begin inside the reasoning, with or without a start mark.
+        marks: for services that read tokens; None if there is no reasoning.
+        stretches: start and end marks of a stretch, if there may be several stretches.
     """
 
     is_open: bool
@@ -36,7 +36,7 @@ class Thinking:
     stretches: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def counters(self, choices: int) -> Sequence[ReasoningTracker | StretchCounter]:
-        """One for each choice, that counts its tokens of thinking; none where there are none."""
+        """Returns one counter of reasoning tokens per choice; empty if there is no reasoning."""
         if self.stretches:
             return [StretchCounter(*self.stretches) for _ in range(choices)]
         return [ReasoningTracker(self.marks) for _ in range(choices)] if self.marks else ()
@@ -50,12 +50,13 @@ def thinking_after(
     continued: Sequence[str] = (),
     may_open: bool = True,
 ) -> Thinking:
-    """How answers to a rendered prompt think, which may end with a start mark, or with an end mark.
+    """Determines how answers to a rendered prompt reason; the prompt may end with a start mark or an end mark.
 
     Args:
-        continued: the texts of the answer that the prompt ends within, if it is to be gone on with. Marks count in them
-            and right before them: what others have said in the conversation may speak of marks too.
-        may_open: where the prompt has not opened the thinking, the answer may, if its model is one that can do without.
+        continued: the texts of the final answer in the prompt, if it is to be continued. Marks count only in them and
+            right before them, because earlier messages may mention marks too.
+        may_open: whether the answer may open the reasoning itself if the prompt has not, with models that can do
+            without reasoning.
     """
     for text in reversed(continued):
         prompt = prompt.rstrip().removesuffix(text.strip())

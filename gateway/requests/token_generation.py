@@ -1,4 +1,4 @@
-"""Requests that bring token ids as those of completions, and requests of other routes as those that bring token ids."""
+"""Converts token id requests to completion requests, and requests of other routes to token id requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.errors import InvalidRequest
 from quire.sampling import SAMPLING_BOUNDS
 from quire.structured.base import Form
 
-# Those say together what outputs have to look like; one field stands for them.
+# These fields together define the constraint on the outputs; `structured_outputs` replaces them.
 _CONSTRAINTS = frozenset(
     ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
      "guided_json_object", "guided_decoding_backend", "guided_whitespace_pattern")
@@ -29,10 +29,10 @@ _NAMES = {
 
 
 def completion_of(body: GenerateRequest) -> CompletionRequest:
-    """What the body asks for, as a completion of one prompt.
+    """Converts the body to a completion request with one prompt.
 
     Raises:
-        InvalidRequest: a field asks for what Quire does not do.
+        InvalidRequest: a field asks for something unsupported.
     """
     check_refused(body)
     sampling = body.sampling_params
@@ -50,11 +50,11 @@ def completion_of(body: GenerateRequest) -> CompletionRequest:
 def rendered(
     body: GenerationFields, generation: GenerationRequest, number: int, wanted: NamedConstraint | None
 ) -> RenderedRequest:
-    """One of a request's prompts, as `/inference/v1/generate` takes it.
+    """Renders one of a request's prompts for `/inference/v1/generate`.
 
     Args:
-        body: of the request, where what its texts are is said by text.
-        wanted: what its outputs have to look like.
+        body: the original request, which has text fields such as stop strings as text.
+        wanted: the constraint on its outputs.
     """
     alone = len(generation.prompts) == 1
     thinking = generation.thinking
@@ -72,7 +72,7 @@ def rendered(
 
 
 def _sampling(body: GenerationFields, generation: GenerationRequest, wanted: NamedConstraint | None) -> dict[str, Any]:
-    """The fields that are not neutral; those that the model has defaults for as they come out."""
+    """Returns the fields that are not neutral; fields with model defaults have their resolved values."""
     told = {name: getattr(body, name) for name in _FIELDS}
     found = {name: value for name, value in told.items() if value != getattr(_NEUTRAL, name)}
     found |= {name: getattr(generation.sampling, name) for name in SAMPLING_BOUNDS}
@@ -85,7 +85,7 @@ def _sampling(body: GenerationFields, generation: GenerationRequest, wanted: Nam
 
 
 def structured_outputs_of(wanted: NamedConstraint) -> Mapping[str, Any]:
-    """The field `structured_outputs` that asks for the same."""
+    """Returns the equivalent `structured_outputs` field."""
     asked, request = wanted.asked, wanted.asked.request
     form = {_NAMES[request.form]: list(request.choices) if request.form is Form.CHOICES else request.text}
     switches = {

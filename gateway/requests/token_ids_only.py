@@ -1,4 +1,4 @@
-"""What a server without a tokenizer refuses: it takes and gives token ids."""
+"""Rejects requests for text on a server without a tokenizer, which takes and returns token ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.protocol.common import GenerationFields
 from quire.errors import InvalidRequest
 from quire.options.tokenizer_init import SKIP_FLAG
 
-# Field of text → values that ask for nothing, besides null. Constraints are refused where they are compiled.
+# Text field → neutral values, besides null. Constraints are rejected where they are compiled.
 _TEXT_FIELDS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "stop": ("", []), "bad_words": ([],), "echo": (False,), "suffix": ("",), "return_prompt_text": (False,),
@@ -20,9 +20,10 @@ _TEXT_FIELDS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 
 def needs_text(what: str, parameter: str = "") -> InvalidRequest:
-    """
+    """Returns the error for something that needs a tokenizer.
+
     Args:
-        what: cannot be had without a tokenizer, in words.
+        what: name of what is unavailable, for the message.
     """
     return InvalidRequest(
         f"{what} cannot be had here: the server runs with {SKIP_FLAG}, without a tokenizer. Send the prompt as token "

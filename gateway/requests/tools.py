@@ -1,4 +1,4 @@
-"""The tools that a request offers: which may be called, and whether one has to be."""
+"""The tools that a request offers: which may be called, and whether one must be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.errors import InvalidRequest
 from quire.options.tools import ToolOptions
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_SHOWN = 64  # characters of a name
+_SHOWN = 64  # maximum characters of a name, and number of tools, in messages
 _MODES = {choice.value: choice for choice in (ToolChoice.NONE, ToolChoice.AUTO, ToolChoice.REQUIRED)}
 _NAMED_FORM = '{"type": "function", "function": {"name": "…"}}'
 _ALLOWED_FORM = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", "tools": [{_NAMED_FORM}]}}}}'
@@ -28,15 +28,15 @@ _ALLOWED_FORM = f'{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Trustworthy: everything is checked.
+    """How a request uses tools. Everything is validated already.
 
     Attributes:
-        tools: that may be called; the one that is named, if one is.
-        choice: whether they are; none where there are none.
-        reader: of the calls; none where none are made, or where the reasoning's parser finds them.
-        is_parallel: whether several calls may come.
-        is_bound: calls that the model makes of its own accord have to fit, not any tool and any arguments.
-        offered: all tools as the template gets them, in JSON; empty for none.
+        tools: the tools that may be called; only the named one if the choice names one.
+        choice: whether they are called; NONE if there are none.
+        reader: parser of the calls; None if there are no calls, or if the reasoning parser finds them.
+        is_parallel: whether several calls are allowed.
+        is_bound: whether calls that the model makes on its own are restricted in tool or arguments.
+        offered: all tools as passed to the template, in JSON; empty for none.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -48,7 +48,7 @@ class ToolUse:
 
     @property
     def parsers(self) -> tuple[type[AnswerParser], ...]:
-        """What finds the calls in an answer."""
+        """The parsers that find the calls in an answer."""
         reader = (self.reader,) if self.reader else ()
         return reader if self.is_parallel or self.choice is ToolChoice.NONE else (*reader, FirstCallOnly)
 
@@ -57,13 +57,13 @@ NO_TOOLS = ToolUse()
 
 
 def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOptions) -> ToolUse:
-    """What a request says of tools.
+    """Returns how a request uses tools.
 
     Args:
-        parser: of the calls that the model writes of its own accord; None where it is not known.
+        parser: of the model's native tool calls; None if unknown.
 
     Raises:
-        InvalidRequest: a tool is malformed; a choice is unknown, names none of the tools, or is not one of this server.
+        InvalidRequest: a tool is malformed, or the choice is unknown, names no offered tool, or is not enabled.
     """
     if body.tools is None and body.tool_choice in (None, ToolChoice.NONE.value):
         return NO_TOOLS
@@ -87,7 +87,7 @@ def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOpt
 
 
 def _reader(choice: ToolChoice, parser: type[ToolParser] | None) -> type[ToolParser] | None:
-    """What reads the calls: the model's own form, or plain JSON for those that are forced and have none in it."""
+    """Returns the parser: of the model's native format, or of plain JSON for forced calls if that is not available."""
     if choice is ToolChoice.NONE:
         return None
     if choice is ToolChoice.AUTO or (parser is not None and parser.syntax("f") is not None):
@@ -96,17 +96,17 @@ def _reader(choice: ToolChoice, parser: type[ToolParser] | None) -> type[ToolPar
 
 
 def template_tools(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Tools as templates get them, in JSON; empty for none.
+    """Returns the tools as passed to templates, in JSON; empty for none.
 
     Raises:
-        InvalidRequest: one is malformed.
+        InvalidRequest: a tool is malformed.
     """
     _tools(tools, all_strict=False)
     return tools_json(tools) if tools else b""
 
 
 def tools_json(value: Any) -> bytes:
-    """What is made of tools, in JSON.
+    """Encodes tools, or something derived from them, as JSON.
 
     Raises:
         InvalidRequest: it is nested too deeply.
@@ -161,7 +161,7 @@ def _malformed(place: str, value: Any, wanted: str) -> InvalidRequest:
 
 
 def _choice(asked: str | Mapping[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Tool, ...]]:
-    """Whether tools are called, and those that may be."""
+    """Returns the tool choice, and the tools that may be called."""
     if asked is None:
         return ToolChoice.AUTO, tools
     if isinstance(asked, str) and asked in _MODES:
@@ -210,6 +210,6 @@ def _no_choice(asked: Any) -> InvalidRequest:
 
 
 def _shown(value: Any) -> str:
-    """A value of the request, as much of it as a message can hold."""
+    """Formats a value of the request for an error message, shortened if necessary."""
     text = "missing" if value is None else repr(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

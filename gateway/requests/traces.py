@@ -1,4 +1,4 @@
-"""What the gateway tells of a request for generation in its trace: how it is sampled, its cost, its times."""
+"""Trace spans of generation requests: sampling parameters, token counts, times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.tracing.attributes import (
 )
 from quire.tracing.base import Attribute, Side, Span, Tracer
 
-SPAN_NAME = "llm_request"  # as vLLM calls it
+SPAN_NAME = "llm_request"  # same name as in vLLM
 
 
 @dataclass
@@ -40,18 +40,18 @@ class _Told:
     span: Span
     start: float
     first_token: float | None = None
-    reasons: dict[int, str] = field(default_factory=dict)  # choice → why it ended
+    reasons: dict[int, str] = field(default_factory=dict)  # choice → finish reason
 
 
 class RequestTraces:
-    """Spans of the requests that live."""
+    """Spans of the live requests."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
         self._told: dict[RequestState, _Told] = {}
 
     def started(self, state: RequestState) -> None:
-        """A request is about to run; what other services do for it belongs to the trace that it names from now on."""
+        """Called when a request is about to run; other services' work for it then belongs to `state.trace`."""
         state.trace = current_trace()
         if self._tracer is not None:
             span = self._tracer.start(SPAN_NAME, Side.CLIENT, state.trace, _asked(state.request))
@@ -59,7 +59,7 @@ class RequestTraces:
             self._told[state] = _Told(span, time.monotonic())
 
     def progressed(self, state: RequestState, update: ChoiceUpdate, now: float) -> None:
-        """An update is on its way to the client."""
+        """Called for each update on its way to the client."""
         if (told := self._told.get(state)) is None:
             return
         if update.token_ids and told.first_token is None:
@@ -68,7 +68,7 @@ class RequestTraces:
             told.reasons[update.index] = update.finish.reason.value
 
     def ended(self, state: RequestState) -> None:
-        """A request ended, in whatever way."""
+        """Called when a request has ended, in whatever way."""
         if (told := self._told.pop(state, None)) is None:
             return
         told.span.set(_answered(state, told))

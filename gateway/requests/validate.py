@@ -1,4 +1,4 @@
-"""Checks of what both generating endpoints share. The engine checks again; here a field has its HTTP name."""
+"""Checks of fields shared by the generating endpoints. Engines check again; here errors use the HTTP field names."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from quire.errors import InvalidRequest
 from quire.rpc.context import is_request_id
 from quire.sampling import SAMPLING_BOUNDS
 
-_SHOWN = 50  # characters of a key
+_SHOWN = 50  # maximum characters of a key in messages
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 _CACHE_SALT = re.compile(CACHE_SALT_PATTERN)
 
 
 def check_generation(body: GenerationFields, model: ServedModel) -> None:
-    """Refuses what no engine would run.
+    """Rejects requests that no engine would run.
 
     Raises:
         InvalidRequest: names the field, its value and the fix.
@@ -82,7 +82,7 @@ def check_request_id(request_id: str | None) -> None:
 def check_truncation(limit: int) -> None:
     """
     Raises:
-        InvalidRequest: it is neither -1 nor positive.
+        InvalidRequest: the limit is neither -1 nor positive.
     """
     if limit != -1 and limit < 1:
         raise InvalidRequest(
@@ -93,7 +93,7 @@ def check_truncation(limit: int) -> None:
 def check_cache_salt(salt: str | None) -> None:
     """
     Raises:
-        InvalidRequest: it is empty or too long, or has characters that others build names of files from it with.
+        InvalidRequest: it is empty or too long, or has characters that are unsafe in file names built from it.
     """
     if salt is not None and not _CACHE_SALT.fullmatch(salt):
         raise InvalidRequest(
@@ -103,10 +103,10 @@ def check_cache_salt(salt: str | None) -> None:
 
 
 def check_choices(prompts: int, n: int | None, limit: int) -> None:
-    """Refuses too many choices before anything is made for them.
+    """Rejects too many choices before anything is allocated for them.
 
     Raises:
-        InvalidRequest: there is no prompt, or there are too many of them, or of their choices.
+        InvalidRequest: there are no prompts, too many prompts, or too many choices.
     """
     n = n or 1
     if not prompts:
@@ -124,7 +124,7 @@ def check_choices(prompts: int, n: int | None, limit: int) -> None:
 def check_logprobs(name: str, value: int | None, model: ServedModel) -> None:
     """
     Raises:
-        InvalidRequest: more alternatives than the server gives.
+        InvalidRequest: it asks for more alternatives than the server provides.
     """
     most = model.max_logprobs
     if value is None or 0 <= value <= most or (value == -1 and most >= model.vocab_size):
@@ -134,7 +134,7 @@ def check_logprobs(name: str, value: int | None, model: ServedModel) -> None:
 
 
 def num_alternatives(value: int | None, model: ServedModel) -> int | None:
-    """What was asked for, checked: -1 stands for all tokens."""
+    """Returns the number of alternatives, already checked: -1 means the whole vocabulary."""
     return model.vocab_size if value == -1 else value
 
 
@@ -176,7 +176,8 @@ def _check_allowed(token_ids: Sequence[int], vocab_size: int) -> None:
 def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
     """
     Raises:
-        InvalidRequest: there are too many entries; keys are no token ids, all of which it names; a value is too large.
+        InvalidRequest: there are too many entries; keys are not valid token ids (names all of them); a value is too
+            large.
     """
     check_count("logit_bias", len(logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
     if wrong := [key[:_SHOWN] for key in logit_bias if not (_TOKEN_ID.fullmatch(key) and int(key) < vocab_size)]:
@@ -190,7 +191,7 @@ def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
 
 
 def stop_strings(body: GenerationFields) -> tuple[str, ...]:
-    """`stop` as a tuple; null entries of the protocol are gone."""
+    """Returns `stop` as a tuple; empty if it is null."""
     if body.stop is None:
         return ()
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)

@@ -1,1 +1,1 @@
-"""Where responses are kept, and those that are under way."""
+"""Storage of responses, and responses in progress."""

@@ -1,4 +1,4 @@
-"""What a place for responses offers. Several gateways share one."""
+"""Interface of stores for responses. Several gateways share one."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# A response under way whose gateway has said nothing for so long has no gateway any more.
+# A live response whose gateway has not renewed its lease for this long has lost its gateway.
 LEASE_SECONDS = 30.0
-MAX_CHUNKS = 16  # of events that are read at a time
-_END = b"\n\n"  # of an event, and nowhere else in it
+MAX_CHUNKS = 16  # chunks of events read at a time
+_END = b"\n\n"  # ends an event, and occurs nowhere else in it
 
 
 class Stage(enum.Enum):
-    """How far a response is, as far as a store can tell."""
+    """State of a response, as far as a store knows."""
 
     LIVE = "live"
     ENDED = "ended"
-    ABANDONED = "abandoned"  # it was live when its gateway was lost
+    ABANDONED = "abandoned"  # its gateway was lost while it was live
 
 
 @dataclass(frozen=True)
 class NewResponse:
-    """A response to be kept."""
+    """A response to store."""
 
     id: str
-    tenant: str  # a hash of the key; no other one finds it
+    tenant: str  # hash of the key; only the same tenant can find it
     body: bytes  # JSON
-    items: bytes  # of the conversation before its output, JSON
+    items: bytes  # the conversation before its output, JSON
     is_live: bool = False
     has_events: bool = False
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that is kept."""
+    """A stored response."""
 
     body: bytes
     items: bytes
@@ -45,10 +45,10 @@ class StoredResponse:
 
 @dataclass(frozen=True)
 class EventChunk:
-    """Events of a response that follow each other; none is a chunk too.
+    """Consecutive events of a response; may be empty.
 
     Attributes:
-        first: number of the first one.
+        first: number of the first event.
     """
 
     first: int
@@ -56,27 +56,29 @@ class EventChunk:
 
     @property
     def last(self) -> int:
-        """Number of the last one."""
+        """Number of the last event."""
         return self.first + len(self.events) - 1
 
     def packed(self) -> bytes:
-        """All events as one."""
+        """Returns all events concatenated."""
         return b"".join(self.events)
 
     @classmethod
     def unpacked(cls, last: int, packed: bytes) -> EventChunk:
-        """The chunk whose last event has this number."""
+        """Splits packed events, given the number of the last one."""
         events = [event + _END for event in packed.split(_END)[:-1]]
         return cls(last + 1 - len(events), events)
 
     def after(self, number: int) -> Sequence[bytes]:
-        """Those with larger numbers."""
+        """Returns the events with numbers above this one."""
         return self.events[max(0, number + 1 - self.first) :]
 
     @staticmethod
     def joined(chunks: Iterable[EventChunk], after: int) -> list[bytes]:
-        """The events with larger numbers of chunks in order. What was written twice, as its writer did not get to know
-        that it was written, counts once."""
+        """Returns the events with larger numbers from chunks in order.
+
+        Events written twice, because the writer did not learn that the first write succeeded, are returned once.
+        """
         found: list[bytes] = []
         for chunk in chunks:
             found += chunk.after(after + len(found))
@@ -84,45 +86,45 @@ class EventChunk:
 
 
 class ResponseStore(ABC):
-    """Keeps responses, as many and for as long as the options say.
+    """Stores responses, up to the number and age that the options set.
 
-    Contract, which `tests/conformance/test_response_stores.py` holds every store to:
+    Contract, checked for every store by `tests/conformance/test_response_stores.py`:
 
-    * A response is found by its id and its tenant alone, and after its time is up it is not.
-    * One that is live is kept so by `beat`; without it, it is abandoned after a lease. Once it has ended, nothing
-      changes it but `delete`.
-    * Events come back in order and without gaps, however they were cut into chunks.
+    * A response can be found only by its id and tenant, and only until it expires.
+    * `beat` keeps a live response alive; without it, the response is abandoned after the lease. Once a response has
+      ended, only `delete` changes it.
+    * Events are returned in order and without gaps, however they were cut into chunks.
     * A store that cannot be reached raises Unavailable.
     """
 
     @abstractmethod
     async def add(self, new: NewResponse) -> None:
-        """Keeps a response; the oldest of those that have ended make room for it."""
+        """Stores a response; the oldest ended ones are evicted to make room."""
 
     @abstractmethod
     async def get(self, identity: str, tenant: str) -> StoredResponse | None:
-        """A tenant's response; None where there is none."""
+        """Returns a tenant's response; None if there is none."""
 
     @abstractmethod
     async def beat(self, identity: str, chunk: EventChunk) -> bool:
-        """Renews the lease of a live response, and adds events. False where it is not to go on."""
+        """Renews the lease of a live response, and adds events. Returns False if the response should stop."""
 
     @abstractmethod
     async def finish(self, identity: str, body: bytes, chunk: EventChunk) -> None:
-        """Ends a response that is live."""
+        """Ends a live response."""
 
     @abstractmethod
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
-        """The events with numbers larger than this one: some of them, and none only where there are none."""
+        """Returns events with numbers above this one: perhaps not all, but at least one if there are any."""
 
     @abstractmethod
     async def ask_to_stop(self, identity: str) -> None:
-        """Whoever works on a live response gets to know with its next beat."""
+        """Asks the gateway of a live response to stop it; its next `beat` returns False."""
 
     @abstractmethod
     async def delete(self, identity: str, tenant: str) -> bool:
-        """Forgets a tenant's response. False where there is none."""
+        """Deletes a tenant's response. Returns False if there is none."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Lets go of connections."""
+        """Closes connections."""

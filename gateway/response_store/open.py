@@ -1,4 +1,4 @@
-"""The store that the options name."""
+"""Opens the store that the options name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.options.responses import SQLITE, ResponsesOptions
 
 
 def open_store(options: ResponsesOptions) -> ResponseStore | None:
-    """None where none is named.
+    """Returns the store; None if the options name none.
 
     Raises:
-        StartupError: it cannot be opened; or a package that it needs is missing.
+        StartupError: it cannot be opened, or a required package is missing.
     """
     url, bounds = options.responses_store, (options.responses_store_max_count, options.responses_store_max_age_seconds)
     if not url:

@@ -1,4 +1,4 @@
-"""Responses that are kept, as endpoints ask for them: those that run here, and those in the store."""
+"""Access to stored responses for the endpoints: those in progress in this gateway, and those in the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 Item = dict[str, Any]
 _POLL_SECONDS = 0.25
-# For the gateway that works on a response to notice that it is to stop.
+# Time for the gateway that runs a response to notice that it should stop.
 _STOP_SECONDS = 10.0
 _LOST = "The gateway that worked on this response was lost before its end; send the request again."
 _NOWHERE = (
@@ -34,7 +34,7 @@ _NOT_HERE = (
 
 
 class Responses:
-    """Those of one gateway. What is not known of one here, another gateway may have put into the store."""
+    """The responses of one gateway. A response not known here may have been put in the store by another gateway."""
 
     def __init__(self, store: ResponseStore | None) -> None:
         self._store = store
@@ -48,15 +48,15 @@ class Responses:
 
     @property
     def store(self) -> ResponseStore:
-        """To be asked for where there is one."""
+        """The store; use it only if there is one."""
         assert self._store is not None
         return self._store
 
     def require(self, store: bool | None) -> None:
-        """For what goes on in the background.
+        """Checks that a background response can be stored.
 
         Raises:
-            InvalidRequest: it would not be kept, and nobody could get at it.
+            InvalidRequest: it would not be stored, so that nobody could retrieve it.
         """
         if store is False or self._store is None:
             why = "store: false keeps nothing" if self._store else "this server keeps none (--responses-store)"
@@ -65,7 +65,7 @@ class Responses:
             )
 
     async def find(self, identity: str, tenant: str, parameter: str = "response_id") -> StoredResponse:
-        """A tenant's response.
+        """Returns a tenant's response.
 
         Raises:
             NotFound: there is none.
@@ -78,7 +78,7 @@ class Responses:
         return await self._failed(identity, tenant, found) if found.stage is Stage.ABANDONED else found
 
     async def items(self, identity: str, tenant: str) -> list[Item]:
-        """A response's conversation, its output included.
+        """Returns a response's conversation, including its output.
 
         Raises:
             InvalidRequest: it has not ended yet.
@@ -93,7 +93,7 @@ class Responses:
         return [*msgspec.json.decode(found.items), *msgspec.json.decode(found.body)["output"]]
 
     async def keep(self, body: ResponseBody, tenant: str, items: bytes) -> None:
-        """Keeps a response that has ended; one that cannot be kept says so."""
+        """Stores a response that has ended; if that fails, sets `body.store` to False."""
         try:
             await self.store.add(NewResponse(body.id, tenant, msgspec.json.encode(body), items))
         except QuireError as error:
@@ -101,7 +101,7 @@ class Responses:
             body.store = False
 
     async def start(self, run: Run, tenant: str, items: bytes, *, in_background: bool) -> None:
-        """Has a run go on by itself; one in the background can be found before this returns.
+        """Starts a run as a task; a background run can be found in the store before this returns.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -114,10 +114,10 @@ class Responses:
         task.add_done_callback(lambda done: self._ended(run, done))
 
     async def follow(self, identity: str, tenant: str, after: int) -> Follower:
-        """A response's events, from behind a number on.
+        """Returns a reader of a response's events after a given number.
 
         Raises:
-            InvalidRequest: its events were not kept.
+            InvalidRequest: its events were not stored.
             NotFound, Unavailable: as `find`.
         """
         found = await self.find(identity, tenant)
@@ -130,7 +130,7 @@ class Responses:
         return Follower(log, after)
 
     async def cancel(self, identity: str, tenant: str) -> bytes:
-        """Ends a response, if it has not ended yet; the response as it is then.
+        """Cancels a response unless it has ended, and returns its resulting body.
 
         Raises:
             NotFound, Unavailable: as `find`.
@@ -149,7 +149,7 @@ class Responses:
         return found.body
 
     async def delete(self, identity: str, tenant: str) -> None:
-        """Forgets a response; whoever works on it stops.
+        """Deletes a response, and stops it if it is in progress.
 
         Raises:
             NotFound, Unavailable: as `find`.
@@ -160,12 +160,12 @@ class Responses:
             run.stop()
 
     def cut(self, error: QuireError) -> None:
-        """Ends all that run."""
+        """Ends all runs with an error."""
         for run in self._runs.values():
             run.stop(error)
 
     async def close(self, seconds: float, error: QuireError) -> None:
-        """Waits so long for what runs, ends the rest with the error, and lets go of the store."""
+        """Waits up to `seconds` for runs to end, ends the rest with the error, and closes the store."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         self.cut(error)
@@ -180,7 +180,7 @@ class Responses:
             logger.error("the work on %s ended with an error", run.identity, exc_info=error)
 
     async def _failed(self, identity: str, tenant: str, found: StoredResponse) -> StoredResponse:
-        """A response whose gateway was lost, once the store knows that it has failed."""
+        """Marks a response whose gateway was lost as failed in the store, and returns it."""
         body = msgspec.json.decode(found.body, type=ResponseBody)
         body.status, body.error = "failed", ResponseFailure("server_error", _LOST)
         number = 0
@@ -196,13 +196,13 @@ class Responses:
 
 
 class _StoredLog:
-    """The events of a response that another gateway works on, or that has ended; see EventLog."""
+    """Events of a response that another gateway runs, or that has ended; see EventLog."""
 
     def __init__(self, responses: Responses, store: ResponseStore, identity: str, tenant: str) -> None:
         self._responses, self._store, self._identity, self._tenant = responses, store, identity, tenant
 
     async def read(self, after: int, timeout: float) -> list[bytes] | None:
-        """See EventLog. A response that is deleted meanwhile ends, too."""
+        """See EventLog. The events also end if the response is deleted."""
         deadline = time.monotonic() + timeout
         while True:
             try:

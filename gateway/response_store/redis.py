@@ -1,7 +1,7 @@
-"""Responses in Redis, for the gateways of any number of machines.
+"""Stores responses in Redis, for gateways on any number of machines.
 
-A response is a hash; its lease, which ends by itself, and its chunks of events, sorted by their last numbers, have keys
-of their own. All are gone when its time is up.
+A response is a hash. Its lease, which expires by itself, and its chunks of events, sorted by their last numbers, have
+keys of their own. All of them expire with the response.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ T = TypeVar("T")
 _CALL_SECONDS = 5.0
 _MAX_CONNECTIONS = 64
 _PREFIX = "quire:response:"
-_INDEX = "quire:responses"  # ids of those that have ended, by the time of it
+_INDEX = "quire:responses"  # ids of ended responses, by end time
 
 
 class RedisStore(ResponseStore):
-    """A pool of connections, made as they are needed."""
+    """A store with a pool of connections, opened on demand."""
 
     def __init__(self, url: str, max_count: int, max_age_seconds: float, lease_seconds: float = LEASE_SECONDS) -> None:
         """
         Args:
-            url: as the package redis reads it.
+            url: in the format of the package redis.
         """
         self._most, self._age, self._lease = max_count, max_age_seconds, lease_seconds
         pool = redis.asyncio.BlockingConnectionPool.from_url(
@@ -65,7 +65,7 @@ class RedisStore(ResponseStore):
             await self._count(new.id)
 
     async def _count(self, identity: str) -> None:
-        """Counts a response that has ended, and forgets the oldest of too many."""
+        """Adds an ended response to the index, and deletes the oldest ones beyond the limit."""
         now = time.time()
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.zadd(_INDEX, {identity: now})
@@ -160,7 +160,7 @@ class RedisStore(ResponseStore):
     async def _done(self, call: Awaitable[T]) -> T:
         """
         Raises:
-            Unavailable: Redis cannot be reached, or does not do it.
+            Unavailable: Redis cannot be reached, or the command failed.
         """
         try:
             return await call

@@ -1,4 +1,4 @@
-"""A response under way that is kept while it comes: whoever follows it may come and go."""
+"""Runs a response that is stored as it progresses; readers may come and go."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from quire.errors import Internal, QuireError
 
 logger = logging.getLogger(__name__)
 
-# How often what has come is stored, and what others ask for is looked up.
+# How often new events are stored, and stop requests are checked.
 BEAT_SECONDS = 0.5
-_LOOK_SECONDS = 1.0  # how often one who waits looks whether its client is still there
-_ATTEMPTS = 5  # to store an end
-_MOST_EVENTS = 1024  # that are read at a time: who comes late gets them in pieces
+_LOOK_SECONDS = 1.0  # how often a waiting reader checks that its client is connected
+_ATTEMPTS = 5  # at storing the end of a response
+_MOST_EVENTS = 1024  # per read: late readers get them in several reads
 
 
 class ResponseWriter(EventWriter[ChoiceUpdate], Protocol):
-    """Writes a response's events, and with them its body."""
+    """Writes a response's events, and updates its body accordingly."""
 
     body: ResponseBody
 
 
 class EventLog(Protocol):
-    """The events of a response, from its first one on."""
+    """The events of a response, from the first one on."""
 
     async def read(self, after: int, timeout: float) -> list[bytes] | None:
-        """Those with larger numbers, once there are some; none at the end; None when nothing came in time."""
+        """Returns the events with larger numbers, waiting for one; an empty list at the end; None on timeout."""
 
 
 class Run:
-    """Reads a response's updates to their end, whoever listens. Its events are here and in the store."""
+    """Reads a response's updates to the end, whether or not anyone listens. Keeps its events here and in the store."""
 
     def __init__(self, store: ResponseStore, queue: AnswerQueue, writer: ResponseWriter) -> None:
         self._store, self._queue, self._writer = store, queue, writer
         self._events: list[bytes] = []
         self._num_stored = 0
         self._grown = asyncio.Event()
-        self._over = asyncio.Event()  # no updates come any more
-        self._ended = False  # nor events
+        self._over = asyncio.Event()  # no more updates
+        self._ended = False  # no more events
         self._kept = False
         self._failure: QuireError | None = None
-        self.error: QuireError | None = None  # that came before its first event
+        self.error: QuireError | None = None  # error before the first event
 
     @property
     def identity(self) -> str:
@@ -63,18 +63,18 @@ class Run:
 
     @property
     def body(self) -> ResponseBody:
-        """The response, as far as it has come."""
+        """The response so far."""
         return self._writer.body
 
     def stop(self, error: QuireError | None = None) -> None:
-        """Ends it: as cancelled or, with an error, as failed."""
+        """Ends the response: as cancelled, or with an error as failed."""
         if error:
             self._queue.fail(error)
         else:
             self._queue.cancel()
 
     async def keep(self, tenant: str, items: bytes) -> None:
-        """Has the store know of it, and tells its first events.
+        """Adds the response to the store, and publishes its first events.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -85,12 +85,12 @@ class Run:
         self._publish(self._writer.opening())
 
     async def work(self, tenant: str, items: bytes) -> None:
-        """Reads all updates. What fails before the first one is not kept, if nobody knows of the response yet."""
+        """Reads all updates. A failure before the first one is not stored, unless the response already is."""
         beating = asyncio.create_task(self._beat())
         try:
             await self._read(tenant, items)
             self._over.set()
-            await beating  # what it writes has to be written before the end is
+            await beating  # its last write must precede that of the end
             if self._kept:
                 await self._finish()
             else:
@@ -140,7 +140,7 @@ class Run:
             chunk = self._unstored()
             try:
                 goes_on = not self._kept or await self._store.beat(self.identity, chunk)
-            except QuireError as error:  # followers here go on all the same
+            except QuireError as error:  # readers in this gateway are not affected
                 logger.warning("the events of %s are not stored for now: %s", self.identity, error)
                 continue
             if self._kept:
@@ -160,13 +160,13 @@ class Run:
 
 
 class Follower:
-    """One who reads a response's events; see UpdateSource."""
+    """One reader of a response's events; see UpdateSource."""
 
     def __init__(self, log: EventLog, after: int = -1, leave: Callable[[], None] = lambda: None) -> None:
         """
         Args:
-            after: number of the last event that is not wanted.
-            leave: called when the client has gone, or has read all.
+            after: number of the last event to skip.
+            leave: called when the client has disconnected, and when reading ends.
         """
         self._log, self._after, self._leave = log, after, leave
         self._gone = False
@@ -177,7 +177,7 @@ class Follower:
         return self._log.error if isinstance(self._log, Run) else None
 
     async def next_batch(self, timeout: float) -> list[bytes] | None:
-        """The events that are new; an empty list at the end; None when nothing came in time."""
+        """Returns the new events; an empty list at the end; None on timeout."""
         deadline = asyncio.get_running_loop().time() + timeout
         while not self._gone:
             left = deadline - asyncio.get_running_loop().time()
@@ -191,7 +191,7 @@ class Follower:
 
     @contextlib.asynccontextmanager
     async def read_by(self, receive: Receive) -> AsyncIterator[None]:
-        """While a client reads."""
+        """Context in which a client reads."""
         try:
             async with while_connected(receive, self._go):
                 yield
@@ -204,16 +204,16 @@ class Follower:
 
 
 class Replay:
-    """Events that are written already; see EventWriter."""
+    """Passes on events that are already encoded; see EventWriter."""
 
     def opening(self) -> Iterable[bytes]:
-        """Is among them."""
+        """Nothing: the opening is among the events."""
         return ()
 
     def update(self, update: bytes) -> Iterable[bytes]:
-        """Events as they are."""
+        """The event itself."""
         return (update,)
 
     def closing(self, error: QuireError | None) -> Iterable[bytes]:
-        """Is among them too."""
+        """Nothing: the closing is among the events."""
         return ()

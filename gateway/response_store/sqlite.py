@@ -1,4 +1,4 @@
-"""Responses in a file, for the gateways of one machine."""
+"""Stores responses in an SQLite file, for gateways on one machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.work_pool import WorkPool
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_BUSY_SECONDS = 5.0  # while another process writes
+_BUSY_SECONDS = 5.0  # to wait while another process writes
 _MAX_WAITING = 4096
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS events (
 
 
 class SqliteStore(ResponseStore):
-    """One connection, which a thread of its own uses. The file is its owner's alone to read."""
+    """A store with one connection, used by a thread of its own. The file is created readable only by its owner."""
 
     def __init__(
         self, path: Path, max_count: int, max_age_seconds: float, lease_seconds: float = LEASE_SECONDS
@@ -98,7 +98,7 @@ class SqliteStore(ResponseStore):
         await self._pool.run(self._database.close)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        """What `work` returns, done in the thread as one transaction.
+        """Runs `work` in the thread as one transaction, and returns its result.
 
         Raises:
             Unavailable: the file cannot be read or written.
@@ -124,7 +124,10 @@ class SqliteStore(ResponseStore):
         self._trim(now)
 
     def _trim(self, now: float) -> None:
-        """Forgets those that are too old, and the oldest of too many; not what is live, which others could end so."""
+        """Deletes expired responses, and the oldest ended ones beyond the limit.
+
+        Live ones do not count toward the limit, because others could end them that way.
+        """
         self._database.execute("DELETE FROM responses WHERE created <= ?", (now - self._age,))
         self._database.execute(
             "DELETE FROM responses WHERE id IN "

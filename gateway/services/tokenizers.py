@@ -170,8 +170,7 @@ class Tokenizers:
                     announce(address, [address])
 
     def pick(self, avoid: Collection[TokenizerReplica] = ()) -> TokenizerReplica | None:
-        """Returns the least busy replica, preferring ones not in `avoid` and not stopping or gone; None if none is
-        up."""
+        """Returns the least busy replica, preferring ones not in `avoid` and not stopping; None if none is up."""
         return min(
             (replica for replica in self.known if replica.up),
             key=lambda replica: (replica in avoid, replica.draining or replica.retired, replica.live),

@@ -1,4 +1,4 @@
-"""Formats of tool calls: a file each, with parsers that turn content into calls; and which family writes which."""
+"""Formats of tool calls, with parsers that turn content into calls, and the names by which operators choose them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Arguments that are not one JSON object, as grammars are told of them: elements of structural tags.
+"""Structural tag elements for call arguments that are not a single JSON object.
 
-Each parameter stands by itself, in the schema's order, and what the schema does not require may be left out.
+Each parameter is written separately, in the schema's order; parameters that are not required may be left out.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from gateway.tool_parsers.schema_values import referred, types_of
 Form = dict[str, Any]
 _NOTHING: Form = {"type": "const_string", "value": ""}
 _SEPARATOR: Form = {"type": "const_string", "value": ", "}
-# Where all are optional, one of so many comes first.
+# If all parameters are optional, the first one written must be among this many.
 _MOST_OPTIONAL = 32
 _MOST_REFERENCES = 64
-# May match what end marks begin with.
+# Finds patterns that might match the first character of an end mark.
 _ENDLESS = re.compile(r"[<\n]|\[\^|(?<!\\)\.|\\[SWDsnpPxu]|\(\?")
 
 
 def elements_form(tool: Tool, begin: str, between: str, end: str) -> Form:
-    """Parameters one after the other.
+    """Parameters written one after the other.
 
     Args:
-        begin, between, end: what stands before a parameter's name, before its value, and after that.
+        begin, between, end: text before a parameter's name, before its value, and after its value.
     """
     properties, required = _parameters(tool)
     if properties is None:
@@ -42,7 +42,7 @@ def elements_form(tool: Tool, begin: str, between: str, end: str) -> Form:
 
 
 def keywords_form(tool: Tool) -> Form:
-    """Parameters as Python writes them, with JSON's literals, which parsers of Python calls know too."""
+    """Parameters as Python keyword arguments, with JSON literals, which the parsers of Python calls accept too."""
     properties, required = _parameters(tool)
     if properties is None:
         word = _sequence({"type": "regex", "pattern": "[A-Za-z_][A-Za-z_0-9]*="}, _json(tool, True))
@@ -65,7 +65,7 @@ def keywords_form(tool: Tool) -> Form:
 
 
 def _parameters(tool: Tool) -> tuple[Mapping[str, Any] | None, frozenset[str]]:
-    """(parameters with their schemas, or nothing where any may come; names of those that must come)."""
+    """Returns the parameters with their schemas, None if any are allowed; and the names of the required ones."""
     properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
     if not isinstance(properties, Mapping):
         return (None if tool.parameters.get("type") else {}), frozenset()
@@ -74,7 +74,7 @@ def _parameters(tool: Tool) -> tuple[Mapping[str, Any] | None, frozenset[str]]:
 
 
 def _value(tool: Tool, schema: Any, end: str) -> Form:
-    """A value that stands as text, up to an end mark: a string as it is, anything else as JSON."""
+    """A value as text up to an end mark: strings unquoted, everything else as JSON."""
     if "string" not in types_of(schema, tool.parameters):
         return _json(tool, schema)
     schema = _followed(schema, tool.parameters)
@@ -86,7 +86,7 @@ def _value(tool: Tool, schema: Any, end: str) -> Form:
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a row of references leads to."""
+    """Follows a chain of references to a schema."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -97,9 +97,9 @@ def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _pattern(schema: Mapping[str, Any], end: str) -> str:
-    """What a string has to look like from its beginning to its end; nothing where it may be any.
+    """Returns a regex for a whole string value; empty if any string is allowed.
 
-    Expressions are followed greedily: one that may go on into the value's end mark would never let it come, and is left
+    Regexes match greedily: a pattern that could continue into the value's end mark would never let it come, and is left
     out.
     """
     pattern, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength", "")

@@ -1,4 +1,4 @@
-"""What the formats of tool calls share."""
+"""Base classes of the tool call formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.tool_parsers.scanner import EndOfTextError, NotACallError, Scanner,
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How calls are written around their arguments: `before`, the calls with a separator between them, `after`."""
+    """The text around the arguments of calls: `before`, then the calls with `separator` between them, then `after`."""
 
     begin: str  # of a call, up to its arguments
     end: str
@@ -28,46 +28,47 @@ class CallSyntax:
 
 
 def new_call_id() -> str:
-    """An id for a call, of the usual form."""
+    """Returns a new call id of the usual form."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class ToolParser(AnswerParser):
-    """A format of calls."""
+    """A tool call format."""
 
-    # Begin a call or a row of them.
+    # Words that begin a call or a row of calls.
     begins: ClassVar[tuple[str, ...]] = ()
-    # Characters that begin calls without such a word, at the beginning of the text.
+    # Characters that begin calls without one of these words, at the beginning of the text only.
     bare: ClassVar[str] = ""
-    # Come after a call, and are dropped.
+    # Words that come after a call, and are dropped.
     ends: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax | None:
-        """How a call of a tool is written, for grammars; None where nobody has told."""
+        """Returns how a call of a tool is written, for grammars; None if unknown."""
         return None
 
     @classmethod
     def argument_form(cls, tool: Tool) -> Mapping[str, Any] | None:
-        """How a call's arguments are written, as an element of a structural tag; None where they are a JSON object."""
+        """Returns how a call's arguments are written, as a structural tag element; None if they are a JSON object."""
         return None
 
 
 class MarkedToolParser(ToolParser):
-    """The words that begin a call, and a generator that reads it.
+    """A format in which certain words begin calls, which a generator then reads.
 
-    A call is passed on as the model has made it, whether a tool of that name was offered or not. What was begun and is
-    no call is content, from where it began to where that was clear; a call that breaks off later keeps what was sent.
+    A call is passed on as the model wrote it, whether or not a tool of that name was offered. If something begins like
+    a call but is not one, the text up to the point where that became clear is content. If a call breaks off later, the
+    part already sent remains.
     """
 
-    # Are dropped wherever they stand.
+    # Words that are dropped anywhere.
     dropped: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self.text = Scanner()
         self.found = Findings()
-        self.unclosed = False  # a call was begun whose end has not come
+        self.unclosed = False  # whether a call has begun whose end has not come
         self._outside = Markers(*self.begins, *self.dropped)
         self._after = Markers(*self.begins, *self.dropped, *self.ends)
         self._machine = self._read()
@@ -75,10 +76,10 @@ class MarkedToolParser(ToolParser):
 
     @abstractmethod
     def read_calls(self, marker: str) -> Steps[None]:
-        """Reads what comes after one of `begins`, or after nothing in front of `bare`.
+        """Reads the calls after one of `begins`, or after "" in front of a `bare` character.
 
         Raises:
-            NotACallError: what comes next is no call or no part of one. What was held is content.
+            NotACallError: what follows is not a call, or not a valid part of one. The held text becomes content.
         """
 
     def parse(self, text: str) -> Sequence[Delta]:
@@ -93,7 +94,7 @@ class MarkedToolParser(ToolParser):
         return (*self.found.take_all(), finish)
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """A call is certain.
+        """Begins a call, which is now certain.
 
         Raises:
             NotACallError: it has no name.
@@ -105,11 +106,11 @@ class MarkedToolParser(ToolParser):
         self.found.call(name, call_id or self.new_id(name))
 
     def new_id(self, name: str) -> str:
-        """An id for a call."""
+        """Returns an id for a call."""
         return new_call_id()
 
     def close(self) -> Steps[None]:
-        """Takes the calls' end, if it comes next."""
+        """Reads the end of the calls, if it comes next."""
         self.text.hold()
         yield from self.text.peek_past_space()
         if (yield from self.text.accept(*self.ends)):

@@ -1,4 +1,4 @@
-"""What a tool parser has found since it was last asked, put together into as few deltas as it takes."""
+"""Collects what a tool parser has found since it was last asked, merged into as few deltas as possible."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _SPACE = " \t\r\n"
 
 
 class Findings:
-    """Content and calls, in order. White space beside a call is no content; that between two sentences is."""
+    """Content and calls, in order. White space next to a call is dropped; white space between other text is content."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._deltas: list[Delta] = []
-        self._call: ToolCall | None = None  # that the pieces are of; content if there is none
+        self._call: ToolCall | None = None  # the call that the pieces belong to; None means content
         self._pieces: list[str] = []
         self._space: list[str] = []  # after the content so far
         self._beside_a_call = False
 
     def content(self, text: str) -> None:
-        """Text that is no call."""
+        """Adds text outside calls."""
         body = text.rstrip(_SPACE)
         if body:
             if self._call is not None:
@@ -33,27 +33,27 @@ class Findings:
             self._space.append(text[len(body) :])
 
     def call(self, name: str, call_id: str) -> None:
-        """A further call begins."""
+        """Begins the next call."""
         self._space.clear()
         self._beside_a_call = True
         self._turn_to(ToolCall(self.num_calls, "", call_id, name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """A piece of the last call's arguments."""
+        """Adds a piece of the last call's arguments."""
         if text:
             if self._call is None:
                 self._turn_to(ToolCall(self.num_calls - 1))
             self._pieces.append(text)
 
     def take(self) -> list[Delta]:
-        """What is certain."""
+        """Returns the deltas that are certain."""
         self._turn_to(None)
         taken, self._deltas = self._deltas, []
         return taken
 
     def take_all(self) -> list[Delta]:
-        """What is certain now that the text has ended."""
+        """Returns all remaining deltas, at the end of the text."""
         if not self._beside_a_call:
             if self._call is not None:
                 self._turn_to(None)

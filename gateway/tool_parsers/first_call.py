@@ -1,4 +1,4 @@
-"""One call at most, for requests with `parallel_tool_calls: false`."""
+"""Allows at most one call, for requests with `parallel_tool_calls: false`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.answers.parser import AnswerParser
 
 
 class FirstCallOnly(AnswerParser):
-    """Comes after the parser of calls, and drops those after the first."""
+    """Runs after the tool parser, and drops all calls except the first."""
 
     def feed(self, delta: Delta) -> Sequence[Delta]:
         return () if isinstance(delta, ToolCall) and delta.index else (delta,)

@@ -15,23 +15,23 @@ _KEYS = (_NAME, *_ARGUMENTS, "type", "id", "index")
 
 
 class JsonCallParser(MarkedToolParser):
-    """The object. Of keys that come twice, the first counts; other keys are passed over."""
+    """Parses the object. If a key occurs twice, the first one counts; unknown keys are skipped."""
 
-    # Begin what need not be a call: it is certain when its arguments begin, and not when its name is there; and it is
-    # none when there is a key that calls do not have.
+    # Markers after which an object need not be a call: it is certain only once its arguments begin, not with its name,
+    # and a key that calls do not have rules it out.
     doubtful: ClassVar[tuple[str, ...]] = ("",)
     arguments_key: ClassVar[str] = "arguments"
 
     @classmethod
     def object_syntax(cls, name: str) -> CallSyntax:
-        """How the object alone is written."""
+        """Returns how the object alone is written."""
         return CallSyntax(f'{{"{_NAME}": {json.dumps(name, ensure_ascii=False)}, "{cls.arguments_key}": ', "}")
 
     def read_object(self, marker: str) -> Steps[None]:
-        """A call.
+        """Reads a call.
 
         Raises:
-            NotACallError: it is none.
+            NotACallError: it is not a call.
         """
         yield from self.text.expect("{")
         call = _Call(self, marker in self.doubtful)
@@ -44,7 +44,7 @@ class JsonCallParser(MarkedToolParser):
         call.end()
 
     def read_list(self, marker: str) -> Steps[None]:
-        """Calls in brackets."""
+        """Reads a list of calls in brackets."""
         yield from self.text.expect("[")
         while (following := (yield from self.text.peek_past_space())) != "]":
             if following == ",":
@@ -53,15 +53,15 @@ class JsonCallParser(MarkedToolParser):
                 self.text.hold()
                 yield from self.read_object(marker)
         self.text.take(1)
-        if self.text.holds:  # not one call
+        if self.text.holds:  # no call at all
             raise NotACallError
 
 
 def read_arguments(text: Scanner, sink: Sink) -> Steps[None]:
-    """A call's arguments: an object as it is written, a string that holds one, or null for none.
+    """Reads a call's arguments: an object as written, a string that contains one, or null for none.
 
     Raises:
-        NotACallError: what comes is no JSON.
+        NotACallError: what follows is not JSON.
     """
     first = yield from text.peek_past_space()
     if first in "{[":
@@ -76,7 +76,7 @@ def read_arguments(text: Scanner, sink: Sink) -> Steps[None]:
 
 
 def read_bare_arguments(text: Scanner, sink: Sink) -> Steps[None]:
-    """Arguments without an object around them; there may be none."""
+    """Reads arguments that are not inside a call object; there may be none."""
     if (yield from text.peek_past_space()) in '{["':
         yield from read_arguments(text, sink)
     else:
@@ -84,14 +84,14 @@ def read_bare_arguments(text: Scanner, sink: Sink) -> Steps[None]:
 
 
 class _Call:
-    """One object, member by member."""
+    """Reads one call object, member by member."""
 
     def __init__(self, parser: JsonCallParser, is_doubtful: bool) -> None:
         self._parser = parser
         self._is_doubtful = is_doubtful
         self._name = ""
         self._begun = False
-        self._early: str | None = None  # arguments that have come before the name
+        self._early: str | None = None  # arguments that came before the name
         self._has_arguments = False
 
     def read_member(self) -> Steps[None]:
@@ -137,7 +137,7 @@ class _Call:
     def end(self) -> None:
         """
         Raises:
-            NotACallError: it was none.
+            NotACallError: the object was not a call.
         """
         if not self._begun:
             raise NotACallError
@@ -146,4 +146,4 @@ class _Call:
 
 
 def _pass_over(text: str) -> None:
-    """What is no part of a call."""
+    """Sink for values that are not part of a call."""

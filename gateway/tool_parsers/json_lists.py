@@ -1,4 +1,4 @@
-"""A JSON list of calls: `[{"name": …, "arguments": …}, …]`, after a word, in tags, or where the text begins."""
+"""A JSON list of calls: `[{"name": …, "arguments": …}, …]`, after a word, in tags, or at the beginning of the text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.tool_parsers.scanner import NotACallError, Steps
 
 
 class JsonListParser(JsonCallParser):
-    """The list. A model that was asked for one and makes a single call may leave the brackets out."""
+    """Parses the list. A model that should write a list but makes a single call may leave out the brackets."""
 
     def read_calls(self, marker: str) -> Steps[None]:
         following = yield from self.text.peek_past_space()
@@ -36,7 +36,7 @@ class TaggedListParser(JsonListParser):
 
 
 class Granite(JsonListParser):
-    """Granite 3: 3.0 has a token before the list, 3.1 a word."""
+    """Granite 3: version 3.0 has a token before the list, 3.1 a word."""
 
     begins = ("<|tool_call|>", "<tool_call>")
     ends = ("</tool_call>",)
@@ -50,7 +50,7 @@ class Granite(JsonListParser):
 
 
 class Phi4Mini(JsonListParser):
-    """Phi-4-mini: the word `functools`, or a token where its template has one."""
+    """Phi-4-mini: the word `functools`, or a token in templates that have one."""
 
     begins = ("functools", "<|tool_call|>")
     ends = ("<|/tool_call|>",)
@@ -63,7 +63,7 @@ class Phi4Mini(JsonListParser):
 
 
 class XLam(JsonListParser):
-    """xLAM: the list alone, and what its relatives put around it."""
+    """xLAM: the list alone, or with what related models put around it."""
 
     begins = ("```json", "```", "<tool_call>", "[TOOL_CALLS]")
     ends = ("```", "</tool_call>")

@@ -1,4 +1,4 @@
-"""JSON as it comes. Values are passed on as they are written; only strings and brackets are understood."""
+"""Reads JSON incrementally. Values are passed on as written; only strings and brackets are interpreted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 
 _STRING_BODY = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _SCALAR = re.compile(r"[-+.\w]*+")
-# `<` is in no JSON outside of strings: it begins the end of a call that is not whole.
+# JSON has no `<` outside strings: it begins the end mark of a call whose JSON is incomplete.
 _STRUCTURE = re.compile(r'["\[\]{}<]')
 
 
@@ -18,13 +18,13 @@ class BracketScanner:
 
     def __init__(self) -> None:
         self.ended = False
-        self.broken = False  # what follows is no JSON
+        self.broken = False  # what follows is not JSON
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
 
     def __call__(self, text: str, start: int) -> int:
-        """How far the value goes in this text, of which what comes before `start` was scanned."""
+        """Returns how far the value goes in this text, of which everything before `start` was already scanned."""
         place = start
         while place < len(text) and not self.ended:
             if self._in_string:
@@ -60,10 +60,10 @@ class BracketScanner:
 
 
 def read_value(text: Scanner, sink: Sink) -> Steps[None]:
-    """Any value, piece by piece.
+    """Reads any value, piece by piece.
 
     Raises:
-        NotACallError: there is none, or it is no JSON.
+        NotACallError: there is none, or it is not JSON.
     """
     first = yield from text.peek_past_space()
     if first in "{[":
@@ -96,7 +96,7 @@ def _read_raw_string(text: Scanner, sink: Sink) -> Steps[None]:
 
 
 def read_string(text: Scanner) -> Steps[str]:
-    """A string's value.
+    """Reads a string, and returns its value.
 
     Raises:
         NotACallError: there is none.
@@ -112,7 +112,7 @@ def read_string(text: Scanner) -> Steps[str]:
 
 
 def whole_characters(text: str) -> str:
-    """The text with its surrogates joined; those without a partner are replaced, since no JSON can carry them."""
+    """Joins surrogate pairs; lone surrogates are replaced, because UTF-8 cannot encode them."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Calls as pairs: `<tool_call>get_weather<arg_key>city</arg_key><arg_value>Bonn</arg_value></tool_call>`."""
+"""Calls as key-value pairs: `<tool_call>get_weather<arg_key>city</arg_key><arg_value>Bonn</arg_value></tool_call>`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
 
 
 class KeyValueParser(MarkedToolParser):
-    """GLM 4.5 to 4.7, with line breaks between the pairs or without. Strings stand as they are, the rest as JSON."""
+    """GLM 4.5 to 4.7, with or without line breaks between the pairs. Strings are unquoted, other values are JSON."""
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
     special_tokens = (*begins, *ends, _KEY, _KEY_END, _VALUE, _VALUE_END)
-    # Between the pairs, for grammars; both are read.
+    # Text between the pairs, for grammars; the parser accepts both forms.
     line_break: ClassVar[str] = "\n"
 
     @classmethod
@@ -49,7 +49,7 @@ class KeyValueParser(MarkedToolParser):
         self.unclosed = not element
 
     def _read_pair(self, arguments: ArgumentWriter) -> Steps[str]:
-        """A pair's rest; the element that comes after it."""
+        """Reads the rest of a pair; returns the element after it."""
         pieces: list[str] = []
         yield from self.text.until(Markers(_KEY_END), pieces.append)
         yield from self.text.peek_past_space()
@@ -63,6 +63,6 @@ class KeyValueParser(MarkedToolParser):
 
 
 class Glm47(KeyValueParser):
-    """GLM 4.7 has left the line breaks out."""
+    """GLM 4.7 omits the line breaks."""
 
     line_break = ""

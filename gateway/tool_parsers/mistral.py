@@ -1,4 +1,4 @@
-"""Mistral's two forms: a token and a JSON list, or a token, a name and JSON for each call."""
+"""Mistral's two formats: a token and a JSON list; or for each call a token, the name and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 class Mistral(JsonListParser):
-    """The list is of tokenizers up to version 7, the other of those since 11. Ids are as its templates ask for them."""
+    """Tokenizers up to version 7 use the list, those since 11 the other format. Call ids are as templates need them."""
 
     begins = ("[TOOL_CALLS]",)
     special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")

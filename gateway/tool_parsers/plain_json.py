@@ -1,4 +1,4 @@
-"""JSON objects that are the whole answer: `{"name": …, "parameters": …}`, several with `;` between them."""
+"""JSON objects that make up the whole answer: `{"name": …, "parameters": …}`, separated by `;` if there are several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaJson(JsonCallParser):
-    """Llama 3.1, 3.2 and 4: an object where the text begins, or after a token. JSON further on is content."""
+    """Llama 3.1, 3.2 and 4: an object at the beginning of the text, or after a token. Later JSON is content."""
 
     begins = special_tokens = (_PYTHON_TAG,)
     bare = "{"

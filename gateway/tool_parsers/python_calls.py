@@ -1,4 +1,4 @@
-"""Calls as Python writes them: `[get_weather(city="Bonn"), now()]`, with literals as arguments, by keyword."""
+"""Calls in Python syntax: `[get_weather(city="Bonn"), now()]`, with literals as keyword arguments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NAME = re.compile(r"[-.\w]*+")
 
 
 class PythonCallParser(MarkedToolParser):
-    """A list of calls that is the whole answer. Brackets further on are content."""
+    """A list of calls that makes up the whole answer. Brackets later in the text are content."""
 
     bare = "["
-    # Opens and closes the calls, where a marker does not.
+    # Open and close the row of calls; empty if markers do that.
     brackets: ClassVar[str] = "[]"
 
     @classmethod
@@ -80,7 +80,7 @@ class PythonCallParser(MarkedToolParser):
 
 
 class Llama4Python(PythonCallParser):
-    """Llama 4: the list may stand between tokens."""
+    """Llama 4: the list may be between special tokens."""
 
     begins = ("<|python_start|>",)
     ends = ("<|python_end|>",)
@@ -88,7 +88,7 @@ class Llama4Python(PythonCallParser):
 
 
 class Olmo3(PythonCallParser):
-    """OLMo 3: a line for each call, all between tags."""
+    """OLMo 3: one call per line, all between tags."""
 
     begins = ("<function_calls>",)
     ends = ("</function_calls>",)

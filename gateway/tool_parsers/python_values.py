@@ -1,4 +1,4 @@
-"""Python's literals as JSON, piece by piece. Nothing is evaluated; nesting costs one entry of a list."""
+"""Converts Python literals to JSON incrementally. Nothing is evaluated; nesting costs one list entry per level."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 _BODY = {"'": re.compile(r"[^'\\]*+"), '"': re.compile(r'[^"\\]*+')}
 _CLOSE = {"[": "]", "(": ")", "{": "}"}
-_MOST_DIGITS = 4000  # of a number; longer ones take long to convert
+_MOST_DIGITS = 4000  # of a number; longer ones are slow to convert
 
 
 def json_text(text: str) -> str:
-    """Text as it stands within a JSON string."""
+    """Escapes text for use inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def read_literal(text: Scanner, sink: Sink) -> Steps[None]:
-    """A string, number, list, tuple, dict, True, False or None.
+    """Reads a string, number, list, tuple, dict, True, False or None.
 
     Raises:
-        NotACallError: it is anything else.
+        NotACallError: it is something else.
     """
     open_brackets: list[str] = []
     yield from _read_item(text, sink, open_brackets)
@@ -48,7 +48,7 @@ def read_literal(text: Scanner, sink: Sink) -> Steps[None]:
 
 
 def _read_item(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[None]:
-    """A value, or the beginning of one up to where a further one begins in it or it may be closed."""
+    """Reads a value; of a bracketed one, only the part up to where a further value or the closing bracket may come."""
     while (first := (yield from text.peek_past_space())) in _CLOSE:
         open_brackets.append(text.take(1))
         sink("{" if first == "{" else "[")
@@ -69,7 +69,7 @@ def _read_member(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[N
 
 
 def _read_key(text: Scanner, sink: Sink) -> Steps[None]:
-    """A key of a dict, which JSON has as a string, and its colon."""
+    """Reads a dict key, which becomes a string in JSON, and its colon."""
     if (yield from text.peek_past_space()) in _BODY:
         yield from _read_string(text, sink)
     else:
@@ -98,7 +98,7 @@ def _float(word: str) -> str:
 
 
 def _read_string(text: Scanner, sink: Sink) -> Steps[None]:
-    """A string between quotes, or between three of them, where single ones are text."""
+    """Reads a string in single or triple quotes; inside triple quotes, single quotes are text."""
     quote = text.take(1)
     end = quote + (yield from text.accept(quote * 2))
     sink('"')
@@ -112,7 +112,7 @@ def _read_string(text: Scanner, sink: Sink) -> Steps[None]:
 
 
 def _read_escape(text: Scanner) -> Steps[str]:
-    """What comes after a backslash, as it stands within a JSON string; an escape that Python does not know stays."""
+    """Reads the part after a backslash, escaped for JSON; an escape that Python does not know stays as it is."""
     kind = yield from text.peek()
     text.take(1)
     if kind not in _DIGITS:

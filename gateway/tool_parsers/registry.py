@@ -1,4 +1,4 @@
-"""The parser of an operator's choice: one of ours, or one that a plugin brings."""
+"""The tool parser that the operator chooses: a built-in one, or one from a plugin."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _FLAG, _PLUGIN_FLAG = "--tool-call-parser", "--tool-parser-plugin"
 
 
 class ToolParsers:
-    """Parsers of tool calls by name. A plugin is handed this."""
+    """Tool parsers by name. Passed to plugins."""
 
     def __init__(self) -> None:
         self._registered: dict[str, type[ToolParser]] = {}
 
     @property
     def names(self) -> list[str]:
-        """All that there are."""
+        """Names of all parsers."""
         return sorted((*TOOL_PARSERS, *self._registered))
 
     def register(self, name: str, parser: type[ToolParser]) -> None:
         """Adds a parser.
 
         Args:
-            name: that `--tool-call-parser` chooses it by.
-            parser: a class that derives from `gateway.tool_parsers.base.ToolParser`.
+            name: the name for `--tool-call-parser`.
+            parser: a class derived from `gateway.tool_parsers.base.ToolParser`.
 
         Raises:
-            StartupError: the name is taken, or the class is none of that kind or not whole.
+            StartupError: the name is taken, or the class is not a ToolParser or is abstract.
         """
         if name in self.names:
             raise StartupError(
@@ -50,7 +50,7 @@ class ToolParsers:
         self._registered[name] = parser
 
     def named(self, name: str) -> type[ToolParser]:
-        """The parser of that name.
+        """Returns the parser of that name.
 
         Raises:
             StartupError: there is none.
@@ -65,7 +65,7 @@ class ToolParsers:
 
 
 def chosen_tool_parser(options: ToolOptions) -> type[ToolParser] | None:
-    """The parser that the options name, if they name one.
+    """Returns the parser that the options name; None if they name none.
 
     Raises:
         StartupError: there is none of that name, or the plugin cannot be loaded.
@@ -77,7 +77,7 @@ def chosen_tool_parser(options: ToolOptions) -> type[ToolParser] | None:
 
 
 def _load_plugin(path: str, parsers: ToolParsers) -> None:
-    """Runs an operator's file, whose `register` is given the parsers to add to."""
+    """Runs the operator's file, and calls its `register` with the parsers to add to."""
     try:
         module = _module(Path(path))
         register = getattr(module, "register", None)

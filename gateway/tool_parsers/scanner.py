@@ -1,8 +1,8 @@
-"""The text of an answer as a parser reads it: from the front, once, waiting where it has not come yet.
+"""The text of an answer as parsers read it: once from front to back, waiting for text that has not arrived.
 
-Parsers are generators that stop where they need more text (`Steps`), so that they read like a grammar. What is taken is
-never looked at again, and what is left unread is shorter than the longest word that is looked for: the work is linear
-in the text, however it is cut.
+Parsers are generators that yield where they need more text (`Steps`), so that they read like a grammar. Text once taken
+is never examined again, and the unread rest is shorter than the longest word searched for: the work is linear in the
+length of the text, however it is cut.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Steps = Generator[None, None, T]
 Sink = Callable[[str], object]
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
-# Names end at white space and at what begins a token or arguments.
+# Names end at white space, and at characters that begin a special token or arguments.
 _NAME = re.compile(r"[^\s<>{}()\[\]\"'=,;]*+")
 
 
 class NotACallError(Exception):
-    """What looked like a call, or like the rest of one, is none."""
+    """What looked like a call, or the rest of one, is not."""
 
 
 class EndOfTextError(Exception):
-    """The text has ended where more was needed."""
+    """The text ended where more was needed."""
 
 
 class Scanner:
-    """The unread text, and what was taken since `hold`."""
+    """The unread text, and the text taken since `hold`."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -40,36 +40,36 @@ class Scanner:
         self._held: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        """More has come."""
+        """Adds text."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """No more comes."""
+        """Marks the end of the text."""
         self._ended = True
 
     @property
     def holds(self) -> bool:
-        """Whether what is taken is kept."""
+        """Whether taken text is being held."""
         return self._held is not None
 
     def hold(self, taken: str = "") -> None:
-        """Keeps what is taken from now on, and what was just taken; what it keeps already, it goes on keeping."""
+        """Holds the text taken from now on, preceded by `taken`; text already held stays held."""
         if self._held is None:
             self._held = []
         self._held.append(taken)
 
     def let_go(self) -> None:
-        """Forgets what was kept: it has become something."""
+        """Forgets the held text, because it has become part of a call."""
         self._held = None
 
     def release(self) -> str:
-        """What was kept: it has become nothing."""
+        """Returns and forgets the held text, because it is not part of a call."""
         held, self._held = self._held, None
         return "".join(held or ())
 
     def rest(self) -> str:
-        """What was kept and what is unread, at the end."""
+        """Returns the held and unread text, at the end."""
         return self.release() + self._text[self._at :]
 
     def more(self) -> Steps[None]:
@@ -83,7 +83,7 @@ class Scanner:
         yield
 
     def take(self, count: int) -> str:
-        """The next characters, which are there."""
+        """Takes the next `count` characters, which must be available."""
         return self._take_to(self._at + count)
 
     def _take_to(self, end: int) -> str:
@@ -94,22 +94,22 @@ class Scanner:
         return taken
 
     def peek(self) -> Steps[str]:
-        """The next character, which stays."""
+        """Returns the next character without taking it."""
         while self._at == len(self._text):
             yield from self.more()
         return self._text[self._at]
 
     def peek_past_space(self) -> Steps[str]:
-        """The next character that is no white space, which is taken."""
+        """Takes white space, and returns the next character without taking it."""
         return (yield from self.pour(_SPACE, lambda space: None))
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """The next characters that match, as far as they are there. The pattern may match nothing and never fails."""
+        """Takes the available characters that match. The pattern must also match the empty string."""
         found = pattern.match(self._text, self._at)
         return self._take_to(found.end()) if found else ""
 
     def pour(self, pattern: re.Pattern[str], sink: Sink) -> Steps[str]:
-        """All next characters that match, piece by piece; the one after them, which stays."""
+        """Takes all matching characters, piece by piece; returns the one after them without taking it."""
         while True:
             if taken := self.run(pattern):
                 sink(taken)
@@ -118,18 +118,18 @@ class Scanner:
             yield from self.more()
 
     def word(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """All next characters that match."""
+        """Takes and returns all matching characters."""
         pieces: list[str] = []
         yield from self.pour(pattern, pieces.append)
         return "".join(pieces)
 
     def name(self) -> Steps[str]:
-        """The name that comes next, past white space; nothing where none does."""
+        """Takes white space and the name after it; empty if there is none."""
         yield from self.peek_past_space()
         return (yield from self.word(_NAME))
 
     def accept(self, *words: str) -> Steps[str]:
-        """Takes that of some words which comes next, and nothing if none does. None may begin another."""
+        """Takes the one of the words that comes next; returns "" if none does. No word may be a prefix of another."""
         longest = max(map(len, words), default=0)
         while True:
             for word in words:
@@ -141,10 +141,10 @@ class Scanner:
             yield from self.more()
 
     def expect(self, *words: str) -> Steps[str]:
-        """As `accept`, for what must come.
+        """Takes one of the words, as `accept`.
 
         Raises:
-            NotACallError: none of them comes.
+            NotACallError: none of them comes next.
         """
         word = yield from self.accept(*words)
         if not word:
@@ -152,7 +152,7 @@ class Scanner:
         return word
 
     def until(self, markers: Markers, sink: Sink) -> Steps[str]:
-        """Everything before the first of some markers, piece by piece; and the marker, which is taken."""
+        """Takes all text before the first marker, piece by piece, and the marker; returns the marker."""
         while True:
             place, marker = markers.find(self._text, self._at)
             if place > self._at:
@@ -162,6 +162,6 @@ class Scanner:
             yield from self.more()
 
     def scan(self, scanner: Callable[[str, int], int], sink: Sink) -> None:
-        """Hands what is there on, as far as a scanner of (text, start) says."""
+        """Passes on the available text as far as `scanner`, called with (text, start), says."""
         if (end := scanner(self._text, self._at)) > self._at:
             sink(self._take_to(end))

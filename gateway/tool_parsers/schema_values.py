@@ -1,4 +1,4 @@
-"""Arguments that a model writes as text, made JSON by what the tool's schema says of them."""
+"""Converts arguments that a model writes as text to JSON, according to the tool's schema."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class ParameterTypes:
-    """The JSON types that the parameters of a request's tools may have, worked out once for each that is asked for."""
+    """The JSON types that tool parameters may have, computed once for each parameter used."""
 
     def __init__(self, context: AnswerContext) -> None:
         self._tools = {tool.name: tool for tool in context.tools}
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     def of(self, tool: str, parameter: str) -> frozenset[str]:
-        """All types where the request does not say."""
+        """Returns the types of a parameter; all types if the request does not specify any."""
         schema = self._tools[tool].parameters if tool in self._tools else {}
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or parameter not in properties:
@@ -38,10 +38,10 @@ class ParameterTypes:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows.
+    """Returns the JSON types that a schema allows.
 
     Args:
-        root: what its references are into.
+        root: the schema that references are resolved in.
     """
     pending, found = [schema], frozenset[str]()
     for _ in range(_MOST_SCHEMAS):
@@ -54,7 +54,7 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list[Any]]:
-    """(types that a schema names, schemas of which each names more)."""
+    """Returns the types that a schema names, and subschemas to look at further."""
     if not isinstance(schema, Mapping):
         return _ANY, []
     declared, values = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -73,7 +73,7 @@ def _look_at(schema: Any, root: Mapping[str, Any]) -> tuple[frozenset[str], list
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema that a reference names; None if there is none."""
+    """Resolves a reference; None if it leads nowhere."""
     found: Any = root
     for name in reference.removeprefix("#/").split("/"):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -81,7 +81,7 @@ def referred(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The value that a text stands for: of the types that it may have, the first that fits; else a string."""
+    """Converts text to a JSON value of the first type that fits among those allowed; otherwise to a string."""
     word = text.strip()
     if word in _NULLS and "null" in types:
         return "null"
@@ -93,7 +93,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _own_json(word: str, types: frozenset[str]) -> str:
-    """A JSON value as it is written, unless it is one of a type that a string may be meant by."""
+    """Returns the text if it is JSON, unless it could be meant as a string instead; otherwise empty."""
     try:
         _decoder.decode(word)
     except (ValueError, RecursionError):
@@ -109,7 +109,7 @@ def _types_of_json(word: str) -> frozenset[str]:
 
 
 def _from_python(word: str, types: frozenset[str]) -> str:
-    """Lists and dicts as Python writes them."""
+    """Converts Python lists and dicts; empty if it is neither."""
     if word[:1] not in ("{", "[", "(") or not types & {"object", "array"}:
         return ""
     scanner, pieces = Scanner(), list[str]()
@@ -124,12 +124,12 @@ def _from_python(word: str, types: frozenset[str]) -> str:
 
 
 class ArgumentWriter:
-    """Writes a call's arguments, one parameter after the other: a JSON object."""
+    """Writes a call's arguments one by one as a JSON object."""
 
     def __init__(self, types: ParameterTypes, tool: str, sink: Sink) -> None:
         """
         Args:
-            sink: takes the object's text, piece by piece.
+            sink: receives the object's text, piece by piece.
         """
         self._types = types
         self._tool = tool
@@ -137,22 +137,22 @@ class ArgumentWriter:
         self._separator = "{"
 
     def value(self, name: str, line_break: str = "") -> Value:
-        """A further parameter's value, to be filled and closed.
+        """Begins the next parameter; returns its value to fill and close.
 
         Args:
-            line_break: one at the beginning of the text and one at its end are no part of the value.
+            line_break: removed once from the beginning and once from the end of the value's text.
         """
         self._sink(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: ")
         self._separator = ", "
         return Value(self._types.of(self._tool, name), line_break, self._sink)
 
     def close(self) -> None:
-        """No more comes."""
+        """Ends the object."""
         self._sink("{}" if self._separator == "{" else "}")
 
 
 class Value:
-    """Takes the text of a value. A string goes out as it comes; what may be anything else, when it is whole."""
+    """Receives the text of a value. A value that must be a string is streamed; any other is converted when complete."""
 
     def __init__(self, types: frozenset[str], line_break: str, sink: Sink) -> None:
         self._types = types
@@ -160,13 +160,13 @@ class Value:
         self._sink = sink
         self._streams = types == {"string"}
         self._begun = False
-        self._waiting = ""  # a line break that may be the last
+        self._waiting = ""  # a line break that may be the final one
         self._pieces: list[str] = []
         if self._streams:
             sink('"')
 
     def __call__(self, text: str) -> None:
-        """More of it."""
+        """Adds text."""
         if self._break:
             text = self._waiting + (text if self._begun else text.removeprefix(self._break))
             self._waiting = self._break if text.endswith(self._break) else ""
@@ -178,5 +178,5 @@ class Value:
             self._sink(json_text(text))
 
     def close(self) -> None:
-        """It is whole."""
+        """Ends the value."""
         self._sink('"' if self._streams else as_json("".join(self._pieces), self._types))

@@ -1,4 +1,4 @@
-"""JSON in tags: `<tool_call>{"name": …, "arguments": …}</tool_call>`, with one call or several in each."""
+"""JSON in tags: `<tool_call>{"name": …, "arguments": …}</tool_call>`, with one or several calls per tag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.tool_parsers.scanner import NotACallError, Steps
 
 
 class TaggedJsonParser(JsonCallParser):
-    """Objects between tags, or after a word that nothing closes."""
+    """Objects between tags, or after a word without an end tag."""
 
     def read_calls(self, marker: str) -> Steps[None]:
         if (yield from self.text.peek_past_space()) != "{":
@@ -27,7 +27,7 @@ class TaggedJsonParser(JsonCallParser):
 
 
 class Hermes(TaggedJsonParser):
-    """As Hermes 2 and 3, Qwen 2.5 and Qwen 3 write them."""
+    """The format of Hermes 2 and 3, Qwen 2.5 and Qwen 3."""
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
@@ -35,7 +35,7 @@ class Hermes(TaggedJsonParser):
 
 
 class Granite20bFunctionCalling(TaggedJsonParser):
-    """Nothing closes a call; the next one may follow at once."""
+    """Calls have no end mark; the next one may follow immediately."""
 
     begins = special_tokens = ("<function_call>",)
 
@@ -46,7 +46,7 @@ class Granite20bFunctionCalling(TaggedJsonParser):
 
 
 class InternLm(TaggedJsonParser):
-    """InternLM 2.5: an action of its plugin."""
+    """InternLM 2.5: an action of its plugin role."""
 
     begins = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
     ends = ("<|action_end|>",)
@@ -59,7 +59,7 @@ class InternLm(TaggedJsonParser):
 
 
 class MiniMax(TaggedJsonParser):
-    """MiniMax-M1: a line for each call, all between one pair of tags."""
+    """MiniMax-M1: one call per line, all between one pair of tags."""
 
     begins = ("<tool_calls>",)
     ends = ("</tool_calls>",)
@@ -72,7 +72,7 @@ class MiniMax(TaggedJsonParser):
 
 
 class GigaChat3(TaggedJsonParser):
-    """A message of its own, from another role."""
+    """Calls are in a message of their own, from another role."""
 
     begins = ("function call<|role_sep|>", "<|function_call|>")
     ends = dropped = ("<|message_sep|>",)

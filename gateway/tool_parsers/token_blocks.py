@@ -1,4 +1,4 @@
-"""Calls between special tokens: a name, a token, and arguments that are JSON by themselves."""
+"""Calls between special tokens: a name, a token, and arguments as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.tool_parsers.scanner import Steps
 
 
 class TokenBlockParser(MarkedToolParser):
-    """`section`, then for each call `begins_call`, its head, its arguments and what ends it."""
+    """`section`, then for each call `begins_call`, its head, its arguments and its end mark."""
 
     section: ClassVar[str]
     begins_call: ClassVar[str]
@@ -31,12 +31,12 @@ class TokenBlockParser(MarkedToolParser):
         """Reads up to the arguments, and begins the call.
 
         Raises:
-            NotACallError: it has no head.
+            NotACallError: there is no valid head.
         """
 
 
 class DeepSeekV3(TokenBlockParser):
-    """DeepSeek-V3 and R1: a kind, a name, and JSON in a code block."""
+    """DeepSeek-V3 and R1: the kind of call, the name, and JSON in a code block."""
 
     section = "<｜tool▁calls▁begin｜>"
     begins_call = "<｜tool▁call▁begin｜>"
@@ -46,7 +46,7 @@ class DeepSeekV3(TokenBlockParser):
     special_tokens = (section, begins_call, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", *dropped)
 
     def read_head(self) -> Steps[None]:
-        yield from self.text.name()  # "function", which is all that there is
+        yield from self.text.name()  # "function", the only kind
         yield from self.text.expect("<｜tool▁sep｜>")
         name = yield from self.text.name()
         yield from self.text.peek_past_space()
@@ -60,7 +60,7 @@ class DeepSeekV3(TokenBlockParser):
 
 
 class DeepSeekV31(TokenBlockParser):
-    """DeepSeek-V3.1: a name and JSON."""
+    """DeepSeek-V3.1: the name and JSON."""
 
     section = DeepSeekV3.section
     begins_call = DeepSeekV3.begins_call
@@ -82,7 +82,7 @@ class DeepSeekV31(TokenBlockParser):
 
 
 class KimiK2(TokenBlockParser):
-    """Kimi K2: the call's id, which the model gives it and which holds the name, and JSON."""
+    """Kimi K2: the call's id, written by the model and containing the name, and JSON."""
 
     section = "<|tool_calls_section_begin|>"
     begins_call = "<|tool_call_begin|>"

@@ -1,4 +1,4 @@
-"""Forced calls of models whose own form is not JSON, or not known: plain JSON, which a grammar has them write."""
+"""Forced calls for models whose call format is not JSON or unknown: plain JSON, enforced by a grammar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.tool_parsers.json_lists import JsonListParser
 
 
 class NamedArguments(ToolParser):
-    """The whole answer is the arguments of the one function that is named."""
+    """The whole answer is the arguments of the named function."""
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)

@@ -16,12 +16,12 @@ from gateway.tool_parsers.schema_values import ArgumentWriter, ParameterTypes
 _FUNCTION = "<function="
 _PARAMETER = "<parameter="
 _PARAMETER_NAME = re.compile(r"[^<>\n]*+")
-# A value that nothing closes ends where the next element begins.
+# A value without an end tag ends where the next element begins.
 _VALUE_ENDS = Markers("</parameter>", _PARAMETER, "</function>")
 
 
 class XmlParameterParser(MarkedToolParser):
-    """Qwen3-Coder, Step 3.5. Values are text: what they are in JSON is a matter of the tool's schema."""
+    """Qwen3-Coder, Step 3.5. Values are text, which is converted to JSON by the tool's schema."""
 
     begins = ("<tool_call>", _FUNCTION)
     ends = ("</tool_call>",)
@@ -56,7 +56,7 @@ class XmlParameterParser(MarkedToolParser):
         yield from self.close()
 
     def _read_parameter(self, arguments: ArgumentWriter) -> Steps[str]:
-        """A parameter's rest; the element that comes after it."""
+        """Reads the rest of a parameter; returns the element after it."""
         name = yield from self.text.word(_PARAMETER_NAME)
         yield from self.text.expect(">")
         value = arguments.value(name.strip(), "\n")
