@@ -183,7 +183,7 @@ def create_app(context: GatewayContext) -> Starlette:
 
 
 def create_admin_app(context: GatewayContext) -> Starlette:
-    """Creates the ASGI application of the admin port. The main application keeps the sessions that it uses up."""
+    """Creates the ASGI application of the admin port. It relies on the main application to keep the sessions up."""
     found = [*admin_routes(has_keys=bool(context.options.admin.admin_api_key)), *refused_routes()]
     return _application(context, found, admin_middleware(context.options))
 

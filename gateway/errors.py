@@ -18,7 +18,7 @@ from quire.errors import Overloaded, QuireError, Unavailable
 
 logger = logging.getLogger(__name__)
 
-# Retrying sooner would meet the same queue.
+# A sooner retry would find the queue just as full.
 _RETRY_AFTER_SECONDS = "1"
 _MAX_MESSAGE = 2000
 _MESSAGES = b"/v1/messages"

@@ -51,7 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _unread_timer: asyncio.TimerHandle | None = None
     _header_bytes = 0  # bytes of the current headers, or non-body bytes since the last piece of the body
-    _in_headers = True  # or between requests
+    _in_headers = True  # or between two requests
     _is_refused = False  # anything received from now on is discarded
     _served: RequestResponseCycle | None = None  # uvicorn's `cycle` is the newest, perhaps still queued
 
@@ -67,7 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._served = cycle
-        if app is service_unavailable:  # uvicorn's answer beyond its limit of connections, in plain text
+        if app is service_unavailable:  # uvicorn's plain-text response beyond its connection limit
             scope: Any = cycle.scope
             alive = path_below_root(scope) == _LIVENESS  # a full server must not look dead
             app = cast("ASGI3Application", self.app if alive else _too_many_connections)
@@ -119,7 +119,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._watch_reader()
         super().on_response_complete()
-        if not self._in_headers and self._timer is None and not self.pipeline:  # its turn has come
+        if not self._in_headers and self._timer is None and not self.pipeline:  # the next request's body is awaited now
             self._await_body()
 
     def pause_writing(self) -> None:
@@ -142,7 +142,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _num_unread(self) -> int:
         """Bytes the client has not taken, including those in the kernel's send buffer, which may be megabytes."""
         kept = bytearray(4)
-        with contextlib.suppress(OSError, ValueError):  # it may have been closed just now
+        with contextlib.suppress(OSError, ValueError):  # the socket may just have been closed
             fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
         return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
@@ -200,7 +200,7 @@ class LimitedProtocol(HttpToolsProtocol):
         has_spoken, self._is_refused = self._has_spoken(), True
         if not has_spoken:
             self.transport.write(_response(status, message))
-        if has_spoken or not self.transport.can_write_eof():  # with TLS
+        if has_spoken or not self.transport.can_write_eof():  # TLS has no half-close
             self.transport.close()
             return
         # Closing with unread input would reset the connection, and the client might lose the response.

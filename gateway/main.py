@@ -258,8 +258,7 @@ async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
 
 
 async def _report_readiness(context: GatewayContext) -> None:
-    """Tells the supervisor what is missing until the gateway is ready. Unlike a probe, it needs no key or
-    certificate."""
+    """Tells the supervisor what is missing until the gateway is ready, for which it needs no key or certificate."""
     told = ""
     while missing := ", ".join(context.missing):
         if missing != told:

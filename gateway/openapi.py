@@ -74,12 +74,14 @@ class _Operation:
     """One operation of a path.
 
     Attributes:
+        text: its summary.
         requests: the types its body may have.
         answers: the types its response may have; empty if the response has no body.
         chunks: the types of a stream's events, if it can stream.
         queries: names and schemas of query parameters, all optional.
         ends_with_done: whether a stream ends with a `[DONE]` event.
-        failures: status codes of its errors, and `failure`, the type of their body.
+        failures: status codes of its errors.
+        failure: type of its error bodies.
     """
 
     method: str

@@ -16,7 +16,7 @@ class Coalescer:
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._begun: set[int] = set()  # choices that have had an update
+        self._begun: set[int] = set()  # choices whose first tokens were passed on
         self._held: dict[int, list[ChoiceUpdate]] = {}  # by choice
         self._counts: dict[int, int] = {}  # tokens held, by choice
 

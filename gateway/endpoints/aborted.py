@@ -1,4 +1,4 @@
-"""Reads which requests to abort."""
+"""Reads the ids of requests to abort."""
 
 from __future__ import annotations
 

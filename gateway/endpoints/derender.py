@@ -213,7 +213,7 @@ class _Job:
         """Returns what the chunk adds to the answer; None for a chunk without a choice.
 
         Raises:
-            InvalidRequest: the output has ended before it.
+            Unavailable: its tokens were not detokenized separately from earlier ones, or the output ended before it.
             QuireError: its tokens could not be detokenized.
         """
         told = self.body.generate_chunk

@@ -44,7 +44,7 @@ from quire.errors import QuireError
 
 
 class MessagesAnswer:
-    """One request's answer."""
+    """Writes the answer to one request."""
 
     def __init__(self, context: GatewayContext, body: MessagesRequest, state: RequestState) -> None:
         self._context, self._body, self._state = context, body, state

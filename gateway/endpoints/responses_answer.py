@@ -67,7 +67,7 @@ from quire.reasoning import ReasoningTracker, StretchCounter
 
 
 class ResponsesAnswer:
-    """One request's answer."""
+    """Writes the answer to one request."""
 
     def __init__(
         self, context: GatewayContext, body: ResponsesRequest, state: RequestState, identity: str, *, is_stored: bool

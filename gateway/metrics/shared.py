@@ -119,7 +119,10 @@ def place_of(folder: str, name: str) -> Path:
 
 
 def _joined(family: Family, others: Iterable[Family]) -> Family:
-    """Adds the counts of others to a counter or histogram. Gauges are this gateway's own."""
+    """Combines a counter or histogram with those of others: sums of own metrics, maxima of fleet metrics.
+
+    Other metrics are returned unchanged.
+    """
     if family.kind not in ("counter", "histogram"):
         return family
     values = family.by_key

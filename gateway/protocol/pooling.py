@@ -46,11 +46,11 @@ class InputFields(PoolingFields, kw_only=True):
 class VectorFields(InputFields, kw_only=True):
     """Encoding of the returned vectors."""
 
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None  # float
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # float32
-    endianness: Literal["native", "little", "big"] | None = None  # native
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None  # default: float
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # default: float32
+    endianness: Literal["native", "little", "big"] | None = None  # default: native
     dimensions: int | None = None
-    normalize: bool | None = None  # an old name of use_activation
+    normalize: bool | None = None  # older name of use_activation
 
 
 class EmbeddingRequest(VectorFields, kw_only=True):
@@ -171,7 +171,7 @@ class CohereEmbedRequest(RequestFields, kw_only=True):
     inputs: list[CohereInput] | None = None
     images: Any = None
     output_dimension: int | None = None
-    embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # float
+    embedding_types: list[Literal["float", "base64", "binary", "ubinary"]] | None = None  # default: float
     truncate: Literal["NONE", "START", "END"] = "END"
     max_tokens: int | None = None
     priority: Whole = 0

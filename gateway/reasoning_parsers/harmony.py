@@ -135,8 +135,7 @@ class HarmonyChannels(ReasoningParser):
         return [Content(text) if self._kind is _Kind.CONTENT else Reasoning(text)]
 
     def _end_message(self) -> Sequence[Delta]:
-        """Ends a message. Text after it is content until a header says otherwise. A call without arguments gets
-        `{}`."""
+        """Ends a message: text after it is content until a header says otherwise. An empty call gets `{}`."""
         was, self._kind = self._kind, _Kind.CONTENT
         if was is not _Kind.CALL:
             return ()

@@ -93,7 +93,7 @@ def _answered(state: RequestState, told: _Told) -> dict[str, Attribute]:
     }  # fmt: skip
     if told.first_token is not None:
         found[TIME_TO_FIRST_TOKEN] = told.first_token - told.start
-    if usages := [stream.usage for stream in state.streams if stream.usage]:  # of several prompts, the longest times
+    if usages := [stream.usage for stream in state.streams if stream.usage]:  # with several prompts, the maximum
         found[TIME_IN_QUEUE] = max(usage.router_queue_seconds + usage.queue_seconds for usage in usages)
         found[TIME_IN_PREFILL] = max(usage.prefill_seconds for usage in usages)
         found[TIME_IN_DECODE] = max(usage.decode_seconds for usage in usages)

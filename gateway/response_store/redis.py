@@ -113,7 +113,7 @@ class RedisStore(ResponseStore):
             self._append(pipe, key, chunk)
             try:
                 await self._done(pipe.execute())
-            except WatchError:  # it was ended, deleted or asked to stop meanwhile
+            except WatchError:  # ended, deleted or asked to stop concurrently
                 again = True
             else:
                 again = False

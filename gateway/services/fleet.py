@@ -52,8 +52,8 @@ class Fleet:
         self._counters: dict[str, FleetCounters] = {}
         self._aliases: Sequence[router_pb2.ModelAlias] = ()
         self._remembered: dict[str, tuple[common_pb2.ModelInfo, float]] = {}  # main name → model, time of the report
-        # Served name → model, those with ready workers first, then recently reported ones. An alias maps to the first
-        # of its models that is known.
+        # Served name → model: ready models first, then those that were ready recently; main names first. An alias maps
+        # to the first of its models that is known.
         self.models: Mapping[str, ServedModel] = {}
 
     @property

@@ -1,8 +1,8 @@
 """The text of live choices: tokens go to the tokenizer service, and text comes back.
 
 Each choice is at one replica of that service. If the replica is lost, the choice continues at another one, or at the
-same one once it is back: the service is told how far the choice's text was answered, gets the tokens after that again,
-and continues exactly where the lost session stood.
+same one once it is back: the service is told which tokens of the choice were already answered, gets the later ones
+again, and continues exactly where the lost session stood.
 """
 
 from __future__ import annotations

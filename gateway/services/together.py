@@ -84,7 +84,7 @@ class Together(Generic[Key, Item, Out]):
         self._tasks.add(task)
 
         def look(_: object) -> None:
-            if all(waiter.done.done() for waiter in batch):  # nobody waits for it any more
+            if all(waiter.done.done() for waiter in batch):  # no caller is waiting any more
                 task.cancel()
 
         def end(_: object) -> None:

@@ -54,7 +54,7 @@ class ToolParser(AnswerParser):
 
 
 class MarkedToolParser(ToolParser):
-    """A format in which certain words begin calls, which a generator then reads.
+    """A format in which certain words begin calls; a generator reads what follows them.
 
     A call is passed on as the model wrote it, whether or not a tool of that name was offered. If something begins like
     a call but is not one, the text up to the point where that became clear is content. If a call breaks off later, the

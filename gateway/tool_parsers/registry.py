@@ -86,7 +86,7 @@ def _load_plugin(path: str, parsers: ToolParsers) -> None:
         register(parsers)
     except StartupError:
         raise
-    except Exception as error:  # the file is the operator's, and may fail in any way
+    except Exception as error:  # operator's code, which may fail in any way
         raise StartupError(f"{_PLUGIN_FLAG} {path} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
