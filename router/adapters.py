@@ -1,6 +1,6 @@
-"""Adapters of the whole fleet: what one worker of a model serves, all of them do.
+"""LoRA adapters across the whole fleet: all workers of a model serve the same ones.
 
-Nothing of it is kept here. What the fleet has is what its workers tell, so that any number of routers see the same.
+No state is kept here. The fleet's adapters are whatever its workers report, so that any number of routers see the same.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ logger = logging.getLogger(__name__)
 
 
 class FleetAdapters:
-    """Loads, unloads, and brings workers that join what the others have."""
+    """Loads and unloads adapters on all workers, and gives joining workers the adapters that the others have."""
 
     def __init__(self, workers: Callable[[], Collection[RemoteWorker]], aliases: Collection[str] = ()) -> None:
         """
         Args:
-            aliases: names that stand for models, which no adapter may have.
+            aliases: alias names of models, which no adapter may have.
         """
         self._workers = workers
         self._aliases = aliases
         self._welcomes: set[asyncio.Task[None]] = set()
-        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of names that are being loaded, or wait for that
+        self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of names being loaded, or waiting for it
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
-        """Has all workers of the model serve an adapter, those too that take no requests now and will later, or join
-        meanwhile; where one cannot, none does that did not before.
+        """Has all workers of the model serve an adapter, or none of those that did not serve it before.
+
+        This includes workers that take no requests now but will later, and those that join in the meantime. When one
+        worker cannot load it, it is unloaded from those that just did.
 
         Raises:
-            QuireError: the first worker's that cannot.
+            QuireError: the error of the first worker that cannot load it.
         """
         async with self._turn(request.name):
             return await self._load(request)
 
     def _turn(self, name: str) -> asyncio.Lock:
-        """Whose holder may change which workers serve a name."""
+        """The lock whose holder may change which workers serve a name."""
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
@@ -72,13 +74,13 @@ class FleetAdapters:
         await asyncio.gather(*(worker.unload_adapter(request) for worker in having), return_exceptions=True)
 
     async def unload(self, request: engine_pb2.UnloadAdapterRequest) -> int:
-        """Takes an adapter away from all workers that have it; requests that still ran with it after the wait.
+        """Unloads an adapter from all workers that have it; returns how many requests still used it after the wait.
 
         Raises:
             NotFound: no worker has it.
-            QuireError: the first worker's that does not let it go; the others have.
+            QuireError: the error of the first worker that does not unload it; the others have.
         """
-        async with self._turn(request.name):  # workers that load it have it then
+        async with self._turn(request.name):  # a load in progress has ended by then
             workers = [worker for worker in self._workers() if request.name in worker.adapters]
         if not workers:
             raise NotFound(f"No worker serves an adapter {request.name[:256]!r}.", parameter="name")
@@ -90,13 +92,13 @@ class FleetAdapters:
         return sum(result for result in results if isinstance(result, int))
 
     def welcome(self, worker: RemoteWorker) -> None:
-        """Brings a worker that has joined, or is back, the adapters of the others."""
+        """Loads the other workers' adapters on a worker that has joined, or is back."""
         task = asyncio.create_task(self._bring(worker))
         self._welcomes.add(task)
         task.add_done_callback(self._welcomes.discard)
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancels the loads under way."""
         for task in self._welcomes:
             task.cancel()
         await asyncio.gather(*self._welcomes, return_exceptions=True)
@@ -111,7 +113,7 @@ class FleetAdapters:
                     continue
                 await worker.load_adapter(request)
                 logger.info("worker %s got the adapter %s of the others", worker.address, adapter.name)
-                if self._is_unloaded(adapter.name, worker):  # while it was read
+                if self._is_unloaded(adapter.name, worker):  # while it was being loaded
                     await worker.unload_adapter(engine_pb2.UnloadAdapterRequest(name=adapter.name))
             except QuireError as error:
                 logger.warning("adapter %s of other workers is not served: %s", adapter.name, error.message)
@@ -125,7 +127,7 @@ class FleetAdapters:
         return [adapter for name, adapter in found.items() if name not in worker.adapters]
 
     def _is_unloaded(self, name: str, worker: RemoteWorker) -> bool:
-        """Whether the others of a worker's model, if there are any, serve an adapter no more."""
+        """Whether there are other workers of this worker's model, and none of them serves the adapter any more."""
         others = self._others(worker)
         return bool(others) and not any(name in other.adapters for other in others)
 
@@ -136,10 +138,10 @@ class FleetAdapters:
     def _check_name(self, name: str, models: Collection[str]) -> None:
         """
         Args:
-            models: main names of those that the adapter is for.
+            models: main names of the models that the adapter is for.
 
         Raises:
-            InvalidRequest: requests by that name are for something else.
+            InvalidRequest: the name already stands for something else.
         """
         if name in self._aliases:
             raise InvalidRequest(f"{name} is an alias (--model-alias); name the adapter otherwise.", parameter="name")
@@ -153,7 +155,7 @@ class FleetAdapters:
     def _that_may_serve(self, request: engine_pb2.LoadAdapterRequest) -> Sequence[RemoteWorker]:
         """
         Raises:
-            QuireError: no worker may, or it is not said which model the adapter is for.
+            QuireError: no worker may, or the request does not say which model the adapter is for.
         """
         there = [worker for worker in self._workers() if _is_there(worker)]
         if not there:
@@ -172,7 +174,8 @@ class FleetAdapters:
 
 
 def _failure(request: engine_pb2.LoadAdapterRequest, results: Collection[Any]) -> BaseException | None:
-    """Why an adapter is not on all workers, by what each answered: the first one's error, or that they differ."""
+    """Why an adapter is not on all workers: the first error among their answers, or that their revisions differ. None
+    means it is."""
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors or len({result.revision for result in results}) == 1:
         return next(iter(errors), None)
@@ -180,7 +183,7 @@ def _failure(request: engine_pb2.LoadAdapterRequest, results: Collection[Any]) -
 
 
 def _is_there(worker: RemoteWorker) -> bool:
-    """Whether it takes requests, or answers and takes some again later, with the adapters that it has then: it is left
-    alone by requests for a while, or an operator has paused, drained or put it to sleep."""
+    """Whether the worker takes requests, or will again later with the adapters it has by then: it is ready or ejected,
+    or an operator has paused it, drained it or put it to sleep."""
     condition = worker.condition
     return worker.model_info is not None and (condition.held or condition.state in (State.READY, State.EJECTED))

@@ -1,4 +1,4 @@
-"""What operators ask of workers, handed on to all of them or to some."""
+"""Passes operators' commands on to all workers, or to some."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from router.workers.remote import RemoteWorker
 
 logger = logging.getLogger(__name__)
 
-# Of the caller's time, what is left for the answer to reach it.
+# Seconds of the caller's deadline kept back for the answer to reach it.
 _MARGIN_SECONDS = 1.0
 
 
 class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
-    """The method of protos/quire/v1/admin.proto that routers have. Nothing of it is kept here: workers tell of it."""
+    """Implements RouterAdminService of protos/quire/v1/admin.proto. No state is kept here: workers report it
+    themselves."""
 
     def __init__(self, workers: Callable[[], Collection[RemoteWorker]]) -> None:
         self._workers = workers
@@ -40,7 +41,8 @@ class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
     def _chosen(self, addresses: Sequence[str]) -> Sequence[RemoteWorker]:
         """
         Raises:
-            NotFound, Unavailable: there are none.
+            NotFound: one of the addresses is no known worker.
+            Unavailable: no worker is known.
         """
         known = {worker.address: worker for worker in self._workers() if not worker.retired}
         if not known:

@@ -1,4 +1,4 @@
-"""All parts of a router, put together."""
+"""Assembles all parts of a router."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["RouterAdminService"].ful
 
 
 class Router:
-    """A router as a value: construct, `start`, `serve_until_stopped` (or `close`)."""
+    """The whole router as an object: construct, `start`, `serve_until_stopped` (or `close`)."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Listens and begins to look for workers.
+        """Starts listening, and starts looking for workers.
 
         Raises:
             StartupError: the port is taken.
@@ -97,7 +97,7 @@ class Router:
         logger.info("listening on port %d", self.server.port)
 
     async def serve_until_stopped(self) -> None:
-        """Serves until a signal comes, then lets running requests finish."""
+        """Serves until a stop signal arrives, then lets running requests finish."""
         await self.server.serve_until_stopped(self.core.drain)
         await self.close()
 
@@ -128,7 +128,8 @@ class Router:
             await asyncio.sleep(self.core.keep_house())
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
-        """A router without its heartbeat is of no use: it ends, for its supervisor to start it anew."""
+        """Shuts the router down when a background task has failed, so that its supervisor starts it again. A router
+        without its heartbeat is useless."""
         if not task.cancelled() and task.exception():
             logger.critical("a background task failed; shutting down", exc_info=task.exception())
             self.server.stop_soon()

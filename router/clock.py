@@ -1,4 +1,4 @@
-"""Time as the router's core knows it: the event loop's, or a simulation's."""
+"""Time as the router's core sees it: the event loop's, or a simulation's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class Timer(Protocol):
     """What `call_at` returns."""
 
     def cancel(self) -> None:
-        """Takes the call back, unless it was made."""
+        """Cancels the call, unless it has been made already."""
 
 
 class Clock(Protocol):
-    """asyncio's event loops are clocks."""
+    """A source of time and timers; asyncio's event loops satisfy it."""
 
     def time(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds since some fixed moment; never goes backward."""
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any) -> Timer:
-        """Calls back at a time."""
+        """Calls `callback` with `args` at clock time `when`."""

@@ -1,4 +1,4 @@
-"""The router's Prometheus metrics that are read off its tables when Prometheus asks."""
+"""The router's Prometheus metrics that are read from its tables at each scrape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_TENANTS = 20
 
 
 class StateCollector(Collector):
-    """Reads the workers' states when Prometheus asks, from its thread."""
+    """Reads the workers' states when Prometheus scrapes, from the scraping thread."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class StateCollector(Collector):
         self._index = index
 
     def collect(self) -> Iterable[Metric]:
-        """Called by Prometheus."""
+        """Yields all metrics; called by Prometheus."""
         workers = list(self._workers())
         yield from _of_each(workers)
         tally = Tally(worker.condition.state for worker in workers)
@@ -68,7 +68,7 @@ class StateCollector(Collector):
 
 
 def _of_each(workers: Iterable[Worker]) -> Iterable[Metric]:
-    """Figures by worker; the label `engine` is its data-parallel rank, empty without one."""
+    """Yields the metrics of each worker; the label `engine` is its data-parallel rank, empty without one."""
     labels = ["worker", "engine"]
     inflight = GaugeMetricFamily(
         "quire_router_worker_inflight_requests", "Requests of this router on each worker.", labels=labels

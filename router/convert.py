@@ -1,4 +1,4 @@
-"""The router's own types to protobuf."""
+"""Converts the router's own types to protobuf."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHTS: Mapping[str, str] = MappingProxyType(
 
 
 def worker_message(worker: Worker) -> router_pb2.Worker:
-    """What ListWorkers says of a worker."""
+    """A worker as ListWorkers reports it."""
     condition, speed = worker.condition, worker.load.speed
     return router_pb2.Worker(
         address=worker.address,
@@ -48,7 +48,7 @@ def worker_message(worker: Worker) -> router_pb2.Worker:
 
 
 def explanation(decision: Decision, asked: router_pb2.PlacementWeights) -> router_pb2.ExplainPlacementResponse:
-    """A placement in full, and what other weights would have made of it."""
+    """A placement in full, together with what it would have been with other weights."""
     changed = {_WEIGHTS[field.name]: value for field, value in asked.ListFields()}
     weights = dataclasses.replace(decision.weights, **changed)
     answer = router_pb2.ExplainPlacementResponse(

@@ -1,4 +1,4 @@
-"""The router without its wire: what is the same behind gRPC, in simulations and in benchmarks."""
+"""The router without its transport: the part shared by the gRPC server, simulations and benchmarks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from router.workers.load_table import LoadTable
 from router.workers.outlier_ejection import OutlierEjection
 from router.workers.ready_workers import ReadyWorkers
 
-# Between two slices of housekeeping, with and without more of it to do.
+# Seconds between two slices of housekeeping: while more is left to do, and otherwise.
 _BUSY_SECONDS = 0.01
 _IDLE_SECONDS = 0.25
 
 
 class RouterCore:
-    """Index, placement and dispatch over some workers, put together."""
+    """Ties index, placement and dispatch together for a set of workers."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class RouterCore:
     ) -> None:
         """
         Args:
-            workers: all that are known now.
-            random: for seeds, and for policies that draw.
+            workers: returns all workers known now.
+            random: source of seeds, and of the draws of randomized policies.
 
         Raises:
             StartupError: an option is wrong.
@@ -65,13 +65,13 @@ class RouterCore:
         self.pooling = PoolDispatcher(self._ready_for_pooling, self._outliers, clock, metrics, options, self.aliases)
 
     def on_change(self) -> None:
-        """Workers have come, gone, or changed."""
+        """To be called when workers have come, gone, or changed."""
         self._ready_workers.changed()
         self._ready_for_pooling.changed()
         self._call_waiting()
 
     def on_beat(self, ready: Sequence[Worker]) -> None:
-        """Somebody has looked at all workers, a few times a second, and these are ready."""
+        """To be called a few times a second, after all workers were checked, with those that are ready."""
         self._ready_workers.beat(ready)
         self._ready_for_pooling.beat(ready)
         self._call_waiting()
@@ -81,20 +81,20 @@ class RouterCore:
         self.pooling.on_change()
 
     def on_lost(self, worker: Worker, error: QuireError) -> None:
-        """A worker's session broke."""
+        """To be called when a worker's session broke."""
         self.dispatcher.on_lost(worker, error)
         self.pooling.on_lost(worker, error)
 
     async def drain(self) -> None:
-        """Takes nothing new; returns when nothing runs."""
+        """Refuses new requests; returns once none is running."""
         await asyncio.gather(self.dispatcher.drain(), self.pooling.drain())
 
     def waiting_by_model(self) -> dict[str, int]:
-        """How many requests wait for each model."""
+        """Returns the number of waiting requests for each model."""
         return {**self.dispatcher.waiting.by_model(), **self.pooling.waiting.by_model()}
 
     def keep_house(self) -> float:
-        """A slice of what must be done now and then; returns the seconds until the next one."""
+        """Does a slice of the periodic housekeeping; returns the seconds until the next one."""
         now = self._clock.time()
         if now - self._swept > 0.8 * _IDLE_SECONDS:
             self._swept = now

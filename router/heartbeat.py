@@ -1,4 +1,4 @@
-"""What callers with a session hear of the router a few times a second."""
+"""The heartbeat that callers with a session receive from the router a few times a second."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from router.requests.sessions import CallerSession
 
 
 class Heartbeat:
-    """How many workers are ready, and what waits for them."""
+    """Tells callers how many workers are ready, and how many requests wait for them."""
 
     def __init__(self, num_ready: Callable[[], int], waiting: Callable[[], Mapping[str, int]]) -> None:
         """
         Args:
-            num_ready: workers.
-            waiting: the requests that wait in this router now, by model.
+            num_ready: returns the number of ready workers.
+            waiting: returns the number of requests waiting in this router now, by model.
         """
         self._num_ready = num_ready
         self._waiting = waiting
-        # As of the last beat.
+        # The frame of the last beat.
         self.frame = router_pb2.RouterServiceSessionResponse(ready_workers=0)
 
     async def run(self, sessions: Iterable[CallerSession], before: Callable[[], None]) -> None:
-        """Every HEARTBEAT_SECONDS until cancelled: calls `before`, and sends a beat to the open `sessions`."""
+        """Calls `before` and sends a beat to the open `sessions` every HEARTBEAT_SECONDS, until cancelled."""
         while True:
             before()
             self.frame = router_pb2.RouterServiceSessionResponse(

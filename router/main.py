@@ -1,4 +1,4 @@
-"""The router's process."""
+"""The router's entry point."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def main(
 
 
 def calm_collector() -> None:
-    """Makes full collections rare: they would hold every placement and stream up, and find next to nothing here."""
+    """Makes full garbage collections rare: they would pause every placement and stream, and find next to nothing
+    here."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 1000)
 

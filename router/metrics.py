@@ -1,4 +1,4 @@
-"""The router's Prometheus metrics: what is counted as it happens. `collector.py` has the rest."""
+"""The router's Prometheus metrics that are counted as events happen. `collector.py` has the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OUTCOMES = ("finished", "failed", "aborted", "refused")
 
 
 class RouterMetrics:
-    """Counters that the dispatcher keeps up."""
+    """Counters that the dispatcher updates."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         requests = Counter("quire_router_requests", "Requests ended, by outcome.", ["outcome"], registry=registry)
@@ -51,14 +51,15 @@ class RouterMetrics:
         )  # fmt: skip
 
     def placed(self, seconds: float) -> None:
-        """A decision took so long."""
+        """Records the time that a placement decision took."""
         self._decision.observe(seconds)
 
     def predicted(self, predicted: int, found: int, block_size: int) -> None:
-        """So many cached tokens were expected, and so many the worker found."""
+        """Records how many cached tokens were predicted for a request, and how many the worker found."""
         self._error.observe(abs(predicted - found) / max(1, block_size))
 
     def count(self, outcome: str, waited: float) -> None:
-        """A request has ended (finished, failed, aborted or refused), and has waited for so many seconds."""
+        """Counts an ended request by outcome (finished, failed, aborted or refused), with the seconds it spent
+        waiting."""
         self._requests[outcome].inc()
         self._queue.observe(waited)

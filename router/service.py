@@ -1,4 +1,4 @@
-"""RouterService: translates calls into the dispatcher's terms."""
+"""RouterService: maps gRPC calls onto the dispatcher."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from router.workers.registry import STATIC_WORKERS, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
-_STREAM_ID = 0  # of the one request of a Generate call
+_STREAM_ID = 0  # stream id of the single request of a Generate call
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """The calls of router.proto."""
+    """Implements the calls of router.proto."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return engine_pb2.UnloadAdapterResponse(live_requests=await self._adapters.unload(request))
 
     def _start(self, session: CallerSession, stream_id: int, generation: common_pb2.Generation) -> None:
-        """Starts a request, as a part of its trace; its worker's is a part of ours."""
+        """Starts a request, and a span for it in the request's trace; the worker's span becomes a child of this one."""
         span = None
         if self._tracer is not None:
             attributes = {REQUEST_ID: generation.request_id, REQUEST_MODEL: generation.model}
@@ -160,7 +160,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def _read(
         self, session: CallerSession, frames: AsyncIterator[router_pb2.RouterServiceSessionRequest]
     ) -> None:
-        """Carries out what the caller wants, until it wants nothing more."""
+        """Carries out the caller's starts, stops and aborts until its stream ends."""
         try:
             async for frame in frames:
                 for start in frame.starts:
@@ -179,7 +179,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 def _check_address(address: str, parameter: str) -> None:
     """
     Raises:
-        InvalidRequest: it is not host:port.
+        InvalidRequest: the address is not host:port.
     """
     try:
         split_address(address)

@@ -1,1 +1,1 @@
-"""Requests and who sends them: each from its start to its end, waiting or on as many workers as it takes."""
+"""Requests and their callers: each request from start to end, while it waits or runs, on one worker after another."""

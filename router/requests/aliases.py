@@ -1,4 +1,4 @@
-"""Names that stand for models, and the split of one name between versions."""
+"""Model aliases, and the traffic split of one name between several models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from quire.errors import StartupError
 
 @dataclass(frozen=True)
 class Share:
-    """One model behind a name."""
+    """One model behind an alias, with its share of the traffic."""
 
     model: str
     weight: float
 
 
 class Aliases:
-    """Name → models."""
+    """Maps alias names to models."""
 
     def __init__(self, shares: Mapping[str, Sequence[Share]]) -> None:
         self._shares = shares
@@ -50,7 +50,8 @@ class Aliases:
         return {name: [share.model for share in shares] for name, shares in self._shares.items()}
 
     def resolve(self, name: str, conversation: str) -> str:
-        """The model that a name stands for: itself, or for an alias always the same one in one conversation."""
+        """The model that a name stands for: itself, or for an alias one of its models, always the same one in a
+        conversation."""
         shares = self._shares.get(name)
         if shares is None:
             return name
@@ -65,7 +66,7 @@ class Aliases:
 
 
 def _share(text: str, model: str) -> Share:
-    """A model's name may hold colons: only a number behind the last one is a weight."""
+    """Parses MODEL[:WEIGHT]. A model's name may contain colons: only a number after the last one is a weight."""
     name, _, weight = model.rpartition(":")
     try:
         share = Share(name, float(weight)) if name else Share(model, 1.0)

@@ -1,9 +1,9 @@
-"""Requests that take workers down with them, kept away from the rest of the fleet.
+"""Requests that crash workers, kept away from the rest of the fleet.
 
-A request is refused only while it is sure to be the one: everything that an engine makes of it is the same, and so is
-its tenant. A tenant's repetition counts though its seed is another one. Where callers name no tenant they cannot be
-told apart, so that there the seed has to be the same too: gateways draw one for every request that is not greedy, and
-what one caller sent stands in nobody else's way.
+A request is refused only if it is certain to be the one that crashed workers: everything that determines what an engine
+does with it is the same, and so is its tenant. A tenant's repeated request counts even with another seed. Requests that
+name no tenant cannot be attributed to a caller, so their seed must match too: gateways draw a seed for every request
+that is not greedy, so one caller's request does not block anyone else's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from router.workers.assignment import Assignment
 from router.workers.convert import identity
 
 _CRASHES = 2
-# For how long it is refused; twice as long after each further crash, of which there can be one when that is over.
+# How long it is refused. Doubled after each further crash, of which there can be one once that time is over.
 _SECONDS = 30.0
 _MOST_SECONDS = 600.0
 _FORGOTTEN_SECONDS = 1200.0
@@ -22,18 +22,18 @@ _MOST = 4096  # requests remembered; the oldest goes first
 
 
 class CrashSuspects:
-    """Requests that ran, and had not begun to answer, where workers crashed."""
+    """Requests that were running, without having produced anything yet, on workers that crashed."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Request → crashes, time of the last; in the order of those times.
+        # Request → number of crashes and time of the last one; ordered by that time.
         self._crashes: dict[bytes, tuple[int, float]] = {}
 
     def __len__(self) -> int:
         return len(self._crashes)
 
     def record_crash(self, assignment: Assignment) -> bool:
-        """A worker crashed with the request on it; whether it must not be tried again."""
+        """Records that a worker crashed with the request on it; returns whether the request must not be tried again."""
         name = identity(assignment)
         count = self._crashes.pop(name, (0, 0.0))[0] + 1
         if len(self._crashes) >= _MOST:
@@ -42,14 +42,14 @@ class CrashSuspects:
         return count >= _CRASHES
 
     def clear(self, assignment: Assignment) -> None:
-        """A worker has begun to answer it: whatever crashed the others, it was something else."""
+        """Clears a request that a worker has begun to answer: something else crashed the other workers."""
         if self._crashes:
             self._crashes.pop(identity(assignment), None)
 
     def check(self, assignment: Assignment) -> None:
         """
         Raises:
-            Internal: too many workers crashed with the request on them, and not long ago.
+            Internal: too many workers crashed with the request on them, the last one recently.
         """
         self._forget_old()
         if not self._crashes:

@@ -1,4 +1,4 @@
-"""The router's core: takes requests, has them placed, and sees each one to its end, on as many workers as it takes."""
+"""The router's core: accepts requests, has them placed, and sees each to its end, on as many workers as that takes."""
 
 from __future__ import annotations
 
@@ -43,28 +43,29 @@ from router.workers.outlier_ejection import OutlierEjection
 
 logger = logging.getLogger(__name__)
 
-# The worker ends a request at its deadline; the router does so this much later, in case the worker is stuck.
+# The worker ends a request at its deadline; the router ends it this many seconds later, in case the worker is stuck.
 DEADLINE_GRACE_SECONDS = 1.0
-# Attempts in a row that brought no token, and attempts in all.
+# Limits on attempts in a row without a single token, and on attempts overall.
 _MOST_FRUITLESS = 3
 _MOST_ATTEMPTS = 16
-# A request does not go back to a worker that it was just taken from, though it be the only one.
+# For this long a request does not go back to the worker it was just taken from, even if that is the only one.
 _AVOID_SECONDS = 1.0
-# Where more requests had just begun when a worker crashed, none of them is suspected.
+# If more requests than this had just begun when a worker crashed, none of them is suspected.
 _MOST_SUSPECTS = 4
-# One that two workers in a row were lost with waits so long for what became of them before it meets a third.
+# A request that was on this many workers in a row when they were lost pauses this long before it goes to another one,
+# until it is known what became of them.
 _SUSPICIONS = 2
 _PAUSE_SECONDS = 1.0
-_USUAL_OUTPUT_TOKENS = 128.0  # until requests have ended
+_USUAL_OUTPUT_TOKENS = 128.0  # used until requests have ended
 _SHARE_OF_NEW = 0.02
 
 
 class Dispatcher:
-    """Sessions on one side, workers on the other.
+    """Runs the requests of caller sessions on workers.
 
-    Contract: every request that `start` gets reaches its session as exactly one final delta, unless the caller aborts
-    it or the session ends first. Whatever becomes of the workers, the tokens between are those of one worker that
-    ran the request undisturbed. All methods run on the event loop and none but `drain` waits.
+    Contract: every request passed to `start` produces exactly one final delta on its session, unless the caller aborts
+    it or the session ends first. Whatever happens to the workers, the tokens before it are the ones that a single
+    worker running the request undisturbed would produce. All methods run on the event loop; only `drain` waits.
     """
 
     def __init__(
@@ -106,13 +107,13 @@ class Dispatcher:
         return self._retry_budget.used
 
     def open_session(self) -> CallerSession:
-        """A new caller."""
+        """Registers a new caller."""
         session = CallerSession()
         self.sessions.add(session)
         return session
 
     def close_session(self, session: CallerSession) -> None:
-        """The caller has gone, or must go: whatever it had running is aborted."""
+        """Ends the session of a caller that has gone, or must go, and aborts all its running requests."""
         self.sessions.discard(session)
         for stream_id in list(session.streams):
             self.abort(session, stream_id)
@@ -120,10 +121,10 @@ class Dispatcher:
     def start(
         self, session: CallerSession, stream_id: int, generation: common_pb2.Generation, span: Span | None = None
     ) -> None:
-        """Places a request, or lets it wait; one that can do neither ends at once with an error on the session.
+        """Places a request or queues it; if neither is possible, ends it at once with an error on the session.
 
         Args:
-            span: of the request, which ends with it.
+            span: the request's trace span, which ends when the request does.
         """
         try:
             self._admit(session, stream_id)
@@ -144,14 +145,14 @@ class Dispatcher:
         self._enter(stream)
 
     def abort(self, session: CallerSession, stream_id: int) -> None:
-        """Ends a request that its caller does not want any more. It gets no further delta."""
+        """Ends a request that its caller no longer wants. It gets no further delta."""
         stream = session.streams.get(stream_id)
         if stream is not None:
             self._abort_at_worker(stream)
             self._forget(stream, "aborted")
 
     def stop(self, session: CallerSession, stop: engine_pb2.SequenceStop) -> None:
-        """One sequence of a request is over: its caller has found a stop string in its text."""
+        """Ends one sequence of a request, in whose text the caller has found a stop string."""
         stream = session.streams.get(stop.stream_id)
         if stream is None:
             return
@@ -164,7 +165,7 @@ class Dispatcher:
             stream.assignment = dataclasses.replace(stream.assignment, progress=stream.journal.progress())
 
     def on_frame(self, worker: Worker, frame: engine_pb2.EngineServiceSessionResponse) -> None:
-        """Passes a worker's deltas on, each to the session that its request belongs to."""
+        """Forwards a worker's deltas, each to the session that its request belongs to."""
         find = self._table.find
         shares: dict[CallerSession, list[common_pb2.GenerationDelta]] = {}
         for delta in frame.deltas:
@@ -172,7 +173,7 @@ class Dispatcher:
             if stream is None or (
                 delta.finish_reason == common_pb2.FINISH_REASON_ERROR and self._try_elsewhere(stream, delta)
             ):
-                continue  # aborted, with its last deltas on their way; or on its way to another worker
+                continue  # aborted while its last deltas were in transit; or moving to another worker
             if not stream.started:
                 self._begin(stream)
             stream.journal.take(delta)
@@ -188,16 +189,16 @@ class Dispatcher:
         self.waiting.call()
 
     def on_lost(self, worker: Worker, error: QuireError) -> None:
-        """Lets the requests of a worker whose session broke go on elsewhere."""
+        """Moves the requests of a worker whose session broke to other workers."""
         lost = self._table.on_worker(worker)
         if lost:
             logger.warning("worker %s is lost with %d requests: %s", worker.address, len(lost), error.message)
-            # Not without requests: a worker that still loads its model ends one session after the other.
+            # Only if it had requests: a worker that is still loading its model ends one session after another.
             self._outliers.failed(worker)
         message = f"The engine workers that ran this request were lost: {error.message}"
         suspects = self._suspects(worker)
-        for stream in sorted(lost, key=_known_tokens):  # together they wait least when the shortest go first
-            if stream.worker is worker:  # or its session ended meanwhile
+        for stream in sorted(lost, key=_known_tokens):  # shortest first minimizes the total wait
+            if stream.worker is worker:  # its session may have ended meanwhile
                 stream.suspicions += stream in suspects
                 self._move(stream, Unavailable(message, reason=WORKER_LOST))
         if suspects:
@@ -205,11 +206,11 @@ class Dispatcher:
         self.waiting.call()
 
     def on_change(self) -> None:
-        """Workers have come, gone, or have room again."""
+        """To be called when workers have come, gone, or have room again."""
         self.waiting.call()
 
     async def drain(self) -> None:
-        """Takes nothing new; returns when nothing runs."""
+        """Refuses new requests; returns once none is running."""
         self._draining = True
         await self._idle.wait()
 
@@ -253,7 +254,7 @@ class Dispatcher:
         )
 
     def _enter(self, stream: Stream) -> None:
-        """Puts a request that is on no worker on one, or lets it wait."""
+        """Places a request that is on no worker, or queues it."""
         model = stream.request.model
         try:
             self._table.require_ready(model)
@@ -266,10 +267,11 @@ class Dispatcher:
             self._fail(stream, error)
 
     def _place(self, stream: Stream) -> bool:
-        """Puts the request on a worker; False when none has room. A policy that fails costs this request only.
+        """Places the request on a worker; returns False when none has room. An exception in the policy fails only this
+        request.
 
         Raises:
-            QuireError: there is no worker for it.
+            QuireError: no worker can serve it.
         """
         try:
             return self._table.add(stream)
@@ -281,7 +283,8 @@ class Dispatcher:
             raise Internal(message) from error
 
     def _try_elsewhere(self, stream: Stream, delta: common_pb2.GenerationDelta) -> bool:
-        """Has a request that its worker gave up on go on elsewhere; False if it is to end instead."""
+        """Moves a request that its worker gave up on to another one; returns False if the request should end
+        instead."""
         error, worker = from_request_error(delta.error), stream.worker
         if not isinstance(error, Unavailable) and error.reason != ENGINE_FAULT:
             return False
@@ -289,7 +292,7 @@ class Dispatcher:
         if worker is not None and crashed:
             self._outliers.failed(worker)
         if not stream.started and not stream.retrying:
-            # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
+            # A refusal is not the death of a worker: when many workers refuse, retries must not multiply the load.
             if not self._retry_budget.take(len(self._table)):
                 self._metrics.over_budget.inc()
                 return False
@@ -303,26 +306,27 @@ class Dispatcher:
         return True
 
     def _begin(self, stream: Stream) -> None:
-        """The request's first delta from the worker that it is on has come."""
+        """Handles the request's first delta from its current worker."""
         self._table.mark_started(stream)
         self._end_retry(stream)
         stream.suspicions = 0
         self._crash_suspects.clear(stream.assignment)
 
     def _suspects(self, worker: Worker) -> list[Stream]:
-        """The requests that may have crashed a worker: those that had just begun there, if they are few."""
+        """The requests that may have crashed a worker: those that had just begun on it, if they are few."""
         begun = [stream for stream in self._table.on_worker(worker) if not stream.started]
         return begun if len(begun) <= _MOST_SUSPECTS else []
 
     def _blame(self, suspects: Sequence[Stream]) -> None:
-        """The worker that these had just begun on has died."""
+        """Records a crash for each of these requests, as the worker that they had just begun on has died."""
         for stream in suspects:
-            if not stream.started:  # or it has begun elsewhere meanwhile, and did no harm
+            if not stream.started:  # one that has begun elsewhere meanwhile is innocent
                 self._record_crash(stream)
         self.waiting.call()
 
     def _record_crash(self, stream: Stream) -> bool:
-        """A worker crashed as it began the request, which ends if that was not the first one; whether it did."""
+        """Records that a worker crashed as it began the request, and ends the request if others did before; returns
+        whether it did."""
         guilty = self._crash_suspects.record_crash(stream.assignment)
         if guilty and stream.session.streams.get(stream.stream_id) is stream:
             self._abort_at_worker(stream)
@@ -331,7 +335,7 @@ class Dispatcher:
         return guilty
 
     def _move(self, stream: Stream, error: QuireError) -> None:
-        """Takes the request off a worker that is lost to it; it goes on elsewhere, or ends with the error."""
+        """Takes the request off a worker that it has lost; continues it elsewhere, or ends it with the error."""
         now = self._clock.time()
         stream.avoid, stream.avoid_until = stream.worker, now + _AVOID_SECONDS
         if not stream.started:
@@ -349,7 +353,7 @@ class Dispatcher:
             stream.pause = self._clock.call_at(now + _PAUSE_SECONDS, self._enter, stream)
 
     def _end(self, worker: Worker, stream: Stream, delta: common_pb2.GenerationDelta) -> None:
-        """The request's final delta goes out."""
+        """Does the bookkeeping for a request whose final delta goes out."""
         failed = delta.HasField("error")
         if not failed:
             usage = delta.usage
@@ -399,7 +403,7 @@ class Dispatcher:
             logger.warning("request %s cannot be aborted: %s", stream.request.request_id, error.message)
 
     def _fail(self, stream: Stream, error: QuireError) -> None:
-        if stream.journal.finished:  # all is said but what it cost
+        if stream.journal.finished:  # only the usage is missing
             self._complete(stream)
             return
         self._forget(stream, "failed" if stream.attempts else "refused")
@@ -408,7 +412,7 @@ class Dispatcher:
             self.close_session(stream.session)
 
     def _complete(self, stream: Stream) -> None:
-        """Ends a request whose sequences are all over, as no worker is left to do so."""
+        """Ends a request whose sequences have all ended, when no worker is left to do so."""
         delta = common_pb2.GenerationDelta(
             stream_id=stream.stream_id, finish_reason=common_pb2.FINISH_REASON_STOP, is_final=True
         )
@@ -421,7 +425,7 @@ class Dispatcher:
             self.close_session(stream.session)
 
     def _forget(self, stream: Stream, outcome: str) -> None:
-        """The one place where a request leaves all tables."""
+        """Removes a request from all tables; nothing else does."""
         self.waiting.leave(stream)
         if stream.span is not None:
             end_span(stream.span, stream, outcome)

@@ -1,7 +1,8 @@
-"""Requests that wait for a worker with room: bounded, fair between tenants, by priority.
+"""A queue of requests waiting for a worker with room: bounded, fair between tenants, ordered by priority.
 
-Tenants take turns by the tokens that they were let in with (start-time fair queueing, Goyal, Vin and Cheng 1996): who
-has had least goes next. Urgent requests go before others, whoever asks; one whose worker was lost goes before all.
+Tenants take turns by the number of tokens already let in for each (start-time fair queueing, Goyal, Vin and Cheng
+1996): the tenant with the fewest goes next. Urgent requests go before others, whatever their tenant; a request whose
+worker was lost goes before all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[T]):
-    """One that waits."""
+    """A waiting item."""
 
     item: T
     tenant: str
@@ -28,33 +29,34 @@ class Entry(Generic[T]):
 
 @dataclass(slots=True)
 class _Tenant(Generic[T]):
-    """The requests of one tenant, the most urgent and oldest first."""
+    """The waiting requests of one tenant, the most urgent and then the oldest first."""
 
-    served: float  # tokens let in, counted from where the others were when it began to wait
-    arrived: int  # among tenants alike, the first one goes first
-    turn: int = 0  # the number of its valid turn in the queue's heap; 0 while it has none
+    served: float  # tokens let in, starting from the others' level when it began to wait
+    arrived: int  # breaks ties between tenants: the first one goes first
+    turn: int = 0  # number of its valid turn in the queue's heap; 0 while it has none
     heap: list[tuple[int, int, Entry[T]]] = field(default_factory=list)
     tokens: int = 0
     waiting: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Used from one event loop, but for `waiting_by_tenant`, which any thread may call; nothing waits inside."""
+    """A bounded fair queue. Used from one event loop, except for `waiting_by_tenant`, which any thread may call; never
+    blocks."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         """
         Args:
-            max_tokens: of all prompts that wait. A single request may be longer.
+            max_tokens: bound on the tokens of all waiting prompts together. A single request may be longer.
         """
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._tenants: dict[str, _Tenant[T]] = {}
         self._front: deque[Entry[T]] = deque()
         self._order = itertools.count(1)
-        # (priority, tokens let in, arrival, number of the turn, tenant), the next one first. What changes a tenant's
-        # turn adds another one; those that have become void are dropped as they come up.
+        # Heap of (priority, tokens let in, arrival, turn number, tenant), the next turn first. A change of a tenant's
+        # turn pushes a new one; turns that have become void are dropped when they reach the top.
         self._turns: list[tuple[int, float, int, int, _Tenant[T]]] = []
-        self._served = 0.0  # of the tenant that was served last, when it was
+        self._served = 0.0  # tokens let in for the tenant served last, before that
         self._waiting = 0
         self.tokens = 0
 
@@ -62,17 +64,17 @@ class FairQueue(Generic[T]):
         return self._waiting
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """How many requests of each tenant wait, those that were let in before included."""
+        """Returns the number of waiting requests of each tenant, those pushed to the front included."""
         waiting = Counter({name: tenant.waiting for name, tenant in list(self._tenants.items())})
         waiting.update(entry.tenant for entry in list(self._front))
         return dict(waiting)
 
     def push(self, item: T, tenant: str, priority: int, tokens: int) -> tuple[Entry[T], list[T]]:
-        """Lets an item wait.
+        """Queues an item.
 
         Returns:
-            Its entry, and who must go for it: nobody, itself, or the newest of the tenants that take most of a full
-            queue.
+            Its entry, and the items evicted for it: none, itself, or the newest of the tenants that take most of a
+            full queue.
         """
         entry = Entry(item, tenant, priority, tokens)
         victims = self._victims(entry)
@@ -93,8 +95,8 @@ class FairQueue(Generic[T]):
         return entry, [each.item for each in victims]
 
     def _victims(self, newcomer: Entry[T]) -> list[Entry[T]] | None:
-        """Whom a newcomer displaces, the newest of tenants that have more than its own would; None if that is too
-        little."""
+        """The entries that a newcomer evicts: the newest of tenants that hold more than its own would. None means that
+        evicting those would not make enough room."""
         requests = self._waiting + 1 - self._max_requests
         tokens = self.tokens + newcomer.tokens - self._max_tokens if self._waiting else 0
         if requests <= 0 and tokens <= 0:
@@ -103,7 +105,7 @@ class FairQueue(Generic[T]):
         share = newcomer.tokens + (mine.tokens if mine else 0)
         greediest = [(-each.tokens, each.arrived, each) for each in self._tenants.values() if each.tokens > share]
         heapq.heapify(greediest)
-        held: dict[str, list[Entry[T]]] = {}  # of the tenants that lose some: what is left to them, the newest last
+        held: dict[str, list[Entry[T]]] = {}  # remaining entries of tenants that lose some, the newest last
         victims = []
         while requests > 0 or tokens > 0:
             if not greediest:
@@ -120,14 +122,14 @@ class FairQueue(Generic[T]):
         return victims
 
     def push_front(self, item: T, tenant: str) -> Entry[T]:
-        """Lets an item wait before all others, whatever waits already: it was let in before."""
+        """Queues an item before all others, regardless of the bounds: it was let in before."""
         entry = Entry(item, tenant, 0, 0)
         self._front.append(entry)
         self._waiting += 1
         return entry
 
     def remove(self, entry: Entry[T]) -> None:
-        """It waits no longer."""
+        """Takes an entry out of the queue, if it is still there."""
         if entry.gone:
             return
         entry.gone = True
@@ -153,10 +155,10 @@ class FairQueue(Generic[T]):
             self._add_turn(tenant)
 
     def peek(self) -> T:
-        """Who goes next. Asked on each frame of a worker, so that it must not look at all tenants.
+        """The item that goes next. Called on every frame of a worker, so it must not scan all tenants.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: the queue is empty.
         """
         if self._front:
             return self._front[0].item
@@ -167,16 +169,17 @@ class FairQueue(Generic[T]):
         return self._turns[0][4].heap[0][2].item
 
     def let_in(self, entry: Entry[T]) -> None:
-        """It waits no longer, and its tenant's next turn is the later for it."""
+        """Takes an entry out because it is served, and charges its tokens to its tenant, whose next turn comes later
+        for it."""
         tenant = self._tenants.get(entry.tenant)
         if tenant is not None and entry.tokens:
             self._served = tenant.served
             tenant.served += entry.tokens
-            tenant.turn = 0  # void: it gets another one below
+            tenant.turn = 0  # void: `remove` gives it another one
         self.remove(entry)
 
     def _add_turn(self, tenant: _Tenant[T]) -> None:
-        """Puts a tenant in its place among the others, by its first request and what it was served."""
+        """Pushes a tenant's turn, ordered by its first request's priority and by the tokens it was served."""
         if len(self._turns) > 2 * len(self._tenants) + 16:
             self._turns = [each for each in self._turns if each[3] == each[4].turn]
             heapq.heapify(self._turns)

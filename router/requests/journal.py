@@ -1,4 +1,4 @@
-"""What a request has generated so far: all that another worker needs to go on from there."""
+"""The output of a request so far: all that another worker needs to continue it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """The tokens delivered of each of a request's sequences."""
+    """The tokens delivered for each of a request's sequences."""
 
     __slots__ = ("_finished", "_token_ids", "num_tokens")
 
     def __init__(self, generation: common_pb2.Generation) -> None:
-        """Begins with the progress that the request came with."""
+        """Starts with the progress that the request came with."""
         count = max(1, generation.sampling.n)
         self._token_ids = [array("I") for _ in range(count)]
         self._finished = [False] * count
@@ -32,18 +32,18 @@ class Journal:
         return all(self._finished)
 
     def stop(self, choice: int, num_tokens: int) -> None:
-        """A sequence has ended with its first `num_tokens` tokens; one that is unknown is no error."""
+        """Ends a sequence after its first `num_tokens` tokens; an unknown sequence is ignored."""
         if choice < len(self._finished) and not self._finished[choice]:
             self._finished[choice] = True
             self.num_tokens -= len(self._token_ids[choice][num_tokens:])
             del self._token_ids[choice][num_tokens:]
 
     def take(self, delta: common_pb2.GenerationDelta) -> None:
-        """Enters what goes to the caller."""
+        """Records a delta that goes to the caller."""
         self._add(delta.choice_index, delta.token_ids, delta.finish_reason != 0)
 
     def progress(self) -> Sequence[ChoiceProgress]:
-        """All sequences as they are now; none where nothing has been generated."""
+        """All sequences as they are now; empty if nothing has been generated."""
         if not self.num_tokens and not any(self._finished):
             return ()
         return [
@@ -53,7 +53,7 @@ class Journal:
 
     def _add(self, choice: int, token_ids: object, finished: bool) -> None:
         if self._finished[choice]:
-            return  # what was on its way when it was stopped
+            return  # these tokens were in transit when it was stopped
         known = self._token_ids[choice]
         before = len(known)
         known.extend(token_ids)  # type: ignore[arg-type]  # a repeated field is iterable

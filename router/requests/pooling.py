@@ -1,6 +1,6 @@
-"""Requests of pooling models: each is one call, at the worker with the least to do, and at another when that is lost.
+"""Requests to pooling models: each is one call to the least loaded worker, and to another one if that is lost.
 
-What a lost worker was to compute is computed again elsewhere; the caller sees nothing of it but time.
+What a lost worker was computing is computed again elsewhere; the caller only sees it take longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 3
-# A request does not go back to a worker that it was just taken from, though it be the only one.
+# For this long a request does not go back to the worker it was just taken from, even if that is the only one.
 _AVOID_SECONDS = 1.0
 
 
@@ -50,15 +50,15 @@ def _future() -> asyncio.Future[Worker]:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PoolCall:
-    """One request from its start to its answer: at a worker, or waiting for one."""
+    """One pooling request from start to answer: at a worker, or waiting for one."""
 
     request: RouteRequest
     message: common_pb2.PoolRequest
     deadline: float | None
-    # Is done once it is at a worker.
+    # Resolves once a worker was picked.
     placed: asyncio.Future[Worker] = field(default_factory=_future)
     worker: Worker | None = None
-    # The call of the worker, and why nothing comes of it any more.
+    # The call to the worker, and the error if that worker was lost.
     answer: asyncio.Task[common_pb2.PoolResponse] | None = None
     lost: QuireError | None = None
     attempts: int = 0
@@ -73,12 +73,12 @@ class PoolCall:
 
     @property
     def begun(self) -> bool:
-        """It has been at a worker: it is not to be refused any more."""
+        """Whether it has been at a worker: it must not be refused any more."""
         return self.attempts > 0
 
 
 class PoolDispatcher:
-    """Callers on one side, workers on the other. Used from the event loop only."""
+    """Runs callers' pooling requests on workers. Used from the event loop only."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class PoolDispatcher:
     ) -> None:
         """
         Args:
-            ready_workers: those that serve for pooling.
+            ready_workers: the ready workers that serve pooling models.
         """
         self._ready_workers = ready_workers
         self._outliers = outliers
@@ -114,13 +114,13 @@ class PoolDispatcher:
         return len(self._calls)
 
     async def pool(self, message: common_pb2.PoolRequest, seconds: float) -> common_pb2.PoolResponse:
-        """What a worker answers.
+        """Has a worker process the request, and returns its answer.
 
         Args:
-            seconds: that the caller waits.
+            seconds: how long the caller waits.
 
         Raises:
-            QuireError: none does.
+            QuireError: no worker answers it.
         """
         try:
             call = self._admit(message, seconds)
@@ -140,7 +140,7 @@ class PoolDispatcher:
         return answer
 
     def on_lost(self, worker: Worker, error: QuireError) -> None:
-        """Lets the requests of a worker whose session broke go on elsewhere."""
+        """Moves the requests of a worker whose session broke to other workers."""
         lost = Unavailable(f"The engine workers that ran this request were lost: {error.message}", reason=WORKER_LOST)
         for call in self._calls:
             if call.worker is worker and call.answer is not None:
@@ -148,11 +148,11 @@ class PoolDispatcher:
                 call.answer.cancel()
 
     def on_change(self) -> None:
-        """Workers have come, gone, or have room again."""
+        """To be called when workers have come, gone, or have room again."""
         self.waiting.call()
 
     async def drain(self) -> None:
-        """Takes nothing new; returns when nothing runs."""
+        """Refuses new requests; returns once none is running."""
         self._draining = True
         await self._idle.wait()
 
@@ -180,7 +180,7 @@ class PoolDispatcher:
         return call
 
     async def _answer(self, call: PoolCall) -> common_pb2.PoolResponse:
-        """Of as many workers as it takes."""
+        """Asks one worker after another until one answers."""
         while True:
             call.placed = _future()
             self._enter(call)
@@ -197,10 +197,10 @@ class PoolDispatcher:
                 self._release(call)
 
     def _enter(self, call: PoolCall) -> None:
-        """Puts a request on a worker, or lets it wait.
+        """Places a request on a worker, or queues it.
 
         Raises:
-            QuireError: it can do neither.
+            QuireError: neither is possible.
         """
         model = call.request.model
         try:
@@ -213,13 +213,13 @@ class PoolDispatcher:
             self.waiting.enter(call)
 
     def _place(self, call: PoolCall) -> bool:
-        """Picks the worker with the least to do, and of several the one that got something the longest ago; False when
+        """Picks the least loaded worker, among equals the one whose last request is longest ago; returns False when
         none has room.
 
         Raises:
-            QuireError: there is no worker for it.
+            QuireError: no worker can serve it.
         """
-        if call.placed.done():  # its caller has gone just now
+        if call.placed.done():  # its caller has just gone
             return True
         worker = self._least_loaded(call)
         if worker is None:
@@ -233,7 +233,8 @@ class PoolDispatcher:
         return True
 
     def _least_loaded(self, call: PoolCall) -> Worker | None:
-        """Of the workers with room. A request may be larger than that: it waits there, and the next one here."""
+        """The worker with room that has the fewest tokens waiting. A request may exceed that room: it waits at the
+        worker then, and the next one here."""
         ready = self._ready_workers.gather(call.request.model)
         figures = ready.figures()
         tokens = np.where(figures[PREFILL_TOKENS] <= figures[MOST_TOKENS], figures[PREFILL_TOKENS], np.inf)
@@ -247,7 +248,7 @@ class PoolDispatcher:
     async def _ask(self, worker: Worker, call: PoolCall) -> common_pb2.PoolResponse:
         """
         Raises:
-            QuireError: the worker does not do it, or is lost.
+            QuireError: the worker fails, or is lost.
         """
         seconds = (call.deadline or 0.0) - self._clock.time()
         if seconds <= 0:
@@ -258,17 +259,17 @@ class PoolDispatcher:
             return await call.answer
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if call.lost is None or task is None or task.cancelling():  # its caller has gone, just now perhaps
+            if call.lost is None or task is None or task.cancelling():  # its caller has gone, perhaps just now
                 raise
             raise call.lost from None
         finally:
             call.answer.cancel()
 
     def _move(self, worker: Worker, call: PoolCall, error: QuireError) -> None:
-        """Has a request that a worker failed go on elsewhere.
+        """Prepares another attempt for a request that a worker failed.
 
         Raises:
-            QuireError: it is the request's own fault, or there is no further attempt.
+            QuireError: it is the request's own fault, or no attempt is left.
         """
         failed = isinstance(error, Unavailable) or error.reason == ENGINE_FAULT
         if failed:
@@ -278,7 +279,7 @@ class PoolDispatcher:
         if call.attempts >= _MOST_ATTEMPTS:
             raise error
         if not (isinstance(error, Unavailable) or call.retrying):
-            # A worker that refuses is no worker that dies: when many do, the requests must not multiply.
+            # A refusal is not the death of a worker: when many workers refuse, retries must not multiply the load.
             if not self._retry_budget.take(len(self._calls)):
                 self._metrics.over_budget.inc()
                 raise error
@@ -289,7 +290,7 @@ class PoolDispatcher:
         call.avoid, call.avoid_until = worker, self._clock.time() + _AVOID_SECONDS
 
     def _release(self, call: PoolCall) -> None:
-        """The request is at no worker any more."""
+        """Takes the request off its worker, if it is on one."""
         worker, call.worker = call.worker, None
         if worker is not None:
             tokens = call.request.prompt_tokens
@@ -298,7 +299,7 @@ class PoolDispatcher:
             self.waiting.call()
 
     def _forget(self, call: PoolCall, outcome: str) -> None:
-        """The one place where a request leaves all tables."""
+        """Removes a request from all tables; nothing else does."""
         self.waiting.leave(call)
         self._release(call)
         if call.retrying:
@@ -310,6 +311,6 @@ class PoolDispatcher:
 
 
 def _fail(call: PoolCall, error: QuireError) -> None:
-    """Ends a request that waits."""
+    """Ends a waiting request with an error."""
     if not call.placed.done():
         call.placed.set_exception(error)

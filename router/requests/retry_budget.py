@@ -1,4 +1,4 @@
-"""How many requests may be on their second attempt at once, so that a sick fleet is not drowned in retries."""
+"""Limits how many requests may be retried at once, so that an ailing fleet is not flooded with retries."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ _MINIMUM = 3
 
 
 class RetryBudget:
-    """Retries in flight, at most a fifth of the active requests and three in any case."""
+    """Counts the retries in flight: at most a fifth of the active requests, though three are always allowed."""
 
     def __init__(self) -> None:
         self.used = 0
 
     def take(self, active: int) -> bool:
-        """Claims a retry if one of `active` requests may have it."""
+        """Claims a retry and returns True, if the budget for `active` requests has one left."""
         if self.used >= max(_MINIMUM, _SHARE_OF_ACTIVE * active):
             return False
         self.used += 1
         return True
 
     def give_back(self) -> None:
-        """The retried request has its first token, or has ended."""
+        """Returns a claimed retry, when the retried request has its first token or has ended."""
         self.used -= 1

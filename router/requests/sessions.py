@@ -1,4 +1,4 @@
-"""The callers' side: sessions, and the requests that each of them has running."""
+"""The callers' side: sessions, and the requests running in each."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Stream(RoutedRequest):
     """
 
     session: CallerSession
-    # The caller's number for it.
+    # The caller's id for it.
     stream_id: int
     journal: Journal
-    # Workers in a row that were lost as they began it and may have crashed by it.
+    # Number of workers lost in a row just as they began it, which it may have crashed.
     suspicions: int = 0
-    # It counts against the retry budget.
+    # Whether it counts against the retry budget.
     retrying: bool = False
-    # Seconds that it has waited for workers, and since when it does.
+    # Seconds that it has waited for workers in total, and the time at which the current wait began.
     waited: float = 0.0
     waiting_since: float = 0.0
-    # While it waits for a worker.
+    # Set while it waits for a worker.
     entry: Entry[Stream] | None = None
     wait_timer: Timer | None = None
-    # Ends the time for which it is kept from the workers.
+    # Ends the pause in which it goes to no worker.
     pause: Timer | None = None
     timer: Timer | None = None
-    # Its part of the request's trace; None where nobody traces.
+    # The router's span in the request's trace; None without tracing.
     span: Span | None = None
 
     @property
     def begun(self) -> bool:
-        """It has been on a worker, of this router or of another one: it is not to be refused any more."""
+        """Whether it has been on a worker, of this router or of another one: it must not be refused any more."""
         return self.attempts > 0 or len(self.assignment.generation.progress) > 0
 
 
@@ -53,20 +53,20 @@ class CallerSession:
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        # Set when the session must end.
+        # The error with which the session must end; None means that it goes on.
         self.failure: QuireError | None = None
-        # The caller starts nothing more.
+        # Whether the caller has ended its side and starts nothing more.
         self.half_closed = False
         self._outbox: Outbox[router_pb2.RouterServiceSessionResponse]
         self._outbox = Outbox(router_pb2.RouterServiceSessionResponse)
 
     @property
     def finished(self) -> bool:
-        """Whether the caller has ended its side and has got everything that it started."""
+        """Whether the caller has ended its side and received everything it started."""
         return self.half_closed and not self.streams and not self._outbox.pending
 
     async def next_frame(self) -> router_pb2.RouterServiceSessionResponse:
-        """What goes to the caller next; waits for it, at most until the next heartbeat.
+        """The next frame for the caller; waits for one, at most until the next heartbeat.
 
         Raises:
             QuireError: the session must end.
@@ -78,8 +78,8 @@ class CallerSession:
         return frame
 
     def forward(self, frame: engine_pb2.EngineServiceSessionResponse) -> None:
-        """Sends all deltas of a worker's frame, whose stream ids are the caller's by now."""
-        # The two frames have the same fields. Bytes are merged in a quarter of the time that copying messages takes.
+        """Sends all deltas of a worker's frame, whose stream ids have been replaced by the caller's."""
+        # Both frame types have the same fields. Merging bytes takes a quarter of the time of copying messages.
         data = frame.SerializeToString()
         self._post(len(frame.deltas), len(data)).MergeFromString(data)
 
@@ -97,20 +97,20 @@ class CallerSession:
         )
 
     def heartbeat(self, beat: router_pb2.RouterServiceSessionResponse) -> None:
-        """Sends how many workers are ready and the queues, in place of those that still wait."""
+        """Sends the number of ready workers and the queues, replacing a heartbeat that has not been sent yet."""
         frame = self._post(0)
         frame.ready_workers = beat.ready_workers
         del frame.queues[:]
         frame.queues.extend(beat.queues)
 
     def wake(self) -> None:
-        """Lets `next_frame` return, so that a change of the session is noticed."""
+        """Makes `next_frame` return, so that a change of the session is noticed."""
         self._post(0)
 
     def _post(self, items: int, num_bytes: int = 0) -> router_pb2.RouterServiceSessionResponse:
         try:
             return self._outbox.post(items, num_bytes)
         except Overloaded as error:
-            # The caller does not read. What was meant for it goes nowhere; the dispatcher ends its requests.
+            # The caller does not read. Its frames are discarded, and the dispatcher ends its requests.
             self.failure = error
             return router_pb2.RouterServiceSessionResponse()

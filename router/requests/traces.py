@@ -1,4 +1,4 @@
-"""What a router tells of a request in its trace."""
+"""The router's span in a request's trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPAN_NAME = "route"
 
 
 def end_span(span: Span, stream: Stream, outcome: str) -> None:
-    """The request leaves the router, where it is, and as the metrics call it."""
+    """Ends a request's span with its outcome as the metrics name it, its worker, and its attempts and queueing time."""
     worker = stream.worker.address if stream.worker is not None else ""
     span.set({OUTCOME: outcome, WORKER: worker, ATTEMPTS: stream.attempts, TIME_IN_QUEUE: stream.waited})
     span.end("" if outcome in ("finished", "aborted") else outcome)

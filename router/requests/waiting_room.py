@@ -1,4 +1,4 @@
-"""Requests that no worker has room for, by model, each until it is placed, gives up or is refused."""
+"""Requests that no worker has room for, queued by model until each is placed, gives up or is refused."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ class Waiter(Protocol):
     """A request that may wait."""
 
     request: RouteRequest
-    # Clock time at which it is out of time; None without a deadline.
+    # Deadline in clock time; None means no deadline.
     deadline: float | None
-    # Seconds that it has waited for workers, and since when it does.
+    # Seconds that it has waited for workers in total, and the time at which the current wait began.
     waited: float
     waiting_since: float
-    # While it waits for a worker.
+    # Set while it waits for a worker.
     entry: Entry[Any] | None
     wait_timer: Timer | None
 
     @property
     def begun(self) -> bool:
-        """It has been on a worker: it is not to be refused any more."""
+        """Whether it has been on a worker: it must not be refused any more."""
 
 
 Waiting = TypeVar("Waiting", bound=Waiter)
 
 
 class WaitingRoom(Generic[Waiting]):
-    """Contract: whoever is let in is placed, by `place`, or given up, by `fail`; or leaves by `leave`."""
+    """Queues of waiting requests, one for each model.
+
+    Contract: every request that enters is placed with `place`, ended with `fail`, or taken out by `leave`.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class WaitingRoom(Generic[Waiting]):
     ) -> None:
         """
         Args:
-            place: puts a request on a worker; False when none has room. Raises the error that ends the request.
+            place: puts a request on a worker; returns False when none has room. Raises the error that ends the request.
             fail: ends a request with an error.
         """
         self._max_requests = max_requests
@@ -64,16 +67,17 @@ class WaitingRoom(Generic[Waiting]):
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens that wait."""
+        """Prompt tokens of all waiting requests."""
         return sum(queue.tokens for queue in list(self._queues.values()))
 
     def waiting_by_tenant(self) -> Iterator[tuple[str, int]]:
-        """(tenant, requests), a tenant perhaps once for each model. Metrics are collected in another thread."""
+        """Yields (tenant, requests), possibly once per model for a tenant. Safe to call from the thread that collects
+        metrics."""
         for queue in list(self._queues.values()):
             yield from queue.waiting_by_tenant().items()
 
     def by_model(self) -> dict[str, int]:
-        """How many wait for each model."""
+        """Returns the number of waiting requests for each model."""
         return {model: len(queue) for model, queue in self._queues.items()}
 
     def has_waiting(self, model: str) -> bool:
@@ -81,15 +85,16 @@ class WaitingRoom(Generic[Waiting]):
         return model in self._queues
 
     def enter(self, stream: Waiting, why_unready: QuireError | None = None, patience: float = math.inf) -> None:
-        """Lets a request wait.
+        """Queues a request.
 
         Args:
-            why_unready: no worker is ready, and this is what the request is told in the end.
-            patience: seconds that it waits at most if it is new; one that lost its worker waits as long as any.
+            why_unready: the error for a request that waits in vain, because no worker is ready. None means that some
+                are.
+            patience: seconds that a new request waits at most; one that lost its worker waits as long as any.
         """
         request, victims = stream.request, list[Waiting]()
         if request.model not in self._queues:
-            if len(self._queues) >= _MOST_MODELS:  # names that nobody has checked, as no worker is known
+            if len(self._queues) >= _MOST_MODELS:  # names are unchecked while no worker is known
                 self._fail(stream, why_unready or Overloaded("Requests for too many models wait; try again later."))
                 return
             self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
@@ -118,16 +123,16 @@ class WaitingRoom(Generic[Waiting]):
             stream.wait_timer = self._clock.call_at(when, self._give_up, stream, why_unready)
 
     def leave(self, stream: Waiting) -> None:
-        """The request does not want to wait any more; one that does not wait may call this too."""
+        """Takes a request out of its queue; does nothing if it is not waiting."""
         if stream.entry is not None:
             self._queues[stream.request.model].remove(stream.entry)
         self._end_wait(stream)
 
     def call(self) -> None:
-        """Places whoever can be placed now."""
+        """Places all requests that can be placed now."""
         if not self.waiting or self._calling:
             return
-        self._calling = True  # placing one may fail it, and that may call again
+        self._calling = True  # placing a request may fail it, which may call this again
         try:
             for model in list(self._queues):
                 self._call_for(model)
@@ -141,7 +146,7 @@ class WaitingRoom(Generic[Waiting]):
                 if not self._place(stream):
                     return
             except Unavailable:
-                return  # nobody is ready: it waits on, for as long as it may
+                return  # no worker is ready: it keeps waiting, as long as it may
             except QuireError as error:
                 self.leave(stream)
                 self._fail(stream, error)
