@@ -1,4 +1,4 @@
-"""A cache that is bounded by the memory of what it holds."""
+"""A cache bounded by the memory of its contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class ByteCache(Generic[K, V]):
-    """Forgets what was not asked for the longest."""
+    """An LRU cache with a bound on the bytes that its entries hold."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -22,16 +22,17 @@ class ByteCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """What was put there; None where it is forgotten or never was."""
+        """The value stored for the key; None if it was evicted or never stored."""
         if (entry := self._entries.get(key)) is None:
             return None
         self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """
+        """Stores a value, unless it is larger than the whole cache; evicts the least recently used entries as needed.
+
         Args:
-            num_bytes: of key and value together.
+            num_bytes: size of key and value together.
         """
         self._drop(key)
         if num_bytes > self._max_bytes:

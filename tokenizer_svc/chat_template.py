@@ -1,7 +1,7 @@
-"""Chat templates: sandboxed Jinja with what templates of models expect to find.
+"""Chat templates: sandboxed Jinja, set up as models' templates expect.
 
-Rendering runs in a process of its own (see `renderer`), because no sandbox inside a process can stop a template that
-loops or grows.
+Rendering runs in a process of its own (see `renderer`), because no in-process sandbox can stop a template that loops or
+grows without end.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from tokenizer_svc.content_format import iterates_over_content, with_parts, with
 from tokenizer_svc.rendered import Rendered
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
-# Stands behind the content of a message that is to be gone on with, to be found again: what the content says may also
-# stand in what the template writes behind it. The space tells whether the template keeps those at a content's end.
+# Appended to the content of a message to be continued, to find its end again: searching for the content itself could
+# match what the template writes after it. The trailing space shows whether the template strips a content's trailing
+# whitespace.
 _END_MARK = "\ue000the message ends here\ue001 "
 
 
 class TemplateRejection(Exception):
-    """The template cannot render this conversation; the text is for the caller."""
+    """The template cannot render this conversation; the message is for the caller."""
 
     def __init__(self, message: str, parameter: str = "") -> None:
         """
         Args:
-            parameter: the request's field that is at fault, if it is not what is to be rendered.
+            parameter: the request's field that is at fault, unless it is what is being rendered.
         """
         super().__init__(message)
         self.parameter = parameter
 
 
 class _GenerationExtension(jinja2.ext.Extension):
-    """`{% generation %}`: marks the assistant's text for training; here it renders what it encloses."""
+    """`{% generation %}` marks the assistant's text for training; here it just renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own interface)
 
@@ -67,7 +68,7 @@ def _tojson(
 
 
 def make_environment() -> jinja2.Environment:
-    """Jinja as Transformers sets it up for chat templates."""
+    """Creates a Jinja environment configured like Transformers' for chat templates."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, jinja2.ext.loopcontrols]
     )
@@ -78,16 +79,16 @@ def make_environment() -> jinja2.Environment:
 
 
 class ChatTemplates:
-    """The model's templates, and how a conversation goes through one."""
+    """The model's chat templates, and the rendering of conversations with them."""
 
     def __init__(
         self, templates: Mapping[str, str], special_tokens: Mapping[str, str], max_chars: int, content_format: str
     ) -> None:
         """
         Args:
-            templates: name → template; "default", and "tool_use" where a model has one for tools.
+            templates: name → template; "default", and "tool_use" if the model has one for tools.
             special_tokens: variables such as bos_token.
-            max_chars: longest text to write.
+            max_chars: maximum length of a rendered text.
             content_format: see TokenizerOptions.chat_template_content_format.
         """
         self._environment = make_environment()
@@ -95,7 +96,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._content_format = content_format
-        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}  # and whether it takes parts
+        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}  # name → template, and whether it takes parts
 
     def render(
         self,
@@ -107,10 +108,10 @@ class ChatTemplates:
         variables: Mapping[str, Any],
         template: str | None,
     ) -> Rendered:
-        """The text of a conversation.
+        """Renders a conversation to text.
 
         Args:
-            template: in place of the model's.
+            template: used in place of the model's; None means the model's.
 
         Raises:
             TemplateRejection: it cannot be rendered.
@@ -142,7 +143,7 @@ class ChatTemplates:
             raise TemplateRejection("The chat template nests too deeply for this conversation.") from None
         except (
             Exception
-        ) as error:  # whatever a template's expressions raise: the conversation has not the form it needs
+        ) as error:  # a template's expressions may raise anything; the conversation does not have the form it needs
             raise TemplateRejection(
                 f"The chat template cannot render this conversation: {type(error).__name__}: {error}"
             ) from error
@@ -173,12 +174,12 @@ class ChatTemplates:
 
 
 def too_long(max_chars: int) -> TemplateRejection:
-    """Of a text."""
+    """The rejection of a rendered text that exceeds `max_chars`."""
     return TemplateRejection(f"The rendered conversation has more than {max_chars} characters (--max-prompt-chars).")
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the final one's content."""
+    """The messages with the end mark appended to the final one's content."""
     *others, final = messages
     content = final.get("content")
     if isinstance(content, list) and content:
@@ -191,7 +192,7 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _without_end(text: str, final_message: Mapping[str, Any]) -> str:
-    """The text up to the end of the final message's content, so that the model goes on with it."""
+    """The text up to the end of the final message's content, so that the model continues it."""
     content = final_message["content"]
     said = content if isinstance(content, str) else content[-1]["text"]
     shown, mark, _ = text.rpartition(_END_MARK.rstrip())

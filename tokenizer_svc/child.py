@@ -1,6 +1,6 @@
-"""A process that works for a `ChildPool`: messages come on stdin and go out on stdout.
+"""The child side of a `ChildPool`: a process that reads messages on stdin and writes answers to stdout.
 
-It is limited in memory, kills itself when it works on one message for too long, and ends with its parent.
+It limits its memory, kills itself when it works on one message for too long, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 HEADER = struct.Struct("!II")  # sizes of a message's fields and of its payload
-TAKEN = b"+"  # comes before the answer, once the message is there: from then on it is what the process may die of
+TAKEN = b"+"  # sent once the message is read, before the answer: from then on it may be why the process dies
 
-_MAX_MEMORY_BYTES = 2**30  # beyond what it takes before it works on anything
-# Beyond the parent's own time limit: for a parent that is not there any more.
+_MAX_MEMORY_BYTES = 2**30  # on top of what it has mapped before the first message
+# Added to the parent's own time limit, in case the parent is gone.
 _GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Message:
-    """What goes through a pipe: fields that JSON can hold, and bytes that go as they are."""
+    """A message in a pipe: JSON-serializable fields, and raw bytes."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     payload: bytes = b""
 
     def pack(self) -> bytes:
-        """As it goes through a pipe."""
+        """Serializes the message for a pipe."""
         fields = json.dumps(self.fields).encode()
         return HEADER.pack(len(fields), len(self.payload)) + fields + self.payload
 
@@ -45,18 +45,18 @@ def run(make: Callable[[Message], Answer]) -> None:
     """Answers messages until stdin ends.
 
     Args:
-        make: called with the first message, the pool's set-up; what it returns answers all others.
+        make: called with the first message, the pool's setup; the function it returns answers all others.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for the answer any more
+    with contextlib.suppress(BrokenPipeError):  # the parent no longer waits for the answer
         if (setup := _read(requests)) is None:
             return
         answer = make(setup)
         _limit_memory()
         while (request := _read(requests)) is not None:
-            signal.setitimer(signal.ITIMER_REAL, setup.fields["timeout_seconds"] + _GRACE_SECONDS)  # SIGALRM ends it
+            signal.setitimer(signal.ITIMER_REAL, setup.fields["timeout_seconds"] + _GRACE_SECONDS)  # SIGALRM kills it
             answers.write(TAKEN)
             answers.flush()
             result = answer(request)
@@ -64,7 +64,7 @@ def run(make: Callable[[Message], Answer]) -> None:
             answers.write(result.pack())
             answers.flush()
         return
-    os._exit(0)  # the pipe still has what cannot be written
+    os._exit(0)  # skips flushing stdout, which would fail again
 
 
 def _limit_memory() -> None:
@@ -76,7 +76,7 @@ def _limit_memory() -> None:
 
 
 def _read(pipe: BinaryIO) -> Message | None:
-    """The next message; None at the end."""
+    """Reads the next message; None means the end of the stream."""
     header = pipe.read(HEADER.size)
     if len(header) < HEADER.size:
         return None

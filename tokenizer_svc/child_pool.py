@@ -1,4 +1,4 @@
-"""Child processes that can be killed, for work that a hostile request can make slow or large."""
+"""Pools of killable child processes, for work that a hostile request can make slow or large."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tokenizer_svc.child import HEADER, TAKEN, Message
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 20.0
-# Where it took too long, work that has had the processor for less of that time is not what was slow.
+# Work that exceeded its time limit but got less than this share of it in CPU time was not slow itself.
 _LEAST_SHARE = 0.05
 
 
 class ChildTooSlow(Exception):
-    """The work took longer than it may; its process is gone."""
+    """The work exceeded its time limit; its process was killed."""
 
 
 class ChildEnded(Exception):
-    """The process of the work ended: for memory or for nesting."""
+    """The process ended during the work, because of memory use or nesting depth."""
 
 
 class _NotTaken(Exception):
-    """The process ended before it had the message: whatever it died of, this was not it."""
+    """The process ended before it had read the message, which is therefore not the cause."""
 
 
 class _Child:
-    """One process."""
+    """A child process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -46,8 +46,8 @@ class _Child:
 
     @classmethod
     async def start(cls, module: str, setup: Message) -> _Child:
-        # Where Python finds packages, this one first, whether installed or run from a checkout, and nothing else of the
-        # environment.
+        # PYTHONPATH starts with this package's parent, so that it works both installed and from a checkout. Nothing
+        # else but PATH is inherited from the environment.
         places = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PATH": os.environ.get("PATH", "")}
         process = await asyncio.create_subprocess_exec(
@@ -63,20 +63,21 @@ class _Child:
         return self._process.returncode is None
 
     def processor_seconds(self) -> float:
-        """Time of the processor that it has taken so far; infinite where nobody can tell any more."""
+        """CPU time that it has used so far; infinite if that can no longer be read."""
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         return math.inf
 
     async def ask(self, request: Message) -> Message:
-        """
+        """Sends a request and returns the answer.
+
         Raises:
-            _NotTaken: it ended before it had the message.
-            ChildEnded: it ended while it worked.
+            _NotTaken: the process ended before it had read the message.
+            ChildEnded: the process ended during the work.
         """
         self._stdin.write(request.pack())
-        with contextlib.suppress(OSError):  # what it has read of it, it says itself
+        with contextlib.suppress(OSError):  # the process itself acknowledges what it has read
             await self._stdin.drain()
         try:
             await self._stdout.readexactly(len(TAKEN))
@@ -89,18 +90,18 @@ class _Child:
             raise ChildEnded from None
 
     def kill(self) -> None:
-        """Ends it; asyncio reaps it."""
+        """Kills the process; asyncio reaps it."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def wait(self) -> None:
-        """Returns when it has ended."""
+        """Returns once the process has ended."""
         self._stdin.close()
         await self._process.wait()
 
 
 class ChildPool:
-    """A few processes of one kind; one that is too slow or dies is replaced. Used from one event loop."""
+    """A few child processes of one kind; one that is too slow or dies is replaced. Used from one event loop."""
 
     def __init__(
         self,
@@ -115,13 +116,14 @@ class ChildPool:
     ) -> None:
         """
         Args:
-            module: what runs in the processes; it calls `child.run`.
-            setup: what each is told first.
-            probe: work whose answer shows that a process is ready.
-            work: what it is, such as "conversations to render".
-            timeout_seconds: longest time for one message.
-            max_waiting: messages beside those that processes work on.
-            num_processes: at most, each started once there is work for it; `start` starts the first.
+            module: the module that the processes run; it calls `child.run`.
+            setup: the first message to each process.
+            probe: a request whose answer shows that a process is ready.
+            work: description of the work for messages, such as "conversations to render".
+            timeout_seconds: time limit for one message.
+            max_waiting: maximum number of messages that wait for a process.
+            num_processes: maximum number of processes, each started once there is work for it; `start` starts the
+                first.
         """
         self._module = module
         self._setup = dataclasses.replace(setup, fields={**setup.fields, "timeout_seconds": timeout_seconds})
@@ -130,7 +132,8 @@ class ChildPool:
         self._timeout_seconds = timeout_seconds
         self._max_waiting = max_waiting
         self._children: set[_Child] = set()
-        # None: one that is yet to be started. What was used last is used next, and so the others not started in vain.
+        # None stands for a process that has not been started. The one used last is used next, so that the others are
+        # started only if needed.
         self._idle: asyncio.LifoQueue[_Child | None] = asyncio.LifoQueue()
         for _ in range(num_processes):
             self._idle.put_nowait(None)
@@ -138,53 +141,55 @@ class ChildPool:
         self._replacing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Starts one process and waits until it is ready: what starts beside it has little of the processor then.
+        """Starts one process and waits until it is ready, so that its startup does not compete with what starts
+        afterward.
 
         Raises:
-            Unavailable: it does not start.
+            Unavailable: the process does not start.
         """
         self._idle.get_nowait()
         self._idle.put_nowait(await self._start_ready())
 
     async def prepare(self) -> None:
-        """Starts one process before anything has been asked; where it fails, whoever asks something tries again."""
+        """Starts one process ahead of the first request; if that fails, a request tries again."""
         self._idle.get_nowait()
         await self._refill()
 
     async def close(self) -> None:
-        """Ends the processes."""
-        # One that is just being started can only be killed once it is there.
+        """Kills all processes."""
+        # A process that is still being started can only be killed once it exists.
         await asyncio.gather(*self._replacing, return_exceptions=True)
         for child in tuple(self._children):
             child.kill()
             await child.wait()
 
     async def ask(self, request: Message) -> Message:
-        """The answer of a process.
+        """Has a process answer the request.
 
         Raises:
-            ChildTooSlow: it took too long.
-            ChildEnded: it ended without an answer.
-            Overloaded: too much waits already, or others have the processor.
-            Unavailable: processes do not start.
+            ChildTooSlow: the work exceeded its time limit.
+            ChildEnded: the process ended without an answer.
+            Overloaded: too many requests wait already, or the machine is too busy.
+            Unavailable: no process can be started.
         """
         if self._waiting >= self._max_waiting:
             raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
         try:
             return await self._ask(request, fresh=False)
-        except _NotTaken:  # somebody killed it while it idled
+        except _NotTaken:  # it was killed while idle
             try:
                 return await self._ask(request, fresh=True)
-            except _NotTaken:  # which has not even room for the message
+            except _NotTaken:  # even a new process has no room for the message
                 raise ChildEnded from None
 
     async def _ask(self, request: Message, fresh: bool) -> Message:
-        """
+        """Has one process answer the request.
+
         Raises:
-            ChildTooSlow: it took too long.
-            ChildEnded: the process ended while it worked.
-            _NotTaken: it ended before that.
-            Overloaded: it took too long, for it hardly had the processor.
+            ChildTooSlow: the work exceeded its time limit.
+            ChildEnded: the process ended during the work.
+            _NotTaken: the process ended before that.
+            Overloaded: the work exceeded its time limit because it got hardly any CPU time.
         """
         async with self._child(fresh) as child:
             before = child.processor_seconds()
@@ -198,7 +203,8 @@ class ChildPool:
 
     @contextlib.asynccontextmanager
     async def _child(self, fresh: bool) -> AsyncIterator[_Child]:
-        """A child of one's own, new if it must be. It goes back to the others only after a complete exchange."""
+        """Borrows a child, a new one if `fresh`. It is returned to the pool only after a complete exchange, and
+        replaced otherwise."""
         self._waiting += 1
         try:
             child = await self._take()
@@ -219,15 +225,15 @@ class ChildPool:
                 self._replace(child)
 
     async def _take(self) -> _Child | None:
-        """One that is ready; None where one is to be started first."""
+        """Takes an idle child; None means that one must be started first."""
         child = await self._idle.get()
-        if child is None and self._children:  # of which one may be done before another has started
+        if child is None and self._children:  # one of them may become idle before a new one has started
             self._replace(None)
             child = await self._idle.get()
         return child
 
     def _replace(self, child: _Child | None) -> None:
-        """Kills a child that is of no use any more, if there was one, and starts another meanwhile."""
+        """Kills a useless child, if there is one, and starts another in the background."""
         if child is not None:
             child.kill()
         task = asyncio.create_task(self._refill())
@@ -241,10 +247,10 @@ class ChildPool:
         except Unavailable as error:
             logger.warning("%s", error.message)
         finally:
-            self._idle.put_nowait(child)  # whoever takes none tries again
+            self._idle.put_nowait(child)  # a request that takes None tries again
 
     async def _start_ready(self) -> _Child:
-        """A new child that has answered once, so that its start does not count as its working time."""
+        """Starts a child and waits for its first answer, so that its startup does not count as working time."""
         self._children = {child for child in self._children if child.alive}
         child = await _Child.start(self._module, self._setup)
         self._children.add(child)

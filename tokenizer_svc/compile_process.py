@@ -1,4 +1,4 @@
-"""The process that compiles constraints by one backend (see `child`)."""
+"""The child process that compiles constraints with one backend (see `child`)."""
 
 from __future__ import annotations
 

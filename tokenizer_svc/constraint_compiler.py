@@ -1,4 +1,4 @@
-"""Compiles what outputs have to look like, once for each constraint, in child processes that can be killed."""
+"""Compiles output constraints, each distinct one once, in child processes that can be killed."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 
-MAX_TEXT_BYTES = 2**20  # of a schema, expression, grammar or tag
+MAX_TEXT_BYTES = 2**20  # of a schema, regular expression, grammar or structural tag
 MAX_CHOICES = 10_000
-MAX_PATTERN_LENGTH = 256  # of whitespace, in characters
+MAX_PATTERN_LENGTH = 256  # of a whitespace pattern, in characters
 
 _MAX_WAITING = 64
-# A process for constraints starts so long after the service: meanwhile an engine beside it wants all cores to load.
+# Delay before a constraint process is started ahead of requests: an engine starting beside it wants all cores to load.
 _LATER_SECONDS = 3.0
-_ENTRY_BYTES = 1024  # what the cache needs for an entry, about, beside its texts
+_ENTRY_BYTES = 1024  # approximate memory of a cache entry, apart from its texts
 
 
 class ConstraintCompiler:
-    """One pool of processes for each backend. Used from one event loop."""
+    """Compiles constraints, with a pool of processes for each backend. Used from one event loop."""
 
     def __init__(
         self, tokenizer: TokenizerPlace, options: StructuredOutputsOptions, refusal: QuireError | None = None
     ) -> None:
         """
         Args:
-            tokenizer: whose tokens outputs are made of.
-            refusal: why none can be compiled for it, as for most models that do not generate.
+            tokenizer: the tokenizer whose tokens the outputs consist of.
+            refusal: the error for all constraints, if this tokenizer allows none, as with most models that do not
+                generate.
 
         Raises:
-            StartupError: the options do not agree, or their backend is not installed.
+            StartupError: the options are inconsistent, or their backend is not installed.
         """
         self._tokenizer = tokenizer
         self._refusal = refusal
@@ -55,7 +56,8 @@ class ConstraintCompiler:
             raise StartupError(error.message) from error
 
     async def prepare(self) -> None:
-        """Starts a process of the default backend after a while, if it can be of use and no constraint came before."""
+        """After a delay, starts a process of the default backend, unless it would be useless or a constraint came
+        first."""
         await asyncio.sleep(_LATER_SECONDS)
         if self._refusal is None and self._default_backend not in self._pools:
             await self._pool(self._default_backend).prepare()
@@ -67,12 +69,13 @@ class ConstraintCompiler:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     async def compile(self, asked: AskedConstraint) -> Constraint:
-        """The constraint as engines follow it: of the cache, if somebody has asked for the same.
+        """Returns the compiled constraint as engines apply it, from the cache if the same one was asked for before.
 
         Raises:
-            InvalidRequest: it is malformed or too large, no backend can express it, or it takes too long or too much.
+            InvalidRequest: it is malformed or too large, no backend can express it, or it takes too much time or
+                memory.
             FailedPrecondition: its backend is not installed, or the tokenizer allows none.
-            Overloaded: too many constraints wait already, or others have the processor.
+            Overloaded: too many constraints wait already, or the machine is too busy.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -83,7 +86,7 @@ class ConstraintCompiler:
             if task is None:
                 task = self._under_way[asked] = asyncio.create_task(self._compile(asked))
                 task.add_done_callback(lambda _: self._under_way.pop(asked, None))
-            return await asyncio.shield(task)  # it goes on for others who ask, and for the cache
+            return await asyncio.shield(task)  # continues for other callers and for the cache
         if isinstance(known, InvalidRequest):
             raise known
         return known
@@ -155,25 +158,26 @@ class ConstraintCompiler:
 
 
 def _others(asked: AskedConstraint) -> Iterator[str]:
-    """Backends that may express what the chosen one cannot."""
+    """Yields the backends that may express what the chosen one cannot."""
     for name in BACKENDS:
         if name != asked.backend and is_installed(name) and may_express(name, asked.request):
             yield name
 
 
 class _Costly(InvalidRequest):
-    """It takes too long or too much: today, at least. Nothing to remember."""
+    """The constraint takes too much time or memory, at least at the moment; not cached."""
 
 
 def _num_bytes(asked: AskedConstraint) -> int:
-    """About what it takes in memory."""
+    """Approximate memory of the cache key."""
     return _ENTRY_BYTES + len(asked.request.text) + sum(map(len, asked.request.choices))
 
 
 def _check_size(request: ConstraintRequest) -> None:
-    """
+    """Checks the constraint's size.
+
     Raises:
-        InvalidRequest: it is larger than anybody needs.
+        InvalidRequest: it is larger than any realistic one.
     """
     size = len(request.text.encode()) + sum(map(len, request.choices))
     if size > MAX_TEXT_BYTES:

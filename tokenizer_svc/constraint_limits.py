@@ -1,4 +1,4 @@
-"""What a constraint may ask for, whichever backend compiles it. Runs where it can be killed, as backends do."""
+"""Limits on constraints, whichever backend compiles them. Checked in the killable process, as compiling is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.structured.base import ConstraintRequest, Form
 
-MAX_DEPTH = 100  # of objects and lists in each other
-MAX_COUNT = 2**20  # of characters, items and repetitions: more than any output has
+MAX_DEPTH = 100  # nesting depth of objects and lists
+MAX_COUNT = 2**20  # bound on characters, items and repetitions: more than any output has
 
 _COUNTED = ("Length", "Items", "Properties", "Contains")
 _COUNTS = tuple(f"{bound}{what}" for bound in ("min", "max") for what in _COUNTED)
 _BOUNDS = re.compile(r"(?<!\\)\{(\d*),?(\d*)\}")
-# A group of nothing but a repetition without end, itself repeated without end.
+# A group that consists of an unbounded repetition and is itself repeated without bound.
 _ENDLESS = r"(?:[+*]|\{\d+,\})[?+]?"
 _REPEATED_TWICE = re.compile(
     r"\((?:\?:)?(?:\\.|[^\\()\[\]|*+?{}]|\[\^?\]?(?:\\.|[^\]\\]){0,64}\])" + _ENDLESS + r"\)" + _ENDLESS
@@ -26,7 +26,7 @@ _REPEATED_TWICE = re.compile(
 def check_limits(request: ConstraintRequest) -> None:
     """
     Raises:
-        InvalidRequest: it nests deeper or counts further than it may, or repeats a repetition.
+        InvalidRequest: the constraint nests too deeply, counts too high, or repeats an unbounded repetition.
     """
     if request.form in (Form.JSON_SCHEMA, Form.STRUCTURAL_TAG):
         _check_json(request.text)
@@ -58,7 +58,7 @@ def _check_json(text: str) -> None:
 
 
 def _parts(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every object in a JSON value, and how deep it lies."""
+    """Yields every object in a JSON value with its nesting depth."""
     todo = [(1, value)]
     while todo:
         depth, part = todo.pop()

@@ -1,4 +1,4 @@
-"""Whether a chat template wants a message's content as one text or as OpenAI's list of parts."""
+"""Detects whether a chat template expects a message's content as a string or as OpenAI's list of parts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jinja2 import nodes
 
 
 def iterates_over_content(template: str, environment: jinja2.Environment) -> bool:
-    """Whether the template has a loop over the content of a message, or over a variable that was set to it.
+    """Whether the template loops over the content of a message, or over a variable assigned from it.
 
     Raises:
-        jinja2.TemplateSyntaxError: it is no template.
+        jinja2.TemplateSyntaxError: it is not valid Jinja.
     """
     tree = environment.parse(template)
     names = set(_names_of_content(tree))
@@ -27,7 +27,8 @@ def _names_of_content(tree: nodes.Template) -> Iterator[str]:
 
 
 def _is_content(expression: nodes.Node | None, names: set[str]) -> bool:
-    """Whether it is `message.content`, `message['content']` or a name of that, filtered or sliced."""
+    """Whether the expression is `message.content`, `message['content']` or a variable holding it, possibly filtered or
+    sliced."""
     match expression:
         case nodes.Filter(node=inner):
             return _is_content(inner, names)
@@ -41,7 +42,7 @@ def _is_content(expression: nodes.Node | None, names: set[str]) -> bool:
 
 
 def with_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with each content that is one text as the only part."""
+    """The messages with each string content as a single text part."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message.get("content"), str)
@@ -51,7 +52,7 @@ def with_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_text_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the text parts of each content joined by line breaks."""
+    """The messages with the text parts of each content joined by newlines."""
     return [
         {**message, "content": "\n".join(part["text"] for part in message["content"])}
         if isinstance(message.get("content"), list)

@@ -1,4 +1,4 @@
-"""Incremental detokenization: the text of a growing sequence, without half a character and without doubt."""
+"""Incremental detokenization: the text of a growing sequence, emitted only once it is final and in whole characters."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer(Protocol):
-    """The state of one sequence. The concatenation of all texts equals decoding the whole sequence at once."""
+    """Decodes one sequence. The concatenation of all returned texts equals decoding the whole sequence at once."""
 
     def add(self, token_id: int) -> str:
-        """The text that this token made certain; may be empty."""
+        """The text that became final with this token; may be empty."""
 
     def finish(self) -> str:
-        """The rest: a replacement character for a character that never became whole."""
+        """The remaining text, with a replacement character for an incomplete character."""
 
 
 class BytesDetokenizer:
-    """For vocabularies whose tokens stand for bytes."""
+    """Decodes sequences of vocabularies whose tokens stand for bytes."""
 
     def __init__(self, token_bytes: TokenBytes, skipped: frozenset[int], is_first: bool) -> None:
         """
         Args:
             skipped: ids that have no text here.
-            is_first: nothing precedes the sequence.
+            is_first: whether nothing precedes the sequence.
         """
         self._token_bytes = token_bytes
         self._skipped = skipped
@@ -50,12 +50,14 @@ class BytesDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-# A real replacement character in the output looks like an unfinished one; after this many tokens it counts as real.
+# A genuine replacement character in the output looks like an incomplete one; after this many tokens it counts as
+# genuine.
 _LONGEST_CHARACTER = 6
 
 
 class WindowDetokenizer:
-    """For decoders that join neighbouring tokens, such as WordPiece: decodes a short window again for each token."""
+    """Decodes for decoders that merge neighboring tokens, such as WordPiece: decodes a short window again for each
+    token."""
 
     def __init__(
         self,
@@ -68,15 +70,15 @@ class WindowDetokenizer:
         """
         Args:
             skipped: ids that have no text here.
-            context: the tokens before the sequence; they decide on its first space.
-            vocab_size: ids from here on have no text.
-            joined: ids that have no space between them where they follow each other.
+            context: the tokens before the sequence; they determine its leading space.
+            vocab_size: ids from this one on have no text.
+            joined: ids without a space between them when they are adjacent.
         """
         self._joined = joined
         self._tokenizer = tokenizer
         self._skipped = skipped
         self._vocab_size = vocab_size
-        self._shown = [token_id for token_id in context if self._has_text(token_id)]  # their text is out
+        self._shown = [token_id for token_id in context if self._has_text(token_id)]  # tokens whose text was returned
         self._waiting: list[int] = []
 
     def add(self, token_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Texts to token ids and the keys of their blocks, beside an event loop that goes on meanwhile."""
+"""Encodes texts to token ids and block keys without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tokenizer_svc.pairs import EncodedPair
 from tokenizer_svc.text import TextCodec
 from tokenizer_svc.truncation import Truncation
 
-# Less is encoded at once: going to a thread and back costs as much.
+# Up to this size, texts are encoded on the event loop: switching to a thread and back would cost as much.
 _INLINE_CHARS = 2000
 _INLINE_TOKENS = 500
-# Of all pairs of a request, with their types.
+# Total tokens of all pairs of a request, together with their types.
 MAX_PAIRED_TOKENS = 2**21
 PIECE_CHARS = 65536
 _THREADS = 2
@@ -27,37 +27,39 @@ _MAX_WAITING_LARGE = 4
 
 @dataclass(frozen=True)
 class EncodeOptions:
-    """What is wanted with the texts."""
+    """How texts are to be encoded."""
 
     add_special_tokens: bool = False
-    block_size: int = 0  # of the blocks whose keys are wanted; 0 for none
+    block_size: int = 0  # block size for block keys; 0 means no keys
     cache_salt: str = ""
-    max_tokens: int = 0  # of a text; 0 for any number
-    adapter: str = ""  # revision of the one that will compute the blocks
-    truncation: Truncation | None = None  # of a text that is too long, before max_tokens is looked at
+    max_tokens: int = 0  # limit for each text; 0 means no limit
+    adapter: str = ""  # revision of the adapter that will compute the blocks
+    truncation: Truncation | None = None  # applied to texts that are too long, before max_tokens is checked
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One text."""
+    """An encoded text."""
 
     token_ids: Sequence[int]
     block_keys: Sequence[int]
 
 
 class Encoder:
-    """Encodes in threads, a piece at a time, so that short texts take their turn between the pieces of long ones."""
+    """Encodes in threads, one piece at a time, so that short texts get their turn between the pieces of long ones."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self.pool = WorkPool("texts to encode", _THREADS, _MAX_WAITING)
-        # For long texts that cannot be cut: such a one takes seconds, and hundreds of bytes for each character.
+        # For long texts that cannot be cut: each takes seconds, and hundreds of bytes of memory per character.
         self._uncut_pool = WorkPool("long texts to encode", 1, _MAX_WAITING_LARGE)
 
     async def encode(self, texts: Sequence[str], options: EncodeOptions) -> list[Encoded]:
-        """
+        """Encodes texts.
+
         Raises:
-            ContextTooLong: a text has more than `max_tokens`; told before it is encoded as a whole, where that is sure.
+            ContextTooLong: a text has more than `max_tokens`; raised before the whole text is encoded, where that is
+                certain.
             Overloaded: too many texts wait.
         """
         if sum(map(len, texts)) <= _INLINE_CHARS:
@@ -71,7 +73,7 @@ class Encoder:
         return found
 
     def finish(self, token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
-        """The same for a text whose tokens are known.
+        """Builds the result for a text whose tokens are already known.
 
         Raises:
             ContextTooLong: there are more than `max_tokens`.
@@ -81,19 +83,19 @@ class Encoder:
     async def encode_pairs(
         self, firsts: Sequence[str], seconds: Sequence[str], options: EncodeOptions, most_first: int, most_second: int
     ) -> list[EncodedPair]:
-        """Pairs of texts, each one sequence.
+        """Encodes pairs of texts, each pair as one sequence.
 
         Args:
-            firsts: one for each second text, or one for all.
-            most_first: tokens that stay of a first text; 0 for all.
-            most_second: the same of a second text.
+            firsts: as many as `seconds`, or a single one for all.
+            most_first: maximum number of tokens kept of each first text; 0 keeps all.
+            most_second: the same for each second text.
 
         Raises:
             ContextTooLong: a pair has more than `max_tokens`.
-            InvalidRequest: the pairs have more tokens together than an answer takes, or the limit leaves no room.
+            InvalidRequest: the pairs together have more tokens than fit in an answer, or the limit leaves no room.
             Overloaded: too many texts wait.
         """
-        # A text alone may not be longer than a pair, so that no more of it is encoded.
+        # A single text must not exceed a pair's limit, so encoding can stop there.
         most = options.max_tokens if options.truncation is None else 0
         first = await self.encode(firsts, EncodeOptions(max_tokens=most, truncation=_kept(most_first)))
         second = await self.encode(seconds, EncodeOptions(max_tokens=most, truncation=_kept(most_second)))
@@ -150,7 +152,8 @@ def _length(encoded: Encoded) -> int:
 
 
 def _check_pairs(first: Sequence[Encoded], second: Sequence[Encoded], options: EncodeOptions) -> None:
-    """Before they are put together: a query of megabytes stands in each of a thousand pairs."""
+    """Checks the total length before the pairs are joined: a query of megabytes would be repeated in each of a thousand
+    pairs."""
     most = options.truncation.num_tokens if options.truncation else options.max_tokens or MAX_PAIRED_TOKENS
     total = sum(min(most, _length(a) + _length(b)) for a, b in zip(first, second, strict=True))
     if total > MAX_PAIRED_TOKENS:
@@ -161,7 +164,7 @@ def _check_pairs(first: Sequence[Encoded], second: Sequence[Encoded], options: E
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    """The texts in order: several that are not longer than a piece together, or one."""
+    """Yields the texts in order, in batches that together are no longer than a piece, or of a single text."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -175,7 +178,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _add_piece(pieces: Iterator[list[int]], token_ids: array[int]) -> bool:
-    """Encodes the next piece; False when there is none."""
+    """Encodes the next piece; returns False when there is none."""
     for piece in pieces:
         token_ids.extend(piece)
         return True
@@ -183,7 +186,8 @@ def _add_piece(pieces: Iterator[list[int]], token_ids: array[int]) -> bool:
 
 
 def _finish(token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
-    """
+    """Computes the block keys, if they are wanted.
+
     Raises:
         ContextTooLong: there are more than `max_tokens`.
     """

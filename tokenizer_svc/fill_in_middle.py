@@ -1,4 +1,4 @@
-"""Prompts with a hole: the model writes what stands between a prompt and its suffix, if it was taught to."""
+"""Fill-in-the-middle prompts: the model writes the text between a prompt and its suffix, if it was trained to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tokenizers
 
 from quire.errors import InvalidRequest
 
-# What models put before the beginning, before the end, and where they are to write.
+# Markers that models expect before the prefix, before the suffix, and where they are to write.
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -14,15 +14,15 @@ _MARKS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
-# Of models that read the end first.
+# Markers of models that read the suffix first.
 _END_FIRST_MARKS = ("[SUFFIX]", "[PREFIX]")
 
 
 def with_hole(tokenizer: tokenizers.Tokenizer, prompt: str, suffix: str) -> str:
-    """The text that has the model write what comes between the two.
+    """Builds the text that makes the model write what comes between prompt and suffix.
 
     Raises:
-        InvalidRequest: the tokenizer has no tokens for it.
+        InvalidRequest: the tokenizer has no fill-in-the-middle tokens.
     """
     for before, after, here in _MARKS:
         if _has_all(tokenizer, before, after, here):

@@ -1,4 +1,4 @@
-"""The tokenizer service's process."""
+"""The tokenizer service's entry point."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ async def _serve(
 
 
 def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:
-    """Why outputs cannot be held to a form; None where they can. Of no concern to models that only read."""
+    """The error that explains why outputs cannot be constrained with this tokenizer; None if they can. Irrelevant to
+    models that do not generate."""
     try:
         token_table(files)
     except FailedPrecondition as error:
@@ -99,10 +100,10 @@ def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:
-    """The model's chat templates, or the one that the options give.
+    """The model's chat templates, or the one given by --chat-template.
 
     Raises:
-        StartupError: the option names no file and is no template either.
+        StartupError: the option is neither a readable file nor a template.
     """
     chosen = options.chat_template
     if chosen is None:
@@ -111,5 +112,5 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
         return {"default": chosen}
     try:
         return {"default": Path(chosen).read_text(encoding="utf-8")}
-    except (OSError, ValueError) as error:  # the latter of what is no text
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8 text
         raise StartupError(f"--chat-template {chosen}: no template can be read there ({error}).") from error

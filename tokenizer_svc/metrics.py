@@ -10,7 +10,7 @@ from quire.v1 import tokenizer_pb2
 
 
 class TokenizerMetrics:
-    """Counters that the servicer keeps up."""
+    """Counters that the servicer updates."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -24,7 +24,7 @@ class TokenizerMetrics:
         self._frames = Counter("quire_tokenizer_session_frames", "Frames of detokenize sessions.", registry=registry)
 
     def detokenized(self, frame: tokenizer_pb2.DetokenizeSessionRequest) -> None:
-        """A session's frame has come."""
+        """Counts a frame of a session, and its tokens."""
         self._frames.inc()
         self._detokenized.inc(sum(len(tokens.token_ids) for tokens in frame.tokens))
 

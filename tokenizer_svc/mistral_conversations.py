@@ -1,7 +1,6 @@
-"""Conversations as Mistral's own package writes them: straight to tokens.
+"""Renders conversations with Mistral's own package, straight to tokens.
 
-What users write never becomes a control token, whatever it looks like, for texts and control tokens are put together as
-numbers.
+User text can never become a control token, whatever it looks like, because texts and control tokens are joined as ids.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from tokenizer_svc.rendered import Rendered
 
 
 class MistralConversations:
-    """As `ChatTemplates`, without a template."""
+    """Renders like `ChatTemplates`, but without a template."""
 
     def __init__(self, path: str, max_chars: int) -> None:
         """
         Args:
-            path: tekken.json.
-            max_chars: longest text to write.
+            path: path of tekken.json.
+            max_chars: maximum length of a rendered text.
         """
         self._tokenizer = MistralTokenizer.from_file(path)
         self._max_chars = max_chars
@@ -42,7 +41,7 @@ class MistralConversations:
         """See `ChatTemplates.render`.
 
         Raises:
-            TemplateRejection: it cannot be written.
+            TemplateRejection: the conversation cannot be rendered.
         """
         if template or variables:
             raise TemplateRejection(
@@ -56,7 +55,7 @@ class MistralConversations:
                 messages=messages, tools=tools, continue_final_message=continue_final_message
             )
             tokens = self._tokenizer.encode_chat_completion(request).tokens
-        except Exception as error:  # whatever the package raises: the conversation has not the form it needs
+        except Exception as error:  # the package may raise anything; the conversation does not have the form it needs
             raise TemplateRejection(f"mistral-common rejects the conversation: {str(error)[:1500]}") from error
         text = self._tokenizer.decode(tokens, special_token_policy=SpecialTokenPolicy.KEEP)
         if len(text) > self._max_chars:
@@ -65,10 +64,10 @@ class MistralConversations:
 
 
 def _check_texts(messages: list[dict[str, Any]]) -> None:
-    """The package fetches pictures from wherever a message says, files of this machine included.
+    """Accepts only text, because the package would fetch images from wherever a message says, including local files.
 
     Raises:
-        TemplateRejection: a part of a message is something else than text.
+        TemplateRejection: a part of a message is something other than text.
     """
     for message in messages:
         content = message.get("content")

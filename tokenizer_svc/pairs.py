@@ -1,4 +1,4 @@
-"""Pairs of texts as one sequence of tokens, as a tokenizer's own rules write them: [CLS] first [SEP] second [SEP]."""
+"""Encodes pairs of texts as one token sequence by the tokenizer's own rules: [CLS] first [SEP] second [SEP]."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from tokenizer_svc.truncation import Truncation, pair_lengths
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """One pair."""
+    """An encoded pair."""
 
     token_ids: Sequence[int]
-    token_type_ids: Sequence[int]  # empty where all are 0
+    token_type_ids: Sequence[int]  # empty if all are 0
 
 
 @dataclass(frozen=True)
 class _Special:
-    """Tokens that stand before, between or after the texts, and their types."""
+    """Special tokens before, between or after the texts, with their types."""
 
     token_ids: tuple[int, ...] = ()
     types: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokens: Sequence[tuple[int, int]]) -> _Special:
-        """Of (id, type)."""
+        """Creates it from (id, type) pairs."""
         return cls(tuple(token_id for token_id, _ in tokens), tuple(kind for _, kind in tokens))
 
 
 class PairFrame:
-    """What a tokenizer puts around two texts. It encodes each text by itself, so that a query is encoded once."""
+    """The special tokens around two texts. Each text is encoded on its own, so that a query is encoded only once."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, *, second_alone: bool) -> None:
         """
         Args:
-            second_alone: the second text alone is cut.
+            second_alone: whether truncation cuts only the second text.
         """
         self._second_alone = second_alone
         example = tokenizer.encode("a", "b", add_special_tokens=True)
         first, second = ([index for index, text in enumerate(example.sequence_ids) if text == n] for n in (0, 1))
         tokens = list(zip(example.ids, example.type_ids, strict=True))
         self._before = self._between = self._after = _Special()
-        if first and second:  # the vocabulary knows both
+        if first and second:  # both are in the vocabulary
             self._before = _Special.of(tokens[: first[0]])
             self._between = _Special.of(tokens[first[-1] + 1 : second[0]])
             self._after = _Special.of(tokens[second[-1] + 1 :])
@@ -53,11 +53,11 @@ class PairFrame:
 
     @property
     def num_special(self) -> int:
-        """Tokens that are neither text's."""
+        """Number of special tokens in a pair."""
         return sum(len(special.token_ids) for special in (self._before, self._between, self._after))
 
     def join(self, first: Sequence[int], second: Sequence[int], truncation: Truncation | None) -> EncodedPair:
-        """The sequence of two texts' tokens.
+        """Joins two texts' tokens into one sequence.
 
         Raises:
             InvalidRequest: the limit leaves no room for the texts.

@@ -1,7 +1,8 @@
-"""Long texts in pieces that are encoded one by one, and how few tokens a text can come to.
+"""Splits long texts into pieces that are encoded one by one, and bounds a text's number of tokens from below.
 
-Encoding takes hundreds of bytes of memory for each character and cannot be interrupted, so that a long text goes in
-pieces where that is exact: between two words, for tokenizers that split a text at spaces by rules which we know.
+Encoding takes hundreds of bytes of memory per character and cannot be interrupted, so a long text is encoded in pieces
+where that gives exactly the same tokens: cut between two words, for tokenizers that split a text at spaces by known
+rules.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any
 
 import tokenizers
 
-# After a letter and before a space that another letter follows.
+# Between a letter and a space that is followed by another letter.
 _CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
-# Composing characters makes four of them one at most.
+# NFC composes at most four characters into one.
 _NFC_SHRINKS = 4
-# The rules by which vocabularies of today split a text, alternative by alternative. None matches a letter and the space
-# after it together, none looks behind, and only white space looks ahead: so a text that is cut there splits as before.
+# Alternatives of the split rules that current vocabularies use. None matches a letter together with the space after it,
+# none looks behind, and only whitespace looks ahead, so a text that is cut there splits the same way.
 _WORD_RULES = frozenset(
     (
         r"'s", r"'t", r"'re", r"'ve", r"'m", r"'ll", r"'d", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'(?i:[sdmt]|ll|ve|re)",
@@ -30,26 +31,26 @@ _WORD_RULES = frozenset(
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{L}+", r"\d", r"\n+", r"[^\S\n]", r"[^\s\p{L}\d]+(?: [^\s\p{L}\d]+)*",  # of the demo model
+        r"\p{L}+", r"\d", r"\n+", r"[^\S\n]", r"[^\s\p{L}\d]+(?: [^\s\p{L}\d]+)*",  # used by the demo model
     )
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TextPieces:
-    """What is known of one tokenizer."""
+    """How one tokenizer's texts can be cut, and how long its tokens can be."""
 
-    # Longest stretch of text that one token stands for; 0: nobody knows.
+    # Maximum number of characters of a text that one token stands for; 0 means unknown.
     max_chars_per_token: int
     # Whether a text may be cut between words.
     can_cut: bool
 
     def least_tokens(self, text: str) -> int:
-        """The text comes to so many tokens at least."""
+        """A lower bound on the text's number of tokens."""
         return -(-len(text) // self.max_chars_per_token) if self.max_chars_per_token else 0
 
     def cut(self, text: str, size: int) -> Iterator[str]:
-        """Pieces of about `size` characters, whose tokens are those of the text."""
+        """Yields pieces of about `size` characters, whose tokens together are exactly those of the text."""
         start = 0
         while self.can_cut and len(text) - start > size and (match := _CUT.search(text, start + size)):
             yield text[start : match.end()]
@@ -58,15 +59,16 @@ class TextPieces:
 
 
 def text_pieces(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any]) -> TextPieces:
-    """
+    """Derives how a tokenizer's texts can be cut.
+
     Args:
-        definition: tokenizer.json.
+        definition: the parsed tokenizer.json.
     """
     added = tokenizer.get_added_tokens_decoder().values()
-    # Added tokens that take the space around them stand for any stretch of it.
+    # Added tokens that strip the whitespace around them can stand for any amount of it.
     if not _is_byte_level(definition) or any(token.lstrip or token.rstrip for token in added):
         return TextPieces(0, False)
-    # Each character of a spelling stands for a byte, hence for a character of the text at most.
+    # Each character of a token's spelling stands for one byte, hence for at most one character of the text.
     longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
     composes = definition.get("normalizer") is not None
     can_cut = not any(" " in token.content for token in added) and _splits_words(definition["pre_tokenizer"])
@@ -74,7 +76,7 @@ def text_pieces(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any]) -> 
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:
-    """Whether all bytes of a text come back in its tokens, but for what NFC composes."""
+    """Whether the tokens preserve all bytes of a text, apart from NFC composition."""
     if definition["model"]["type"] != "BPE" or (definition.get("normalizer") or {"type": "NFC"})["type"] != "NFC":
         return False
     steps = _steps(definition.get("pre_tokenizer"))
@@ -83,16 +85,16 @@ def _is_byte_level(definition: dict[str, Any]) -> bool:
 
 
 def _spells_bytes(steps: list[dict[str, Any]]) -> bool:
-    """Whether the last step spells bytes as characters, and puts nothing in front."""
+    """Whether the last step spells bytes as characters, without adding a prefix space."""
     return bool(steps) and steps[-1]["type"] == "ByteLevel" and not steps[-1].get("add_prefix_space")
 
 
 def _splits_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether it splits a text before the space between two words, whatever stands around it."""
+    """Whether a text is always split before the space between two words, whatever surrounds it."""
     steps = _steps(pre_tokenizer)
     splits = [_alternatives((step.get("pattern") or {}).get("Regex", "")) for step in steps if step["type"] == "Split"]
     known = all(set(rules) <= _WORD_RULES for rules in splits)
-    # By spaces of its own (GPT-2's rules), or by a rule for words.
+    # By ByteLevel's own regex (GPT-2's rules), or by a rule for whitespace.
     by_words = bool(steps[-1].get("use_regex", True)) or any(r"\s+" in rules or r"[^\S\n]" in rules for rules in splits)
     return known and by_words
 
@@ -105,7 +107,7 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """What stands between the outermost bars."""
+    """Splits a pattern at its top-level bars."""
     found, depth, in_class, start, index = [], 0, False, 0, 0
     while index < len(pattern):
         character = pattern[index]

@@ -1,4 +1,4 @@
-"""The process that renders chat templates (see `child`)."""
+"""The child process that renders chat templates (see `child`)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _templates(fields: dict[str, Any]) -> Templates:
 
 
 def _messages(text: bytes, most: int) -> list[dict[str, Any]]:
-    """Parsed here and not where the request came in: it takes long for a long conversation."""
+    """Parses the messages. Done here and not where the request arrived, because it is slow for long conversations."""
     try:
         messages = json.loads(text.decode())
     except UnicodeDecodeError as error:

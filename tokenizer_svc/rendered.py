@@ -1,4 +1,4 @@
-"""What rendering a conversation comes to."""
+"""The result of rendering a conversation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as text, and as tokens where they are known already."""
+    """A conversation as text, and as token ids if rendering yields those too."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
 
 
 class Templates(Protocol):
-    """What writes conversations; see ChatTemplates."""
+    """Renders conversations; see ChatTemplates."""
 
     def render(
         self,

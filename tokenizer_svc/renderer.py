@@ -13,17 +13,17 @@ from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
 from tokenizer_svc.rendered import Rendered
 
-# How a template names the roles of a pair.
+# The roles of a query-document pair, as a template quotes them.
 _PAIR_ROLES = tuple(re.compile(rf"""['"]{role}['"]""") for role in ("query", "document"))
 
 
 def is_score_template(template: str) -> bool:
-    """Whether it writes what a model is asked of a query and a document."""
+    """Whether the template writes a scoring prompt for a query and a document."""
     return all(role.search(template) for role in _PAIR_ROLES)
 
 
 class ChatRenderer:
-    """Conversations as text."""
+    """Renders conversations, and query-document pairs, as text."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ChatRenderer:
     ) -> None:
         """
         Args:
-            conversations: see TokenizerFiles; in place of templates.
+            conversations: see TokenizerFiles; used in place of templates.
         """
         setup = {
             "templates": dict(templates), "special_tokens": dict(special_tokens),
@@ -52,14 +52,14 @@ class ChatRenderer:
         self._max_chars = max_chars
         self.template = templates.get("default", "")
         self.has_template = bool(self.template or conversations)
-        # It writes pairs of a query and a document.
+        # Whether the template renders query-document pairs.
         self.has_score_template = is_score_template(self.template) and not conversations
 
     async def start(self) -> None:
-        """Starts the processes and waits until they are ready.
+        """Starts a process and waits until it is ready.
 
         Raises:
-            Unavailable: they do not start.
+            Unavailable: the process does not start.
         """
         await self._pool.start()
 
@@ -71,11 +71,11 @@ class ChatRenderer:
         """See `ChatTemplates.render`.
 
         Args:
-            messages_json: the conversation, which goes to the process as it is.
+            messages_json: the conversation, passed to the process as is.
 
         Raises:
-            InvalidRequest: the template cannot render this conversation, or takes too long or too much.
-            Overloaded: too many conversations wait already, or others have the processor.
+            InvalidRequest: the template cannot render this conversation, or takes too much time or memory.
+            Overloaded: too many conversations wait already, or the machine is too busy.
         """
         answer = await self._ask(Message(request, messages_json), "messages")
         token_ids = answer.fields["token_ids"]

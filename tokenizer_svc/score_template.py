@@ -1,4 +1,4 @@
-"""Score templates: chat templates that write what a model is asked of a query and a document, by these two roles."""
+"""Score templates: chat templates that write a scoring prompt from messages with the roles query and document."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def score_texts(
     template: str | None,
     max_chars: int,
 ) -> list[str]:
-    """The text of each pair.
+    """Renders the text of each pair.
 
     Args:
-        variables: of the template; an `instruction` is told as a system message too, where templates differ.
-        template: in place of the model's.
-        max_chars: of all of them.
+        variables: template variables; an `instruction` is also passed as a system message, as templates differ.
+        template: used in place of the model's; None means the model's.
+        max_chars: limit on all texts together.
 
     Raises:
-        TemplateRejection: one cannot be rendered, or they are too long together.
+        TemplateRejection: a pair cannot be rendered, or the texts are too long together.
     """
     texts, length = [], 0
     for query, document in pairs:

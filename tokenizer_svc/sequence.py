@@ -1,4 +1,4 @@
-"""One sequence of a detokenization session: tokens in, text out, until a stop string ends it."""
+"""One sequence of a detokenization session: turns tokens into text until a stop string ends it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tokenizer_svc.stop_strings import Match, StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What some tokens brought."""
+    """The result of adding some tokens."""
 
     text: str
     stop_string: str | None = None
-    tokens_used: int = 0  # with stop_string: how many of the tokens, up to and including the match
-    lengths: Sequence[int] = ()  # characters that each of the tokens made certain, stop strings counted
+    tokens_used: int = 0  # if stop_string is set: number of tokens up to and including the match
+    lengths: Sequence[int] = ()  # characters that became final with each token, including stop strings
 
 
 class TextSequence:
-    """Turns tokens to text. After a stop string or `is_last` it must not be used again."""
+    """Turns tokens into text. Must not be used again after a stop string or `is_last`."""
 
     def __init__(
         self, detokenizer: Detokenizer, matcher: StopMatcher, min_tokens: int, thinking: ReasoningTracker | None = None
     ) -> None:
         """
         Args:
-            min_tokens: no stop string ends the sequence within its first this many tokens.
-            thinking: nor does one before the answer has begun.
+            min_tokens: no stop string ends the sequence within this many first tokens.
+            thinking: tracks reasoning; no stop string ends the sequence before the answer has begun.
         """
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -38,13 +38,13 @@ class TextSequence:
         self._num_tokens = 0
 
     def replay(self, history: Sequence[int], start: int) -> int:
-        """Comes to where the sequence stands after tokens that did not end it and whose text is out.
+        """Restores the state after tokens that did not end the sequence and whose text was already delivered.
 
         Args:
-            history: all of them, of which those from `start` on are worked through.
+            history: all those tokens; only the ones from `start` on are decoded.
 
         Returns:
-            How many characters these brought.
+            Number of characters that the decoded tokens yielded.
         """
         self._num_tokens = len(history)
         if self._thinking:
@@ -52,7 +52,7 @@ class TextSequence:
         return sum(len(self._matcher.pass_over(self._detokenizer.add(token_id))) for token_id in history[start:])
 
     def add(self, token_ids: Sequence[int], is_last: bool) -> Step:
-        """The text that these tokens made certain; with `is_last`, also all that was held back."""
+        """The text that became final with these tokens; with `is_last`, also everything held back."""
         texts: list[str] = []
         lengths: list[int] = []
         may_stop = self._num_tokens > self._min_tokens and (self._thinking is None or self._thinking.answers)

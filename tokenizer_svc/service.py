@@ -1,4 +1,4 @@
-"""TokenizerService: checks requests and translates them into the codec's and the renderer's terms."""
+"""TokenizerService: validates requests and maps them onto the codec and the renderer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tokenizer_svc.text import TextCodec
 from tokenizer_svc.truncation import Truncation
 
 MAX_TEXTS = 1024
-# Fewer are decoded, or put into a message, at once: going to a thread and back costs as much.
+# Up to this many tokens are decoded, or put into a message, on the event loop: switching to a thread and back would
+# cost as much.
 _INLINE_TOKENS = 500
 _FILLED_AT_ONCE = 100_000
 
@@ -37,12 +38,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-# Both say in the same fields what is wanted with the token ids.
+# Both have the same fields for how to encode.
 _EncodeOptions = tokenizer_pb2.EncodeRequest | tokenizer_pb2.RenderChatRequest
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
-    """The calls of tokenizer.proto."""
+    """Implements the calls of tokenizer.proto."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> None:
         """
         Args:
-            name: folder or hub name, for GetTokenizerInfo.
+            name: the tokenizer's folder or hub name, for GetTokenizerInfo.
         """
         self._name = name
         self._files = files
@@ -134,7 +135,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
         async def write(answer: tokenizer_pb2.DetokenizeSessionResponse) -> None:
             answer.draining = self._draining
-            async with writing:  # gRPC takes one message of a call at a time
+            async with writing:  # gRPC allows one write of a call at a time
                 await context.write(answer)
 
         async def beat() -> None:
@@ -173,18 +174,18 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
 
     def _config(self) -> dict[str, Any]:
-        """The tokenizer's, with the template that is used."""
+        """The tokenizer's configuration, with the chat template in use."""
         template = {"chat_template": self._renderer.template} if self._renderer.template else {}
         return {"tokenizer_class": "PreTrainedTokenizerFast", **self._files.config, **template}
 
     async def drain(self) -> None:
-        """Returns when no sequence is open any more; callers are told to open theirs elsewhere."""
+        """Returns once no sequence is open; callers are told to open theirs elsewhere."""
         self._draining = True
         while any(session.num_streams for session in self.sessions):
             await asyncio.sleep(0.02)
 
     async def _render_pairs(self, request: tokenizer_pb2.EncodePairsRequest) -> list[str]:
-        """What the model is asked of each pair."""
+        """Renders the scoring prompt of each pair."""
         self._check_template(request.chat_template)
         if request.max_first_tokens or request.max_second_tokens:
             raise InvalidRequest(
@@ -199,9 +200,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return await self._renderer.render_pairs(pairs, variables, request.chat_template or None)
 
     def _check_template(self, template: str) -> None:
-        """
+        """Checks whether the request may bring a template.
+
         Raises:
-            InvalidRequest: the request brings one, and may not.
+            InvalidRequest: the request brings one, which the server does not allow.
         """
         if template and not self._options.trust_request_chat_template:
             raise InvalidRequest(
@@ -262,7 +264,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         return Truncation(asked.num_tokens, keeps_end)
 
     async def _beside(self, encoded: Sequence[Encoded], make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The answer that `make` makes of what was encoded: in a thread, where it is large."""
+        """Runs `make` to build the answer from encoded texts: in a thread if they are large."""
         if _num_tokens(encoded) <= _INLINE_TOKENS:
             return make(*args, **kwargs)
         return await self._encoder.pool.run(make, *args, **kwargs)
@@ -303,7 +305,7 @@ def _render_response(text: str, encoded: Encoded) -> tokenizer_pb2.RenderChatRes
 
 
 def _fill(sequence: tokenizer_pb2.TokenSequence, encoded: Encoded) -> None:
-    """A part at a time: each call keeps Python's lock."""
+    """Copies in slices, because each call holds the GIL."""
     for start in range(0, len(encoded.token_ids), _FILLED_AT_ONCE):
         sequence.token_ids.extend(encoded.token_ids[start : start + _FILLED_AT_ONCE])
     sequence.block_keys.extend(encoded.block_keys)
@@ -332,7 +334,8 @@ def _parse(text: bytes, parameter: str, kind: type | tuple[type, ...]) -> Any:
 
 
 def _fitting(answer: M, parameter: str) -> M:
-    """
+    """Returns the answer, if it fits in a message.
+
     Raises:
         InvalidRequest: the answer is larger than a message may be.
     """

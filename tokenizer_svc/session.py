@@ -1,4 +1,4 @@
-"""The detokenization of all live sequences of one caller."""
+"""Detokenizes all live sequences of one caller."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _TROUBLE = "These tokens cannot be detokenized; the log of the tokenizer service
 
 
 class DetokenizeSession:
-    """One caller's sequences. A frame in gives a frame out, with one delta for each of its DetokenizeTokens."""
+    """One caller's sequences. Each incoming frame yields one outgoing frame, with one delta for each of its
+    DetokenizeTokens."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._streams: dict[int, TextSequence] = {}
-        # Streams that could not be opened → why; told with the answer to their first tokens.
+        # Streams that could not be opened → reason, reported in answer to their first tokens.
         self._refused: dict[int, str] = {}
 
     @property
     def num_streams(self) -> int:
-        """Sequences open now."""
+        """Number of open sequences."""
         return len(self._streams)
 
     def answer(self, frame: tokenizer_pb2.DetokenizeSessionRequest) -> tokenizer_pb2.DetokenizeSessionResponse:
-        """Carries out a frame: opens, then tokens, then closes."""
+        """Processes a frame: opens first, then tokens, then closes."""
         response = tokenizer_pb2.DetokenizeSessionResponse()
         for opening in frame.opens:
             self._open(opening)
@@ -51,7 +52,7 @@ class DetokenizeSession:
             self._refused[opening.stream_id] = problem
 
     def _try_open(self, opening: tokenizer_pb2.DetokenizeOpen) -> str:
-        """Opens a sequence; why not, where its history cannot be detokenized."""
+        """Opens a sequence; returns the reason if its history cannot be detokenized, else an empty string."""
         try:
             self._streams[opening.stream_id] = self._codec.open_sequence(
                 skip_special_tokens=opening.skip_special_tokens,
@@ -64,7 +65,7 @@ class DetokenizeSession:
                 context=opening.prompt_tail_token_ids,
                 history=opening.history_token_ids,
             )
-        except Exception:  # one sequence's trouble must not end the session, and with it all others
+        except Exception:  # one failing sequence must not end the session with all others
             logger.exception("a sequence cannot be opened")
             return _TROUBLE
         return ""
@@ -101,7 +102,7 @@ class DetokenizeSession:
     def _detokenize(
         self, stream: TextSequence, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta
     ) -> bool:
-        """Fills in the delta; whether the sequence has ended with it."""
+        """Fills in the delta; returns whether the sequence has ended with it."""
         ends = tokens.is_last and tokens.drop_last_token
         step = stream.add(tokens.token_ids[:-1] if ends else tokens.token_ids, tokens.is_last)
         delta.text = step.text

@@ -1,4 +1,4 @@
-"""Finds stop strings in a growing text, however it is cut into pieces."""
+"""Finds stop strings in a growing text, regardless of how it is split into pieces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 class Match:
     """A stop string that was found."""
 
-    text: str  # what may still be shown, up to the match or its end
+    text: str  # text that may still be shown, up to the match or through its end
     stop_string: str
 
 
 class StopMatcher:
-    """Holds back what may be the beginning of a stop string until that is decided.
+    """Holds back text that may be the beginning of a stop string until that is decided.
 
-    Of several matches the one that ends first counts, and of those that end together the longest: so the result does
-    not depend on how the text was cut.
+    Of several matches, the one that ends first counts, and of those that end together the longest, so the result does
+    not depend on how the text was split.
     """
 
     def __init__(self, stop_strings: Sequence[str], include_stop_string: bool) -> None:
@@ -27,10 +27,10 @@ class StopMatcher:
         self._held = ""
 
     def add(self, text: str, allowed: bool = True) -> str | Match:
-        """What may be shown now, or the match that ends the sequence.
+        """The text that may be shown now, or the match that ends the sequence.
 
         Args:
-            allowed: False while nothing may end the sequence: a match that ends in this text does not count.
+            allowed: False while no stop string may end the sequence: a match that ends in this text does not count.
         """
         if allowed and self._stop_strings:
             buffer = self._held + text
@@ -40,7 +40,7 @@ class StopMatcher:
         return self.pass_over(text)
 
     def pass_over(self, text: str) -> str:
-        """What may be shown now, where nothing may end the sequence."""
+        """The text that may be shown now, when no stop string may end the sequence."""
         if not self._stop_strings:
             return text
         buffer = self._held + text
@@ -49,12 +49,12 @@ class StopMatcher:
         return buffer[:keep]
 
     def finish(self) -> str:
-        """What was held back: nothing can complete it any more."""
+        """The text that was held back: nothing can complete a stop string any more."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, buffer: str, before: int) -> tuple[int, str] | None:
-        """End and string of the match that ends first, behind the `before` characters that were searched already."""
+        """End and string of the match that ends first, after the `before` characters that were searched already."""
         best: tuple[int, int, str] | None = None
         for stop in self._stop_strings:
             start = buffer.find(stop, max(0, before - len(stop) + 1))
@@ -63,7 +63,8 @@ class StopMatcher:
         return (best[0], best[2]) if best else None
 
     def _undecided(self, buffer: str) -> int:
-        """Where the longest end of `buffer` begins that is a beginning of a stop string."""
+        """Start of the longest suffix of `buffer` that is a prefix of a stop string; the buffer's length if there is
+        none."""
         first = len(buffer)
         for stop in self._stop_strings:
             start = max(0, len(buffer) - len(stop) + 1)

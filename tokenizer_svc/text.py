@@ -1,4 +1,4 @@
-"""The tokenizer as the service uses it: whole texts, single tokens, and sequences that grow."""
+"""The tokenizer as the service uses it: for whole texts, single tokens, and growing sequences."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tokenizer_svc.sequence import TextSequence
 from tokenizer_svc.stop_strings import StopMatcher
 from tokenizer_svc.truncation import Truncation, cuts_second_alone, keeps_end
 
-# Of a sequence's history so many tokens are worked through at first; and so many characters beyond the longest stop
-# string make up for a first character that is cut, and for what tokens before these would have done to their spacing.
+# Number of a history's last tokens that are replayed at first. The characters, in addition to the longest stop string,
+# allow for a first character that is cut, and for the effect of earlier tokens on spacing.
 _REPLAYED_TOKENS = 64
 _REPLAYED_CHARS = 16
 _CONTEXT_TOKENS = 6
 
 
 class TextCodec:
-    """Text to token ids and back. Safe to use from several threads."""
+    """Converts text to token ids and back. Thread-safe."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer
@@ -37,16 +37,16 @@ class TextCodec:
         self.vocab_size = files.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str | None) -> int | None:
-        """The id of a token; None for none and for one that is not in the vocabulary."""
+        """The id of a token; None if `token` is None or not in the vocabulary."""
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of each text. Takes about a millisecond for 5,000 characters, without holding the GIL."""
+        """Token ids of each text. Takes about a millisecond per 5,000 characters and releases the GIL."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_pieces(self, text: str, add_special_tokens: bool, size: int) -> Iterator[list[int]]:
-        """Token ids of a long text, those of about `size` characters at a time where it can be cut."""
+        """Yields the token ids of a long text, about `size` characters at a time if it can be cut."""
         if not self.pieces.can_cut:
             yield from self.encode([text], add_special_tokens)
             return
@@ -57,36 +57,36 @@ class TextCodec:
         yield after
 
     def truncated(self, token_ids: Sequence[int], truncation: Truncation, add_special_tokens: bool) -> Sequence[int]:
-        """A text's tokens, encoded without special ones: as many as stay, with special ones around them if wanted.
+        """Truncates a text's tokens, encoded without special ones; adds the special tokens around them if wanted.
 
         Raises:
-            InvalidRequest: there is no room for any.
+            InvalidRequest: the limit leaves no room for any token.
         """
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *truncation.cut(token_ids, truncation.room(len(before) + len(after))), *after]
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer adds before and after a text."""
+        """The special tokens that the tokenizer adds before and after a text."""
         encoding = self._tokenizer.encode("a", add_special_tokens=True)
         own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
         return (encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]) if own else ([], [])
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
+        """Each token as spelled in the vocabulary."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """The text of a whole sequence; ids past the vocabulary have none. Does not hold the GIL."""
+        """The text of a whole sequence; ids beyond the vocabulary have no text. Releases the GIL."""
         return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def text_bytes(self, token_ids: Sequence[int]) -> int:
-        """About how many bytes the text of token ids has."""
+        """Approximate size in bytes of the token ids' text."""
         if self._token_bytes is None:
             return sum(map(len, self.token_strings(token_ids)))
         return sum(map(len, map(self._token_bytes.__getitem__, token_ids)))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token by itself; it may be part of a character."""
+        """The bytes of a single token, which may be part of a character."""
         if self._token_bytes is None:
             return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return self._token_bytes[token_id]
@@ -104,17 +104,17 @@ class TextCodec:
         context: Sequence[int] = (),
         history: Sequence[int] = (),
     ) -> TextSequence:
-        """The state of a sequence that grows.
+        """Creates the decoding state of a growing sequence.
 
-        Its state depends on the last of its text alone: on what can still become a stop string or a character. So of a
-        long history only the end is worked through, as much as holds that text whatever came before.
+        The state depends only on the end of the text so far: on what can still become a stop string or a character. So
+        only the end of a long history is decoded, enough to yield that much text whatever came before.
 
         Args:
-            kept_special_tokens: stay even if others are skipped.
-            join_special_tokens: leaves the space out that some vocabularies have between added tokens.
-            reasoning: of a model that thinks first, where no stop string is matched.
-            context: the last tokens of its prompt.
-            history: its own tokens so far, whose text nobody needs again.
+            kept_special_tokens: kept even if other special tokens are skipped.
+            join_special_tokens: omits the space that some vocabularies put between added tokens.
+            reasoning: the marks of a model that reasons first; no stop string is matched while it does.
+            context: the last tokens of the sequence's prompt.
+            history: the sequence's own tokens so far, whose text is not needed again.
         """
         skipped = self._skipped(kept_special_tokens) if skip_special_tokens else frozenset()
         enough = max(map(len, stop_strings), default=0) + _REPLAYED_CHARS

@@ -1,4 +1,4 @@
-"""How a text that is too long is cut, and how two texts are, to the tokens that Transformers leaves of them."""
+"""Truncation of texts and of pairs of texts, to the same tokens that Transformers keeps."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PARAMETER = "truncate_prompt_tokens"
 
 @dataclass(frozen=True)
 class Truncation:
-    """What is left of a sequence."""
+    """How many tokens of a sequence are kept, and from which end."""
 
-    num_tokens: int  # special ones counted, which always stay
-    keeps_end: bool = False  # the last ones, not the first
+    num_tokens: int  # including special tokens, which are always kept
+    keeps_end: bool = False  # keeps the last tokens instead of the first
 
     def room(self, num_special: int) -> int:
-        """Tokens that stay beside special ones.
+        """Number of tokens that can be kept in addition to the special ones.
 
         Raises:
-            InvalidRequest: there are none.
+            InvalidRequest: the special tokens leave no room.
         """
         if self.num_tokens <= num_special:
             raise InvalidRequest(
@@ -33,31 +33,31 @@ class Truncation:
         return self.num_tokens - num_special
 
     def cut(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        """So many of a text's tokens."""
+        """Keeps at most `most` of a text's tokens."""
         if len(token_ids) <= most:
             return token_ids
         return token_ids[len(token_ids) - most :] if self.keeps_end else token_ids[:most]
 
 
 def keeps_end(config: dict[str, Any]) -> bool:
-    """Whether a tokenizer's configuration has the end of a text stay."""
+    """Whether a tokenizer's configuration truncates at the start, keeping the end of a text."""
     return config.get("truncation_side") == "left"
 
 
 def cuts_second_alone(definition: dict[str, Any]) -> bool:
-    """Whether tokenizer.json has the second text of a pair cut alone."""
+    """Whether tokenizer.json truncates only the second text of a pair."""
     return (definition.get("truncation") or {}).get("strategy") == "OnlySecond"
 
 
 def pair_lengths(first: int, second: int, room: int, *, second_alone: bool) -> tuple[int, int]:
-    """Tokens that stay of each text of a pair.
+    """Number of tokens to keep of each text of a pair.
 
     Args:
-        first, second: tokens of each.
-        room: for both.
+        first, second: number of tokens of each text.
+        room: number of tokens for both together.
 
     Raises:
-        InvalidRequest: the first one alone leaves no room, and may not be cut.
+        InvalidRequest: the first text alone leaves no room, and may not be cut.
     """
     if first + second <= room:
         return first, second

@@ -1,29 +1,30 @@
-"""Which workers hold which KV blocks: from a block's key to the set of its holders.
+"""Maps each KV block's key to the set of workers that hold the block.
 
-A block's key stands for everything before it too, so the holders of a prompt's blocks only become fewer along the
-prompt. That makes a lookup a search by halving: it reads a number of blocks that grows with the logarithm of the
-prompt's length and with how many workers drop out on the way, whatever else is cached.
+A block's key covers everything before it too, so along a prompt the set of holders can only shrink. A lookup is thus a
+binary search: it reads a number of blocks that grows with the logarithm of the prompt's length and with the number of
+workers that drop out on the way, regardless of what else is cached.
 
-Sets of workers are bit masks. Keys are spread over many small dictionaries, so that whatever goes through all of them,
-or has one grow, can be done a part at a time, which takes a few milliseconds at most.
+Sets of workers are bit masks. Keys are spread over many small dictionaries, so that scanning all of them, or growing
+one, can be done a part at a time, which takes a few milliseconds at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-Holders = Callable[[int], int]  # key → mask, 0 for a block that nobody holds
+Holders = Callable[[int], int]  # key → mask; 0 for a block that no worker holds
 
 _MOST_MASKS = 65536
-_PART = 16384  # keys of a dictionary when there is no room left
-SLICE = 4096  # keys that are taken in or out before others have their turn on the event loop
+_PART = 16384  # keys in each dictionary when the index is full
+SLICE = 4096  # keys added or removed before other tasks get a turn on the event loop
 
 
 class BlockIndex:
-    """Holders of blocks, bounded: when there are too many, only a share of all keys is kept, the same for all workers.
+    """The holders of blocks, bounded: when there are too many blocks, only a share of all keys is kept, the same for
+    all workers.
 
-    With a share of 1 in n, the depth of a match is known to within n blocks on average. Keys that are kept no longer
-    are never asked for, and go part by part, as there is need for room.
+    With a share of 1 in n, the depth of a match is known to within n blocks on average. Keys outside of the share are
+    never looked up, and are removed part by part, as room is needed.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -31,8 +32,8 @@ class BlockIndex:
         count = max_blocks // _PART | 1  # odd, so that multiples of a power of two are spread too
         self._parts: list[dict[int, int]] = [{} for _ in range(count)]
         self._num_blocks = 0
-        self._thinned = count  # the parts before this one have no keys but those that are kept
-        self._masks: dict[int, int] = {}  # equal masks are one object
+        self._thinned = count  # parts before this one hold only keys of the current share
+        self._masks: dict[int, int] = {}  # interns masks, so that equal ones share an object
         self._sampling = 1
         gets = [part.get for part in self._parts]
         self.holders: Holders = lambda key: gets[key % count](key, 0)
@@ -42,11 +43,11 @@ class BlockIndex:
 
     @property
     def sampling(self) -> int:
-        """A key is kept if it is a multiple of this power of two."""
+        """A power of two; only keys that are multiples of it are kept."""
         return self._sampling
 
     def store(self, bit: int, keys: Iterable[int]) -> None:
-        """The worker holds these blocks."""
+        """Records that the worker with this bit holds these blocks."""
         parts, masks, skipped = self._parts, self._masks, self._sampling - 1
         count, new = len(parts), 0
         for key in keys:
@@ -67,7 +68,7 @@ class BlockIndex:
             self._thin_out()
 
     def remove(self, bits: int, keys: Iterable[int]) -> None:
-        """The workers hold these blocks no longer."""
+        """Records that the workers with these bits no longer hold these blocks."""
         parts, masks, kept = self._parts, self._masks, ~bits
         count, gone = len(parts), 0
         for key in keys:
@@ -84,7 +85,7 @@ class BlockIndex:
         self._num_blocks -= gone
 
     def clean(self, dropped: int) -> Iterator[None]:
-        """Takes workers out of all blocks, a slice at each step."""
+        """Removes workers from all blocks, a slice at each iteration."""
         looked_at = 0
         for holders in self._parts:
             looked_at += len(holders)
@@ -96,12 +97,12 @@ class BlockIndex:
                     yield
 
     def refine(self) -> None:
-        """Keeps twice the share of all keys from now on."""
+        """Doubles the share of keys that is kept from now on."""
         self._sampling //= 2
         self._thinned = len(self._parts)
 
     def _thin_out(self) -> None:
-        """Makes room in one part, by a smaller share once all parts have none but keys that are kept."""
+        """Makes room in one part; once all parts hold only keys of the current share, halves the share first."""
         if self._thinned == len(self._parts):
             self._sampling *= 2
             self._thinned = 0
@@ -115,16 +116,17 @@ class BlockIndex:
 def match(
     keys: Sequence[int], candidates: int, holders: Holders, sampling: int = 1, end: int | None = None
 ) -> list[tuple[int, int]]:
-    """How far the candidates' caches follow a prompt.
+    """Finds how far each candidate's cache follows a prompt.
 
     Args:
-        keys: of the prompt's blocks, in order.
-        candidates: mask of workers.
-        sampling: of the index: only keys that are multiples of it are known.
-        end: so many keys are looked at; all when unset.
+        keys: keys of the prompt's blocks, in order.
+        candidates: bit mask of the workers to look at.
+        sampling: the index's sampling: only keys that are multiples of it are known.
+        end: number of keys to look at; None means all.
 
     Returns:
-        (number of leading blocks, mask of the workers that hold so many and no more), for those that hold any; the
+        (number of leading blocks, mask of the workers that hold exactly as many), for those that hold any; fewest
+        blocks first.
         fewest blocks first.
     """
     places: Sequence[int] = range(len(keys) if end is None else end)
@@ -134,7 +136,7 @@ def match(
     count = len(places)
     found: list[tuple[int, int]] = []
     first = holders(keys[0]) & candidates if count else 0
-    # Stretches of the prompt: from a block on, up to another one, the holders of the first and of the second.
+    # Stretches of the prompt still to search: start, stop, holders at start, holders at stop.
     stretches = [(0, count, first, 0)]
     while stretches:
         start, stop, held, still = stretches.pop()

@@ -1,4 +1,4 @@
-"""Keeps the index true to one worker's cache, by the worker's own events."""
+"""Keeps the index in sync with one worker's KV cache, from the worker's own events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETRY_SECONDS = 0.5
 
 
 class Tally:
-    """The digest of what one tier should hold; see CacheDigest."""
+    """Running digest of what one cache tier should hold; see CacheDigest."""
 
     __slots__ = ("keys_xor", "num_blocks")
 
@@ -32,31 +32,31 @@ class Tally:
         self.keys_xor = 0
 
     def change(self, keys: Sequence[int], sign: int) -> None:
-        """Blocks came (sign 1) or went (-1)."""
+        """Adds (sign 1) or removes (sign -1) blocks."""
         self.num_blocks += sign * len(keys)
         self.keys_xor = functools.reduce(operator.xor, keys, self.keys_xor)
 
     def agrees(self, digest: engine_pb2.CacheDigest) -> bool:
-        """Whether the worker counts the same."""
+        """Whether the worker's digest is the same."""
         return digest.num_blocks == self.num_blocks and digest.keys_xor == self.keys_xor
 
 
 class _OutOfStep(Exception):
-    """What is known of the worker cannot be true; the text says why."""
+    """What the index holds for the worker cannot be right; the message says why."""
 
 
 class KvFeed:
-    """Follows one worker from `run` until that is cancelled, through its restarts.
+    """Follows one worker's cache events while `run` runs, across the worker's restarts.
 
-    Every batch comes with its epoch, its number and what must be cached after it. Where any of them does not fit, what
-    was known is dropped, and a snapshot asked for.
+    Every batch carries its epoch, its sequence number and a digest of what must be cached after it. When any of them
+    does not fit, everything known of the worker is dropped, and a snapshot is requested.
     """
 
     def __init__(self, name: str, index: PrefixIndex, on_out_of_step: Callable[[], None]) -> None:
         """
         Args:
-            name: of the worker, for logs.
-            on_out_of_step: for counting.
+            name: the worker's name in logs.
+            on_out_of_step: called each time the events do not fit, to count it.
         """
         self._name = name
         self._index = index
@@ -65,7 +65,7 @@ class KvFeed:
         self._sequence = 0
         self._in_snapshot = False
         self._wants_snapshot = False
-        self._stream: asyncio.Timeout | None = None  # around the subscription, for `_renew` to end it
+        self._stream: asyncio.Timeout | None = None  # around the subscription, so that `_renew` can end it
         index.on_refined.append(self._renew)
         self._begin()
 
@@ -79,7 +79,7 @@ class KvFeed:
         self._index.leave(self.blocks)
 
     async def run(self, subscribe: Subscribe) -> None:
-        """Subscribes, and again whenever the stream breaks."""
+        """Subscribes to the worker's events, and again whenever the stream breaks."""
         trouble = ""
         while True:
             if self._wants_snapshot:
@@ -108,7 +108,7 @@ class KvFeed:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _renew(self) -> None:
-        """Asks for a snapshot: at once, or when the stream that has broken is there again."""
+        """Requests a snapshot: at once, or once a broken stream is back."""
         self._wants_snapshot = True
         if self._stream is not None:
             self._stream.reschedule(0.0)
@@ -146,7 +146,7 @@ class KvFeed:
         for start in range(0, len(keys), SLICE):
             some = keys[start : start + SLICE]
             if len(keys) > SLICE:
-                async with self._index.turn:  # one feed at a time, or many of them together would hold others up
+                async with self._index.turn:  # one feed at a time; many together would block the event loop
                     await asyncio.sleep(0)
             tally.change(some, sign)
             apply(self.blocks, some, on_host)

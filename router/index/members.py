@@ -1,4 +1,4 @@
-"""Workers whose caches are looked up together, and what was found of each as an array."""
+"""A group of workers whose caches are looked up together, with results as arrays."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Blocks = NDArray[np.float64]  # of each worker, in their order; whole numbers, reckoned with beside seconds
+Blocks = NDArray[np.float64]  # an entry per worker; whole numbers, as floats because combined with seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Some workers, each once. Valid until one of them begins anew."""
+    """A group of distinct workers. Valid until one of them leaves the index or starts over."""
 
-    mask: int  # the sum of their bits
-    places: NDArray[np.intp]  # that their bits have in it, in the order of the workers
+    mask: int  # union of their bits
+    places: NDArray[np.intp]  # bit positions of the workers, in their order
 
     @classmethod
     def of(cls, bits: Iterable[int]) -> Members:
         """
         Args:
-            bits: of the workers.
+            bits: the bit of each worker.
         """
         bits = list(bits)
         mask = 0
@@ -31,10 +31,10 @@ class Members:
         return cls(mask, np.array([bit.bit_length() - 1 for bit in bits], np.intp))
 
     def spread(self, found: Sequence[tuple[int, int]]) -> Blocks:
-        """What `match` found, worker by worker: how many leading blocks each holds.
+        """Spreads the result of `match` over the workers: returns the number of leading blocks that each holds.
 
         Args:
-            found: (blocks, mask of the workers that hold so many); no worker is in two masks.
+            found: (blocks, mask of the workers that hold that many); no worker is in two masks.
         """
         if not found:
             return np.zeros(len(self.places))

@@ -1,4 +1,4 @@
-"""What the fleet has cached or will have soon, in tiers, and how well it fits a prompt."""
+"""What the fleet has cached in each tier, or will have soon, and how well it covers a prompt."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from router.index.block_index import SLICE, BlockIndex, Holders, match
 from router.index.members import Blocks, Members
 
-# A placement's blocks are counted on for so long after its first token: by then the worker has told of them.
+# Seconds for which a placement's blocks are counted on after its first token: by then the worker has reported them.
 _CONFIRM_SECONDS = 2.0
-# Where less than this share of the room is taken, more blocks are kept again; seconds between two such changes.
+# While less than this share of the room is taken, the share of kept blocks is raised again; seconds between two raises.
 _ROOMY = 0.25
 _REFINE_SECONDS = 30.0
 
 
 class ExpectedBlocks:
-    """The blocks that a placed request will leave at its worker."""
+    """The blocks that a placed request will leave in its worker's cache."""
 
     __slots__ = ("keys", "worker")
 
@@ -27,38 +27,38 @@ class ExpectedBlocks:
 
 
 class WorkerBlocks:
-    """What the index knows of one worker."""
+    """The index's handle for one worker."""
 
     __slots__ = ("bit", "has_left", "num_blocks", "num_host_blocks")
 
     def __init__(self, bit: int) -> None:
-        self.bit = bit  # another's once it has left
+        self.bit = bit  # reused for another worker once this one has left
         self.has_left = False
         self.num_blocks = 0
         self.num_host_blocks = 0
 
 
 class PrefixIndex:
-    """Two tiers of cached blocks, and those that placed requests are about to compute. Bounded in all three.
+    """Two tiers of cached blocks, and the blocks that placed requests are about to compute. All three are bounded.
 
-    A worker has the same bit in all of them. One that leaves, or begins anew, gives its bit up at once; the blocks are
+    A worker has the same bit in all three. One that leaves, or starts over, gives up its bit at once; the blocks are
     cleaned of it later, a slice at a time, before the bit is used again.
     """
 
     def __init__(self, max_blocks: int, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.turn = asyncio.Lock()  # of those that take much in
+        self.turn = asyncio.Lock()  # held by feeds that add many blocks
         self._max_blocks = max_blocks
         self._free_bits: list[int] = []
         self._num_bits = 0
-        self.joins = 0  # how often a worker has come or begun anew
+        self.joins = 0  # number of times that a worker has joined or started over
         self._left = 0
         self._cleaner: Iterator[None] | None = None
         self.device = BlockIndex(max_blocks)
         self._host = BlockIndex(max_blocks)
-        self.expected: dict[int, int] = {}  # key → mask, of blocks that placed requests will leave
+        self.expected: dict[int, int] = {}  # key → mask, for blocks that placed requests will leave
         self._confirming: deque[tuple[float, ExpectedBlocks]] = deque()
-        # Called when all that is known of each worker's blocks is needed anew.
+        # Called when every worker's blocks must be reported anew.
         self.on_refined: list[Callable[[], None]] = []
         self._refined = clock()
 
@@ -66,7 +66,7 @@ class PrefixIndex:
         return len(self.device) + len(self._host)
 
     def join(self) -> WorkerBlocks:
-        """A worker that has nothing cached."""
+        """Adds a worker with nothing cached."""
         self.joins += 1
         if self._free_bits:
             return WorkerBlocks(self._free_bits.pop())
@@ -74,12 +74,12 @@ class PrefixIndex:
         return WorkerBlocks(1 << (self._num_bits - 1))
 
     def leave(self, worker: WorkerBlocks) -> None:
-        """All that is known of it is void, and so is what was expected there."""
+        """Removes a worker: everything known of its cache, or expected there, becomes void."""
         worker.has_left = True
         self._left |= worker.bit
 
     def store(self, worker: WorkerBlocks, keys: Sequence[int], on_host: bool) -> None:
-        """It holds these blocks."""
+        """Records that the worker holds these blocks."""
         if on_host:
             self._host.store(worker.bit, keys)
             worker.num_host_blocks += len(keys)
@@ -88,7 +88,7 @@ class PrefixIndex:
             worker.num_blocks += len(keys)
 
     def remove(self, worker: WorkerBlocks, keys: Sequence[int], on_host: bool) -> None:
-        """It holds these no longer."""
+        """Records that the worker no longer holds these blocks."""
         if on_host:
             self._host.remove(worker.bit, keys)
             worker.num_host_blocks -= len(keys)
@@ -97,7 +97,7 @@ class PrefixIndex:
             worker.num_blocks -= len(keys)
 
     def clean(self) -> bool:
-        """A slice of the housekeeping; returns whether there is more to do."""
+        """Does a slice of the housekeeping; returns whether there is more to do."""
         more = self._forget_confirmed()
         self._refine()
         if self._cleaner is None and self._left:
@@ -107,7 +107,7 @@ class PrefixIndex:
         return more or self._cleaner is not None or self._left > 0
 
     def expect(self, worker: WorkerBlocks, keys: Sequence[int], known: int) -> ExpectedBlocks:
-        """A request was placed there, of whose blocks the worker holds the first `known`, or will by then."""
+        """Records that a request was placed on a worker that has its first `known` blocks, or will have by then."""
         has_room = len(self.expected) < self._max_blocks and not worker.has_left
         placed = ExpectedBlocks(worker, keys[known:] if has_room else ())
         expected, bit = self.expected, worker.bit
@@ -116,21 +116,22 @@ class PrefixIndex:
         return placed
 
     def settle(self, placed: ExpectedBlocks, computed: bool) -> None:
-        """Its prompt is computed, so that the worker will tell of the blocks itself; or it never will be."""
+        """Ends an expectation: the prompt is computed, so that the worker will report its blocks itself, or it never
+        will be."""
         if computed:
             self._confirming.append((self._clock() + _CONFIRM_SECONDS, placed))
         else:
             self._unexpect(placed)
 
     def cover(self, keys: Sequence[int], workers: Members) -> tuple[Blocks, Blocks | None]:
-        """How much of a prompt the workers' caches cover.
+        """Finds how much of a prompt each worker's cache covers.
 
         Args:
-            keys: of the prompt's full blocks, in order.
+            keys: keys of the prompt's full blocks, in order.
 
         Returns:
-            Of each worker: the leading blocks that it has on the device, or will by then; and how many behind those it
-            has in host memory, None where nobody has any there.
+            For each worker, the number of leading blocks that it has on the device, or will by then; and the number of
+            blocks after those that it has in host memory, or None if no worker has any there.
         """
         holders, sampling = self._device_holders(), self.device.sampling
         device = workers.spread(match(keys, workers.mask, holders, sampling))
@@ -141,13 +142,13 @@ class PrefixIndex:
         return device, workers.spread(both) - device
 
     def computing(self, keys: Sequence[int], workers: Members, device: Blocks) -> tuple[int, int]:
-        """Which of a prompt's blocks are about to be computed somewhere, and are cached nowhere yet.
+        """Finds the blocks of a prompt that are about to be computed somewhere, and are not cached anywhere yet.
 
         Args:
             device: what `cover` found on the workers' devices.
 
         Returns:
-            The first of them, and the one behind the last; both are 0 when there are none.
+            The index of the first such block, and the one past the last; both are 0 when there are none.
         """
         if not self.expected:
             return 0, 0
@@ -169,7 +170,8 @@ class PrefixIndex:
         self._free_bits += _bits(bits)
 
     def _refine(self) -> None:
-        """Keeps twice the share of all blocks where there is room for it again. Workers must tell of them first."""
+        """Doubles the share of blocks that is kept, where there is room again, and has the workers report their blocks
+        anew."""
         now = self._clock()
         tiers = [tier for tier in (self.device, self._host) if tier.sampling > 1]
         roomy = [tier for tier in tiers if len(tier) < _ROOMY * self._max_blocks]
@@ -188,7 +190,7 @@ class PrefixIndex:
         return lambda key: device(key) | expected(key, 0)
 
     def _forget_confirmed(self) -> bool:
-        """A slice of those that are due; whether there may be more."""
+        """Drops a slice of the expectations that are due; returns whether there may be more."""
         now, forgotten = self._clock(), 0
         while self._confirming and self._confirming[0][0] <= now:
             if forgotten >= SLICE:
@@ -199,11 +201,11 @@ class PrefixIndex:
         return False
 
     def _unexpect(self, placed: ExpectedBlocks) -> None:
-        if not placed.worker.has_left:  # else they are cleaned of it
+        if not placed.worker.has_left:  # otherwise `clean` removes them
             self._take_out(placed.worker.bit, placed.keys)
 
     def _take_out(self, bits: int, keys: Sequence[int]) -> None:
-        """Of some workers, these blocks are expected no longer."""
+        """Stops expecting these blocks on the workers with these bits."""
         expected, kept = self.expected, ~bits
         for key in keys:
             rest = expected.get(key, 0) & kept
@@ -214,7 +216,7 @@ class PrefixIndex:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Each of them by itself."""
+    """Yields each set bit of a mask as a mask of its own."""
     while mask:
         bit = mask & -mask
         yield bit

@@ -1,1 +1,1 @@
-"""Which worker a request goes to, and why."""
+"""Decides which worker a request goes to, and records why."""

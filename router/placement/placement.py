@@ -1,4 +1,4 @@
-"""Which request runs on which worker."""
+"""Assigns requests to workers, and tracks which request runs where."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from router.workers.base import Worker
 from router.workers.ready_set import Naming, Places, ReadySet, naming_of
 from router.workers.ready_workers import ReadyWorkers
 
-# Blocks of a prompt that are hashed here, where its caller has not: a few milliseconds.
+# Most blocks of a prompt that the router hashes, if its caller has not: a few milliseconds of work.
 _MOST_HASHED = 4096
 
 Request = TypeVar("Request", bound=RoutedRequest)
 
 
 class PlacementMetrics(Protocol):
-    """What is told of placements."""
+    """Receives measurements of placements."""
 
     def placed(self, seconds: float) -> None:
-        """A decision took so long."""
+        """Records the time that a placement decision took."""
 
     def predicted(self, predicted: int, found: int, block_size: int) -> None:
-        """So many cached tokens were expected, and so many the worker found."""
+        """Records how many cached tokens were predicted for a request, and how many the worker found."""
 
 
 class PlacementTable(Generic[Request]):
-    """The requests that are on a worker now, by the number they have there."""
+    """The requests that are on a worker now, by their worker stream id."""
 
     def __init__(
         self, ready_workers: ReadyWorkers, index: PrefixIndex, policy_name: str, policy: Policy, clock: Clock,
@@ -49,7 +49,7 @@ class PlacementTable(Generic[Request]):
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._ids = itertools.count(1)  # no two workers share a number
+        self._ids = itertools.count(1)  # unique across workers
         self._streams: dict[int, Request] = {}
         self.decisions = Decisions()
         # `self.find(worker_stream_id)`: the request, or None. A bound method of the table, for the hot path.
@@ -59,11 +59,12 @@ class PlacementTable(Generic[Request]):
         return len(self._streams)
 
     def on_worker(self, worker: Worker) -> list[Request]:
-        """The requests that run there."""
+        """The requests that run on this worker."""
         return [stream for stream in self._streams.values() if stream.worker is worker]
 
     def require_ready(self, model: str) -> None:
-        """
+        """Checks that some worker is ready for the model.
+
         Raises:
             QuireError: no worker for the model is ready.
         """
@@ -74,10 +75,10 @@ class PlacementTable(Generic[Request]):
         return self._ready_workers.patience(model)
 
     def add(self, stream: Request) -> bool:
-        """Sends the request to the worker that the policy picks; False when all are full.
+        """Sends the request to the worker that the policy picks; returns False when all are full.
 
         Raises:
-            QuireError: there is no worker for it; nothing has changed.
+            QuireError: no worker can serve it; nothing has changed.
         """
         ready = self._ready_workers.gather(stream.request.model)
         places = self._suitable(stream, ready)
@@ -100,13 +101,13 @@ class PlacementTable(Generic[Request]):
         return True
 
     def mark_started(self, stream: RoutedRequest) -> None:
-        """The request's first delta from its worker is here."""
+        """Records that the request's first delta from its worker has arrived."""
         stream.started = True
         stream.fruitless = 0
         self._settle(stream, computed=True)
 
     def remove(self, stream: RoutedRequest) -> None:
-        """Takes the request off its worker, if it is on one. Sends nothing."""
+        """Takes the request off its worker, if it is on one. Sends the worker nothing."""
         worker = stream.worker
         if worker is None:
             return
@@ -116,12 +117,13 @@ class PlacementTable(Generic[Request]):
         stream.worker = None
 
     def check_prediction(self, stream: RoutedRequest, cached_tokens: int) -> None:
-        """The worker has told how much of the prompt it had."""
+        """Compares the predicted cached tokens with what the worker reports to have found."""
         if stream.predicted_tokens is not None and stream.attempts == 1 and stream.worker and stream.worker.model_info:
             self._metrics.predicted(stream.predicted_tokens, cached_tokens, stream.worker.model_info.block_size)
 
     def _suitable(self, stream: RoutedRequest, ready: ReadySet) -> Places:
-        """Workers with room, by their place; for a request that moves, others than it was on, and of the same make."""
+        """Indices of the workers with room. A request that moves avoids the worker it was on, and prefers workers of
+        the same make."""
         room = ready.room()
         if stream.avoid is None and not stream.make:
             return room.nonzero()[0]
@@ -139,10 +141,10 @@ class PlacementTable(Generic[Request]):
         return found if len(places) == len(found) else found.take(places)
 
     def _coverage(self, stream: RoutedRequest, ready: ReadySet) -> tuple[Counts, Counts | None, Counts | None]:
-        """Of the ready workers' caches: tokens on the device, in host memory, and such as they would compute though
-        another one is about to."""
+        """How much of the request each ready worker has cached: tokens on the device, tokens in host memory, and tokens
+        that it would compute although another worker is about to compute them."""
         device, host = np.zeros(len(ready.workers)), np.zeros(len(ready.workers))
-        # Of the prompt's tokens, those that are about to be computed somewhere, and are cached nowhere yet.
+        # Range of the prompt's tokens that are about to be computed somewhere, and are not cached anywhere yet.
         start = stop = 0
         for caches in ready.caches(self._index) if self._policy.uses_cache else ():
             block_size, _ = caches.naming
@@ -153,7 +155,7 @@ class PlacementTable(Generic[Request]):
             stored, expected = self._index.computing(keys, caches.members, on_device)
             stored = stored if expected else int(on_device.max())
             start, stop = max(start, stored * block_size), max(stop, expected * block_size)
-            # The last token is computed in any case: its logits are wanted.
+            # The last token is always computed, because its logits are needed.
             most = (stream.request.known_tokens - 1) // block_size
             on_device = np.minimum(on_device, most)
             device[caches.places] = on_device * block_size
@@ -163,7 +165,7 @@ class PlacementTable(Generic[Request]):
         return device, host if host.any() else None, duplicates
 
     def _keys(self, stream: RoutedRequest, naming: Naming) -> Sequence[int]:
-        """Of the full blocks of prompt and output; none for a request that may not use the cache."""
+        """Keys of the full blocks of prompt and output; empty for a request that may not use the prefix cache."""
         if stream.assignment.generation.sampling.HasField("prompt_logprobs"):
             return ()
         if naming not in stream.keys:
@@ -173,7 +175,7 @@ class PlacementTable(Generic[Request]):
     def _start(self, stream: Request, worker: Worker, known: int) -> None:
         """
         Args:
-            known: tokens that are cached there.
+            known: tokens of the request that the worker has cached.
         """
         stream_id = next(self._ids)
         worker.start_generation(stream_id, stream.assignment, self._timeout_ms(stream))
@@ -191,7 +193,7 @@ class PlacementTable(Generic[Request]):
             stream.expected = self._index.expect(worker.blocks, keys, known // naming[0])
 
     def _settle(self, stream: RoutedRequest, computed: bool) -> None:
-        """The prompt is computed, or never will be."""
+        """Ends the request's prefill: its prompt is computed, or will never be."""
         if stream.prefill_tokens and stream.worker is not None:
             stream.worker.load.prefilled(stream.prompt_tokens, stream.prefill_tokens)
             stream.prefill_tokens = 0
@@ -201,14 +203,15 @@ class PlacementTable(Generic[Request]):
             stream.keys.clear()
 
     def _timeout_ms(self, stream: RoutedRequest) -> int:
-        """What is left of the request's time, in milliseconds; 0 when it has no deadline."""
+        """The time left for the request, in milliseconds; 0 means no deadline."""
         if stream.deadline is None:
             return 0
         return max(1, round((stream.deadline - self._clock.time()) * 1000))
 
 
 def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, adapter: str) -> Sequence[int]:
-    """The caller's keys of the prompt's blocks if they fit, and those of the output that a single sequence has."""
+    """Keys of the request's full blocks: the caller's for the prompt if they fit, and those of the output if it has a
+    single sequence."""
     generation = assignment.generation
     progress = generation.progress if assignment.progress is None else assignment.progress
     given = generation.prompt_block_keys
@@ -216,7 +219,7 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, ada
     output = progress[0].token_ids if len(progress) == 1 else ()
     if fits and not output:
         return given
-    if generation.HasField("prompt_embeds"):  # megabytes: their caller hashes them, or nobody does
+    if generation.HasField("prompt_embeds"):  # megabytes: only their caller hashes them
         return given if fits else ()
     tokens = [*generation.prompt_token_ids, *output][: _MOST_HASHED * block_size]
     found = block_keys(tokens, block_size, generation.cache_salt, adapter=adapter)
@@ -224,8 +227,8 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, ada
 
 
 def _are_named(assignment: Assignment, block_size: int, adapter: str) -> bool:
-    """Whether the caller's keys are of such blocks. It may have those of another revision of an adapter, or of another
-    model that its alias stands for."""
+    """Whether the caller's block keys use this block size and adapter revision. They may be those of another revision
+    of the adapter, or of another model behind the caller's alias."""
     generation = assignment.generation
     is_sure = not adapter and assignment.model == generation.model
     if generation.prompt_block_size != block_size or is_sure or generation.HasField("prompt_embeds"):

@@ -14,31 +14,34 @@ from router.workers.ready_set import Naming
 
 @dataclass(eq=False, slots=True)
 class RoutedRequest:
-    """What is to run, where it does, and what is expected of it there."""
+    """What a request runs, on which worker, and what the router expects of it there."""
 
     request: RouteRequest
     assignment: Assignment
-    # Clock time at which it came, and at which it is out of time; None without a deadline.
+    # Clock times of its arrival and of its deadline; None means no deadline.
     arrived: float
     deadline: float | None
-    # Keys of the full blocks of all that is known of it, as some workers name them, once they were needed.
+    # Keys of the full blocks of all its known tokens, for each naming in use among the workers; filled on first use.
     keys: dict[Naming, Sequence[int]] = field(default_factory=dict)
-    # Where it runs.
+    # The worker it runs on.
     worker: Worker | None = None
-    # Our number for it on the worker's session. Another attempt gets another number, so that nothing of the first
-    # attempt is taken for the second's.
+    # The router's id for it on the worker's session. Each attempt gets a new one, so that nothing of an earlier attempt
+    # is taken for a later one's.
     worker_stream_id: int = 0
-    # Tokens that the worker gets with it, and how many of them it has to compute; none once its first delta has come.
+    # Tokens that the worker gets with it, and how many of them it has to compute; the latter is 0 once the first delta
+    # has arrived.
     prompt_tokens: int = 0
     prefill_tokens: int = 0
-    # What the index expects of it there, and how many prompt tokens the worker was believed to hold.
+    # Blocks that the index expects it to leave on the worker, and how many prompt tokens the worker was believed to
+    # have cached.
     expected: ExpectedBlocks | None = None
     predicted_tokens: int | None = None
-    # Attempts so far, and those in a row that brought no token; the worker of the last one, and its make.
+    # Attempts so far, and attempts in a row without a token; the worker that it was taken from, until when to avoid
+    # that one, and the make of the last worker.
     attempts: int = 0
     fruitless: int = 0
     avoid: Worker | None = None
     avoid_until: float = 0.0
     make: str = ""
-    # Its first delta from the worker it is on has come.
+    # Whether its first delta from its current worker has arrived.
     started: bool = False

@@ -1,1 +1,1 @@
-"""Engine workers: where they come from, what is known of each, and which of them are ready."""
+"""Engine workers: where they come from, what the router knows of each, and which of them are ready."""

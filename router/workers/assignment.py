@@ -1,4 +1,4 @@
-"""What a worker gets of a request."""
+"""The request as it is sent to a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceProgress:
-    """How far one of a request's sequences has come."""
+    """The tokens of one of a request's sequences so far."""
 
     token_ids: Sequence[int]
     finished: bool
@@ -20,12 +20,13 @@ class ChoiceProgress:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A request as its caller sent it, which nobody writes to, and what the router says in place of that."""
+    """A caller's request, which is never modified, and the values with which the router overrides parts of it."""
 
     generation: common_pb2.Generation
-    # The model's own name, where the caller may have used an alias.
+    # The model's own name; the caller may have used an alias.
     model: str
-    # The caller's, or the one that the router drew: another worker goes on with the same noise.
+    # The caller's seed, or one drawn by the router, so that another worker continues with the same noise.
     seed: int
-    # What workers of this router have generated, one entry for each sequence; None while that is what the caller sent.
+    # What workers of this router have generated, one entry for each sequence; None means the progress that the caller
+    # sent.
     progress: Sequence[ChoiceProgress] | None = None

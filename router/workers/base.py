@@ -1,4 +1,4 @@
-"""The interface of a worker, as the router's core needs it: behind gRPC in `remote.py`, made up in simulations."""
+"""The interface of a worker as the router's core needs it; `remote.py` implements it over gRPC, simulations fake it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ if TYPE_CHECKING:
 
 
 def hash_of(text: str) -> int:
-    """64 bits, the same in every router."""
+    """A 64-bit hash, the same in every router."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Worker(ABC):
-    """One worker. The router's core calls it from one event loop."""
+    """An engine worker. The router's core calls it from one event loop."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.home = hash_of(address)
         self.load = LoadTracker()
         self.ejection = EjectionRecord()
-        # What it serves; the last answer stays while the worker is away.
+        # What it serves; the last answer is kept while the worker is away.
         self.model_info: common_pb2.ModelInfo | None = None
-        # Revisions of the adapters that it serves, by their names.
+        # Name → revision of the adapters that it serves.
         self.adapters: Mapping[str, str] = {}
-        # All that it answers to: its model's names, the main one first, and its adapters'.
+        # All names it answers to: its model's, the main one first, and its adapters'.
         self.names: Sequence[str] = ()
-        # Workers of one make generate the same tokens from the same request; empty for those that do not tell.
+        # Workers of one make generate the same tokens from the same request; empty if the worker reports no
+        # fingerprint.
         self.make = ""
-        # What its model is served for; see quire/runners.py.
+        # The kind of requests that its model is served for; see quire/runners.py.
         self.runner = GENERATE
-        # Of the requests that ended there: prompt tokens, and those that it found in its cache.
+        # Totals over the requests that ended there: prompt tokens, and how many of those it found in its cache.
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
 
@@ -53,11 +54,11 @@ class Worker(ABC):
     @property
     @abstractmethod
     def blocks(self) -> WorkerBlocks:
-        """What the index knows of its cache. Another object once it has begun anew."""
+        """The index's handle for its cache. A new object once the cache has started over."""
 
     @abstractmethod
     def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
-        """Sends a request to the worker, with the time that is left for it; 0 where it has no deadline.
+        """Sends a request to the worker, with the time left for it; 0 means no deadline.
 
         Raises:
             Unavailable: there is no connection.
@@ -66,30 +67,30 @@ class Worker(ABC):
 
     @abstractmethod
     def abort(self, stream_id: int) -> None:
-        """Ends a request at the worker; one that is not connected has ended it already."""
+        """Ends a request at the worker; a disconnected worker has ended it already."""
 
     @abstractmethod
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """Ends one sequence of a request at the worker; one that is not connected has ended the request already."""
+        """Ends one sequence of a request at the worker; a disconnected worker has ended the request already."""
 
     @abstractmethod
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
-        """What the worker's pooling model makes of a request's inputs.
+        """Has the worker's pooling model process a request's inputs.
 
         Args:
-            model: its own name, where the caller may have used an alias.
-            seconds: that are left for it.
+            model: the model's own name; the caller may have used an alias.
+            seconds: time left for the request.
 
         Raises:
-            QuireError: it answers with an error, is out of reach, or takes longer.
+            QuireError: the worker answers with an error, is unreachable, or takes longer.
         """
 
     @abstractmethod
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """Calls back once it is proven that the process of the session lost last has died; never if it lives."""
+        """Calls back once the process of the last lost session is proven to have died; never if it lives."""
 
     def learn(self, info: common_pb2.ModelInfo) -> None:
-        """The worker has told what it serves."""
+        """Takes in what the worker reports to serve."""
         self.model_info = info
         self.adapters = {adapter.name: adapter.revision for adapter in info.adapters}
         self.names = (*info.served_model_names, *self.adapters)
@@ -98,7 +99,7 @@ class Worker(ABC):
         self.load.bound(info.max_num_seqs, info.max_num_batched_tokens)
 
     def make_for(self, model: str) -> str:
-        """The same where the request names an adapter, which may differ where they do not."""
+        """The make for requests to this model: workers of one make may still differ in the revision of an adapter."""
         return f"{self.make}, {self.adapters[model]}" if self.make and model in self.adapters else self.make
 
     @property
@@ -107,5 +108,5 @@ class Worker(ABC):
         return self.condition.state is State.READY
 
     def serves(self, model: str) -> bool:
-        """Whether it answers to the name; every worker that has told its model does to the empty one."""
+        """Whether it answers to the name; every worker that has reported its model answers to the empty one."""
         return model in self.names if model else self.model_info is not None

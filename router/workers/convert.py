@@ -1,4 +1,4 @@
-"""Assignments to protobuf, and what workers tell of themselves from it."""
+"""Converts assignments to protobuf, and what workers report about themselves from it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from quire.v1 import common_pb2
 from router.workers.assignment import Assignment
 from router.workers.state import Condition, State
 
-# What differs between two attempts at the same request.
+# Fields that differ between two attempts at the same request.
 _CHANGES = (
     "request_id", "timeout_ms", "priority", "session_id", "progress", "prompt_block_keys", "prompt_block_size",
 )  # fmt: skip
-_MOST_BYTES_EACH = 16  # of the fields that are added, and of what surrounds a choice's tokens
+_MOST_BYTES_EACH = 16  # bound on each added field, and on the overhead of a choice's tokens
 _MOST_BYTES_A_TOKEN = 5
 
 
 def most_bytes(assignment: Assignment) -> int:
-    """What the worker gets is no larger."""
+    """Upper bound on the size of the message that the worker gets."""
     progress = sum(_MOST_BYTES_EACH + _MOST_BYTES_A_TOKEN * len(each.token_ids) for each in assignment.progress or ())
     return assignment.generation.ByteSize() + len(assignment.model.encode()) + 4 * _MOST_BYTES_EACH + progress
 
 
 def write_assignment(assignment: Assignment, timeout_ms: int, generation: common_pb2.Generation) -> None:
-    """Makes a copy of what the caller sent the request that the worker gets."""
+    """Turns a copy of the caller's request into the one that the worker gets."""
     generation.model, generation.timeout_ms = assignment.model, timeout_ms
     generation.sampling.seed = assignment.seed
     if assignment.progress is not None:
@@ -33,7 +33,8 @@ def write_assignment(assignment: Assignment, timeout_ms: int, generation: common
 
 
 def identity(assignment: Assignment) -> bytes:
-    """The same for two requests of which an engine makes the same. A tenant's requests need not have the same seed."""
+    """A digest that is equal for two requests that an engine processes identically. The seeds of one tenant's requests
+    may differ."""
     same = common_pb2.Generation()
     same.CopyFrom(assignment.generation)
     for field in _CHANGES:
@@ -46,7 +47,7 @@ def identity(assignment: Assignment) -> bytes:
 
 
 def held_by(status: common_pb2.EngineStatus) -> Condition | None:
-    """What an operator has made of a worker; None where he leaves it alone."""
+    """The condition that an operator has put a worker in; None means that it was left alone."""
     if status.HasField("sleep_level"):
         gone = f", {' and '.join(status.asleep)} given back" if status.asleep else ""
         return Condition(State.PAUSED, f"it sleeps (level {status.sleep_level}{gone}) until /wake_up", held=True)

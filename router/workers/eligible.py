@@ -1,4 +1,4 @@
-"""Which workers may take a request, and the error that explains why none may."""
+"""Finds the workers that may take a request, or the error that explains why none may."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def eligible(
     """The ready workers that serve `model` by this runner; the empty name stands for the only model there is.
 
     Args:
-        ready: those of `workers` that are.
+        ready: the ready ones among `workers`.
 
     Raises:
         NotFound: workers are known, and none serves the model.
@@ -29,7 +29,7 @@ def eligible(
 
 
 def _serve_one_model(workers: Collection[Worker], runner: str) -> bool:
-    """Whether the empty name says which."""
+    """Whether the empty name is unambiguous."""
     return len({worker.names[0] for worker in workers if worker.runner == runner and worker.names}) == 1
 
 
@@ -48,7 +48,7 @@ def _refusal(workers: Collection[Worker], model: str, runner: str) -> QuireError
 
 
 def served_models(workers: Collection[Worker]) -> dict[str, str]:
-    """Each served name, of a model or an adapter → the main name of the model that it belongs to."""
+    """Maps each served name, of a model or an adapter, to the main name of its model."""
     return {name: worker.names[0] for worker in workers for name in worker.names}
 
 

@@ -1,4 +1,4 @@
-"""Watches a worker's own word on its health, over gRPC health checking."""
+"""Watches the health that a worker itself reports, over gRPC health checking."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEALTH = {
 
 
 class HealthWatch:
-    """The health of one worker, kept current for as long as `run` runs."""
+    """The health of one worker, kept current while `run` runs."""
 
     def __init__(self, channel: grpc.aio.Channel, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -29,11 +29,11 @@ class HealthWatch:
         self._serving = asyncio.Event()
         self.health = Health.UNKNOWN
         self.was_serving = False
-        # Why the health is unknown.
+        # Why the health is unknown; empty otherwise.
         self.trouble = ""
 
     async def run(self) -> None:
-        """Watches, and watches again when the stream breaks, until cancelled."""
+        """Watches until cancelled, and starts again whenever the stream breaks."""
         while True:
             try:
                 await self._watch()
@@ -45,12 +45,12 @@ class HealthWatch:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def wait_serving(self) -> None:
-        """Returns once the worker says SERVING; for as long as it takes."""
+        """Returns once the worker reports SERVING, however long that takes."""
         await self._serving.wait()
 
     async def _watch(self) -> None:
         request = health_pb2.HealthCheckRequest(service=ENGINE_SERVICE)
-        # A watch lasts as long as the worker: pings, not a deadline, notice when it is gone.
+        # A watch lasts as long as the worker does: keepalive pings, not a deadline, detect that it is gone.
         async for answer in self._stub.Watch(request):
             self.trouble = ""
             self._set(_HEALTH.get(answer.status, Health.UNKNOWN))

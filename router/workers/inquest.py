@@ -1,7 +1,7 @@
-"""Whether a worker whose session broke has died, or was only out of reach.
+"""Finds out whether a worker whose session broke has died, or was merely unreachable.
 
-A frozen process, a network that fails and a session that the worker ends all look alike to a client. What counts is
-proof: at the worker's address nobody listens any more, or another process answers.
+A frozen process, a failing network and a session ended by the worker all look alike to a client. Only proof counts:
+nothing listens at the worker's address any more, or another process answers there.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from quire.rpc.discovery import split_address
 
 _PAUSE_SECONDS = 0.05
 _CONNECT_SECONDS = 1.0
-# What is found out later than this says nothing of the moment at which the session broke.
+# What is found after this many seconds says nothing about the moment at which the session broke.
 _MOST_SECONDS = 10.0
 
 
 async def has_died(address: str, instance_id: str, ask: Callable[[], Awaitable[str]]) -> bool:
-    """Returns once it is known; False as well where it cannot be found out soon.
+    """Returns whether the worker has died, once that is known; False also if it cannot be found out soon.
 
     Args:
         address: host:port of the worker.
-        instance_id: of the process that its session was with; empty where that never told.
-        ask: the instance id of whoever answers there now; raises AioRpcError where nobody does.
+        instance_id: id of the process that the session was with; empty if it never told.
+        ask: returns the instance id of the process that answers there now; raises AioRpcError if none does.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MOST_SECONDS):
@@ -41,7 +41,7 @@ async def has_died(address: str, instance_id: str, ask: Callable[[], Awaitable[s
 
 
 async def _refuses(address: str) -> bool:
-    """Whether every machine of that name is there and has nobody at the port."""
+    """Whether every host that the name resolves to is up and has nothing listening on the port."""
     try:
         host, port = split_address(address)
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -56,7 +56,7 @@ async def _refuses_at(ip: str, port: int) -> bool:
             _, writer = await asyncio.open_connection(ip, port)
     except ConnectionRefusedError:
         return True
-    except OSError:  # TimeoutError among them
+    except OSError:  # including TimeoutError
         return False
     writer.close()
     return False

@@ -1,4 +1,4 @@
-"""Leases of workers that registered themselves."""
+"""Leases of self-registered workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from quire.errors import NotFound
 
 
 class Leases:
-    """Lease id → address and end. A worker that registers again gets a new lease in place of its old one."""
+    """Maps lease ids to addresses and expiry times. A worker that registers again gets a new lease in place of its old
+    one."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -18,7 +19,7 @@ class Leases:
         self._ends: dict[str, tuple[str, float]] = {}
 
     def grant(self, address: str) -> str:
-        """The id of a new lease."""
+        """Grants a lease; returns its id."""
         for lease_id in [lease_id for lease_id, (holder, _) in self._ends.items() if holder == address]:
             del self._ends[lease_id]
         lease_id = uuid.uuid4().hex
@@ -26,9 +27,10 @@ class Leases:
         return lease_id
 
     def renew(self, lease_id: str) -> None:
-        """
+        """Extends a lease to its full length.
+
         Raises:
-            NotFound: the lease has ended or never was; the worker has to register again.
+            NotFound: the lease has ended or never existed; the worker must register again.
         """
         self._expire()
         if lease_id not in self._ends:
@@ -36,7 +38,7 @@ class Leases:
         self._ends[lease_id] = (self._ends[lease_id][0], self._clock() + self.seconds)
 
     def addresses(self) -> set[str]:
-        """Workers whose lease runs."""
+        """Addresses of the workers whose leases have not expired."""
         self._expire()
         return {address for address, _ in self._ends.values()}
 

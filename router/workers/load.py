@@ -1,4 +1,4 @@
-"""How loaded one worker is."""
+"""Tracks the load of one worker."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from router.workers.step_times import StepTimes
 if TYPE_CHECKING:
     from quire.v1 import common_pb2
 
-# A step may take so long, or so many times as long as the worker's longest should and its long ones do.
+# A step counts as stalled after this many seconds, or after this many times the larger of what the worker's longest
+# step should take and what its slow steps do take.
 _STALL_SECONDS = 2.0
 _STALL_STEPS = 10
-# A worker this full of KV blocks begins to preempt; its sequences cost more than they seem.
+# A worker this full of KV blocks begins to preempt; its sequences cost more than they seem to.
 _CROWDED_KV_USAGE = 0.95
 _CROWDED_FACTOR = 2.0
-# Prompt tokens that wait at a worker, in budgets of its steps, and sequences over what it runs at once: enough that it
-# never idles, and that a request can wait for the worker that has its prefix while others have room. Where only the
-# first worker with room is left to choose, a full fleet forgets its prefixes and stays full. What is more waits here,
-# where it may still go elsewhere and where tenants take turns.
+# Most prompt tokens waiting at a worker, in multiples of its step budget, and sequences beyond what it runs at once:
+# enough that it never idles, and that a request can wait for the worker that has its prefix while others have room. If
+# a request could only go to the first worker with room, a full fleet would forget its prefixes and stay full. Anything
+# beyond that waits in the router, where it can still go elsewhere and where tenants take turns.
 _MOST_WAITING_STEPS = 4
 _SPARE_SEQUENCES = 1 / 2
 
 
 class LoadTracker:
-    """The load of one worker, kept right between its heartbeats.
+    """The load of one worker, kept accurate between its heartbeats.
 
-    What this router has running there it knows exactly and at once; what others have there is the last heartbeat's
-    figure less what was ours when it came.
+    The router knows its own requests there exactly and at once; other routers' load is the last heartbeat's figure
+    minus this router's share at that time.
     """
 
     __slots__ = (
@@ -43,28 +44,28 @@ class LoadTracker:
 
     def __init__(self) -> None:
         self.inflight_requests = 0
-        # What this router has there: sequences; the tokens of prompts that are not computed yet; and how many of these
-        # are believed not to be cached. Workers only count the former.
+        # This router's share: sequences; tokens of prompts that are not computed yet; and how many of those are
+        # believed not to be cached. Workers report only the former two.
         self.own_sequences = 0
         self.own_prompt_tokens = 0
         self.own_prefill_tokens = 0
         self._foreign_sequences = 0
         self._foreign_prefill_tokens = 0
-        # All that is there.
+        # Totals, including other routers' requests.
         self.sequences = 0
         self.prefill_tokens = 0
-        self.max_sequences = math.inf  # that it runs at once; where it does not tell, there is no bound
-        # A request beyond these would only wait there.
+        self.max_sequences = math.inf  # that it runs at once; unbounded if the worker does not tell
+        # Limits beyond which a request would only wait at the worker.
         self.most_sequences = math.inf
         self.most_tokens = math.inf
-        self._last_placed = 0  # number of the last placement
+        self._last_placed = 0  # sequence number of the last placement
         self.kv_usage = 0.0  # share of the KV blocks that live sequences hold
         self.speed = WorkerSpeed()
         self._step_times = StepTimes()
         self.last: common_pb2.EngineLoad | None = None
-        self._adapters: set[str] = set()  # on the device, or about to be
-        self._progress_time = 0.0  # at which a step was last seen to have ended, or nothing to do
-        self.place = -1  # in the table of all workers' loads
+        self._adapters: set[str] = set()  # loaded on the device, or about to be
+        self._progress_time = 0.0  # when a step was last seen to end, or the worker to be idle
+        self.place = -1  # column in the table of all workers' loads
         self._column: Figures = np.zeros(NUM_FIGURES)
         self._sum_up()
 
@@ -74,23 +75,24 @@ class LoadTracker:
         self._sum_up()
 
     def bound(self, max_sequences: int, max_tokens: int) -> None:
-        """The worker has told how many sequences it runs at once, and how many tokens are in a step; 0 for no word."""
+        """Takes in how many sequences the worker runs at once, and how many tokens it puts in a step; 0 means
+        unknown."""
         self.max_sequences = max_sequences or math.inf
         self.most_sequences = self.max_sequences * (1 + _SPARE_SEQUENCES) + 1
         self.most_tokens = _MOST_WAITING_STEPS * max_tokens or math.inf
         self._sum_up()
 
     def has_at_hand(self, adapter: str) -> bool:
-        """Whether its weights are on the device, or will be for a request before."""
+        """Whether the adapter's weights are on the device, or will be for an earlier request."""
         return adapter in self._adapters
 
     def placed(
         self, sequences: int, prompt_tokens: int, prefill_tokens: int, adapter: str = "", number: int = 0
     ) -> None:
-        """A request was sent to the worker, which has `prefill_tokens` of its prompt to compute.
+        """Records that a request was sent to the worker, which has to compute `prefill_tokens` of its prompt.
 
         Args:
-            number: of the placement, which counts up over all workers.
+            number: sequence number of the placement, counted over all workers.
         """
         self._last_placed = number
         if adapter:
@@ -102,19 +104,19 @@ class LoadTracker:
         self._sum_up()
 
     def prefilled(self, prompt_tokens: int, prefill_tokens: int) -> None:
-        """A request's prompt is computed, or need not be any more. Called once for each request placed."""
+        """Records that a request's prompt is computed, or need not be any more. Called once for each request placed."""
         self.own_prompt_tokens -= prompt_tokens
         self.own_prefill_tokens -= prefill_tokens
         self._sum_up()
 
     def ended(self, sequences: int) -> None:
-        """A request is no longer on the worker."""
+        """Records that a request is no longer on the worker."""
         self.inflight_requests -= 1
         self.own_sequences -= sequences
         self._sum_up()
 
     def heartbeat(self, load: common_pb2.EngineLoad, now: float) -> None:
-        """Takes in the worker's own figures, at a time in seconds."""
+        """Takes in the worker's own figures; `now` is in seconds."""
         if self.last is None or load.step != self.last.step or not load.busy:
             self._progress_time = now
         self.last = load
@@ -127,15 +129,16 @@ class LoadTracker:
         self._sum_up()
 
     def learn_from(self, line: StepLine) -> None:
-        """Its make's line is this one, which all workers of the make observe."""
+        """Sets the step-time line of its make, to which all workers of the make contribute."""
         self.speed.learn_from(line)
         self._sum_up()
 
     def stalled(self, now: float, most_tokens: int) -> float:
-        """For how many times as long as a step may take none has ended, though there is work; 0 below once.
+        """How long no step has ended although there is work, as a multiple of the longest time allowed; 0 if within
+        that time.
 
         Args:
-            most_tokens: of a step.
+            most_tokens: maximum number of tokens in a step.
         """
         if self.last is None or not self.last.busy:
             return 0.0

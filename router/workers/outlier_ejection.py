@@ -1,4 +1,4 @@
-"""How well a worker does its work, and whether it gets a rest from new requests (outlier ejection)."""
+"""Outlier ejection: rates how well workers do, and keeps new requests away from bad ones for a while."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 _ERRORS_IN_A_ROW = 5
-_SLOW_FACTOR = 3.0  # of the median time per output token, and of as many times that as is usual of the worker
+_SLOW_FACTOR = 3.0  # times the median time per output token, scaled by what is usual of the worker
 _SLOW_SECONDS = 10.0
 _EJECTION_SECONDS = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
-_FORGIVEN_SECONDS = 600.0  # after which the next ejection is a first one again
-_MOST_EJECTED = 0.5  # of the workers
-_SHARE_OF_NEW = 0.2  # in the mean time per output token
-_USUAL_SECONDS = 300.0  # in which what is usual of a worker is learnt, however busy it is
+_FORGIVEN_SECONDS = 600.0  # after which the next ejection counts as the first again
+_MOST_EJECTED = 0.5  # share of a model's workers
+_SHARE_OF_NEW = 0.2  # weight of a new sample in the mean time per output token
+_USUAL_SECONDS = 300.0  # time scale on which a worker's usual speed is learned, however busy it is
 
 
 class EjectionRecord:
@@ -27,20 +27,20 @@ class EjectionRecord:
         self.ejections = 0
         self.ejected_until = 0.0
         self.reason = ""
-        self.tpot = 0.0  # mean time per output token now, in seconds; 0 until known
-        self.usual = 0.0  # how many times the median of its model's workers that is, over a long time; 0 until known
+        self.tpot = 0.0  # current mean time per output token, in seconds; 0 until known
+        self.usual = 0.0  # long-term ratio of that to the median of its model's workers; 0 until known
         self.slow_since: float | None = None
-        # When it came back from what an operator made of it; infinite until then. What it had stood still meanwhile.
+        # When an operator's hold on it ended; infinite while held. Requests from before had been standing still.
         self.rested = -math.inf
 
     def decoded(self, tokens: float, seconds: float) -> None:
-        """A request's decoding took so long."""
+        """Takes in how long a request's decoding took."""
         tpot = seconds / tokens
         self.tpot += _SHARE_OF_NEW * (tpot - self.tpot) if self.tpot else tpot
 
 
 class Ejectable(Protocol):
-    """A worker."""
+    """A worker that may be ejected."""
 
     @property
     def ejection(self) -> EjectionRecord: ...
@@ -53,9 +53,9 @@ class Ejectable(Protocol):
 
 
 class OutlierEjection:
-    """Ejects workers: after five errors in a row, or when they have been far slower than usual for ten seconds.
+    """Ejects workers after five errors in a row, or when they have been far slower than usual for ten seconds.
 
-    Of those that serve the same model, never the last ready one, and never more than half.
+    Of the workers that serve the same model, it never ejects the last ready one, and never more than half.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class OutlierEjection:
         self._swept = clock()
 
     def failed(self, worker: Ejectable) -> None:
-        """A request failed through the worker's fault."""
+        """Records that a request failed through the worker's fault."""
         worker.ejection.errors += 1
         if worker.ejection.errors >= _ERRORS_IN_A_ROW:
             self._eject(worker, f"{worker.ejection.errors} errors in a row")
 
     def succeeded(self, worker: Ejectable) -> None:
-        """A request ended well."""
+        """Records that a request ended well."""
         worker.ejection.errors = 0
 
     def sweep(self) -> None:
-        """Looks for slow ones. Call it a few times a second."""
+        """Looks for slow workers. Call it a few times a second."""
         now = self._clock()
         share, self._swept = min(1.0, (now - self._swept) / _USUAL_SECONDS), now
         models: dict[str, list[Ejectable]] = {}
@@ -92,12 +92,12 @@ class OutlierEjection:
                 self._compare(known, now, share)
 
     def _compare(self, known: Collection[Ejectable], now: float, share: float) -> None:
-        """Workers of one model with each other.
+        """Compares the workers of one model with each other.
 
         Args:
-            share: of what they are now in what is usual of them.
+            share: weight of their current speed in their usual speed.
         """
-        # Of two workers the faster one's: the mean of both is never a third of what the slower one takes.
+        # Of two workers, the faster one's value: no worker takes three times the mean of both.
         median = statistics.median_low(worker.ejection.tpot for worker in known)
         for worker in known:
             record = worker.ejection

@@ -1,4 +1,4 @@
-"""The ready workers of one model, and what stays the same of them until something changes."""
+"""The ready workers of one model, with everything about them that stays constant until something changes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from router.index.prefix_index import PrefixIndex
 from router.workers.base import Worker
 from router.workers.load_table import MOST_SEQUENCES, MOST_TOKENS, PREFILL_TOKENS, SEQUENCES, Figures, LoadTable
 
-Places = NDArray[np.intp]  # of some of the workers
-Naming = tuple[int, str]  # tokens of a block, and the revision of the adapter that computes it; empty for none
+Places = NDArray[np.intp]  # indices of workers
+Naming = tuple[int, str]  # block size in tokens, and the revision of the adapter in use; empty for none
 
-# A prompt's blocks are named for no more kinds of caches than this.
+# Limit on the number of namings for which a prompt's blocks are hashed.
 MOST_NAMINGS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlikeCaches:
-    """Workers which name the same blocks alike."""
+    """Workers that name the same blocks alike."""
 
     naming: Naming
     places: Places
@@ -36,7 +36,7 @@ def naming_of(worker: Worker, model: str) -> Naming:
 
 
 class ReadySet:
-    """What is told of them is in arrays with an entry for each, in their order."""
+    """The ready workers of one model. Arrays have an entry per worker, in order."""
 
     def __init__(self, model: str, workers: Sequence[Worker], table: LoadTable) -> None:
         """
@@ -54,42 +54,43 @@ class ReadySet:
         places: dict[Naming, list[int]] = defaultdict(list)
         for place, worker in enumerate(workers):
             places[naming_of(worker, model)].append(place)
-        # The most usual ones first; empty where no worker has told how it names blocks.
+        # Most common first; empty if no worker has reported how it names blocks.
         self.namings = sorted((naming for naming in places if naming[0]), key=lambda each: -len(places[each]))
         self._places = [places[naming] for naming in self.namings[:MOST_NAMINGS]]
         self._caches: tuple[int, list[AlikeCaches]] | None = None
 
     def is_outdated(self, table: LoadTable) -> bool:
-        """Whether workers have got other columns."""
+        """Whether the workers have been given other columns."""
         return self._figures is not table.figures
 
     def figures(self) -> Figures:
-        """Their loads as they are now, (NUM_FIGURES, workers); not to be written to, or kept."""
+        """The workers' loads as they are now, (NUM_FIGURES, workers); must not be written to, or kept."""
         return self._figures if self._all else self._figures[:, self._columns]
 
     def room(self) -> NDArray[np.bool_]:
-        """Whether a further request would do more than wait there."""
+        """Whether each worker has room: a further request would not just wait there."""
         figures = self.figures()
         room: NDArray[np.bool_] = figures[SEQUENCES] < figures[MOST_SEQUENCES]
         room &= figures[PREFILL_TOKENS] <= figures[MOST_TOKENS]
         return room
 
     def of_make(self, make: str) -> NDArray[np.bool_]:
-        """Whether they generate the same from the model's requests as workers of that make."""
+        """Whether each worker generates the same from the model's requests as workers of that make."""
         found = self._makes.get(make)
         if found is None:
             found = self._makes[make] = np.array([worker.make_for(self._model) == make for worker in self.workers])
         return found
 
     def lacking_adapter(self) -> NDArray[np.bool_] | None:
-        """Whether they would have to bring the adapter to the device that the model is; None where it is none."""
+        """Whether each worker would have to load the adapter named by the model onto the device; None if the model is
+        no adapter."""
         if not self._is_adapter:
             return None
         model = self._model
         return np.array([model in each.adapters and not each.load.has_at_hand(model) for each in self.workers])
 
     def caches(self, index: PrefixIndex) -> Sequence[AlikeCaches]:
-        """Those that are looked up, as the index knows them."""
+        """The groups of workers whose caches are looked up, with their current bits in the index."""
         if self._caches is None or self._caches[0] != index.joins:
             self._caches = (
                 index.joins,

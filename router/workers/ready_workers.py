@@ -1,4 +1,4 @@
-"""The workers that may take a request, looked up without asking each of them."""
+"""The workers that may take a request, cached so that not every worker is asked each time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_MAKES = 256
 _MOST_MODELS = 4096
-# A new request waits so long where no worker has been seen ready yet: a router that has just started learns of them.
+# Seconds that a new request waits if no worker has been seen ready yet: a router that has just started is still finding
+# workers.
 _FIRST_SECONDS = 5.0
 _NOTE_SECONDS = 0.2
 
 
 class ReadyWorkers:
-    """Model → ready workers. What it has found stays true until `changed`."""
+    """Maps models to their ready workers. Lookups are cached until `changed`."""
 
     def __init__(
         self,
@@ -36,32 +37,32 @@ class ReadyWorkers:
     ) -> None:
         """
         Args:
-            absence_seconds: so long after a model's last worker was ready, its return is counted on.
-            table: of the loads of all workers.
-            runner: by which requests want their model served.
+            absence_seconds: how long after a model's last worker was ready its return is counted on.
+            table: the loads of all workers.
+            runner: the runner that the requests need.
         """
         self._runner = runner
         self._table = table
         self._workers = workers
         self._clock = clock
         self._absence_seconds = absence_seconds
-        self._seen: dict[str, float] = {}  # model → when a worker for it was seen ready last
+        self._seen: dict[str, float] = {}  # model → when a worker for it was last seen ready
         self._noted = -math.inf
-        self._live: Sequence[Worker] | None = None  # all ready ones, of whatever model
+        self._live: Sequence[Worker] | None = None  # all ready workers, whatever their model
         self._ready: dict[str, ReadySet] = {}
         self._lines: dict[str, StepLine] = {}
-        self._unknown: Sequence[StepLine] = ()  # those of them that no worker had told anything of
-        self._namings: dict[str, Sequence[Naming]] = {}  # model → what the log was told of
+        self._unknown: Sequence[StepLine] = ()  # lines without any observation yet
+        self._namings: dict[str, Sequence[Naming]] = {}  # model → namings logged last
 
     def gather(self, model: str) -> ReadySet:
-        """The ready workers that serve the model, looked for once until something changes: they learn from each other
-        then, and that there are some is noted.
+        """The ready workers that serve the model, cached until something changes. A fresh lookup also shares their
+        speeds with each other, and notes that the model has ready workers.
 
         Raises:
             QuireError: there is none; see `eligible`.
         """
         if any(line.known for line in self._unknown):
-            self._ready.clear()  # one has told: from now on, not from their next heartbeats, its like are as fast
+            self._ready.clear()  # a make has its first steps: its workers use them at once, not from the next heartbeat
         found = self._ready.get(model)
         if found is None or found.is_outdated(self._table):
             found = self._ready[model] = self._look_for(model)
@@ -75,7 +76,7 @@ class ReadyWorkers:
             if not self._seen_lately(model):
                 raise
             raise Unavailable(f"The engine workers of {model!r} have left.") from error
-        if model not in found[0].adapters:  # one that is gone does not come back with a worker
+        if model not in found[0].adapters:  # an adapter that is gone does not come back with a worker
             self._seen[model] = self._clock()
         self._share_speeds(found)
         self._table.seat([worker.load for worker in workers])
@@ -97,7 +98,7 @@ class ReadyWorkers:
         )  # fmt: skip
 
     def patience(self, model: str) -> float:
-        """Seconds that a new request may wait for a worker for the model, of which none is ready."""
+        """Seconds that a new request may wait for a worker of the model when none is ready."""
         workers = [worker for worker in self._workers() if worker.model_info is None or worker.serves(model)]
         if workers and all(worker.condition.held for worker in workers):
             return 0.0
@@ -106,7 +107,7 @@ class ReadyWorkers:
         return 0.0 if model in self._seen else _FIRST_SECONDS
 
     def changed(self) -> None:
-        """A worker came, went, or changed its state."""
+        """To be called when a worker came, went, or changed its state."""
         self._ready.clear()
         self._live = None
         now = self._clock()
@@ -115,20 +116,20 @@ class ReadyWorkers:
             self._note(self._look(), now)
 
     def beat(self, ready: Sequence[Worker]) -> None:
-        """Somebody has looked at all workers, and these are ready, in the order in which they became known."""
+        """To be called after all workers were checked, with the ready ones in the order in which they became known."""
         if self._live != ready:
             self._ready.clear()
             self._live = ready
         self._note(ready, self._clock())
 
     def _look(self) -> Sequence[Worker]:
-        """The ready ones of all workers, looked at once until something changes."""
+        """All ready workers, cached until something changes."""
         if self._live is None:
             self._live = [worker for worker in self._workers() if worker.ready]
         return self._live
 
     def _note(self, ready: Sequence[Worker], now: float) -> None:
-        """That these models have ready workers."""
+        """Notes that the models of these workers have ready workers now."""
         if len(self._seen) > _MOST_MODELS:
             self._seen.clear()
         noted: set[Sequence[str]] = set()
@@ -142,7 +143,7 @@ class ReadyWorkers:
         return self._clock() - self._seen.get(model, -math.inf) < self._absence_seconds
 
     def _share_speeds(self, workers: Sequence[Worker]) -> None:
-        """Workers of one make learn from each other's steps."""
+        """Makes the workers of one make learn from each other's steps."""
         if len(self._lines) > _MOST_MAKES:
             self._lines.clear()
         for worker in workers:

@@ -1,4 +1,4 @@
-"""Where workers come from beside DNS and the static list: they register themselves, and keep a lease."""
+"""Workers that register themselves and keep a lease, in addition to those from DNS and the static list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _REGISTRATIONS = "registration"
 
 
 class Registrations:
-    """Announces to the registry the workers whose lease runs."""
+    """Announces the workers with a running lease to the registry."""
 
     def __init__(self, registry: WorkerRegistry, leases: Leases) -> None:
         self._registry = registry
@@ -17,11 +17,11 @@ class Registrations:
 
     @property
     def lease_ms(self) -> int:
-        """Length of a lease."""
+        """Length of a lease in milliseconds."""
         return round(self._leases.seconds * 1000)
 
     def register(self, address: str) -> str:
-        """Makes a worker known that announced itself; returns the id of its lease.
+        """Adds a worker that announced itself; returns the id of its lease.
 
         Raises:
             Overloaded: there are too many workers.
@@ -30,12 +30,13 @@ class Registrations:
         return self._leases.grant(address)
 
     def renew(self, lease_id: str) -> None:
-        """
+        """Extends a lease to its full length.
+
         Raises:
-            NotFound: the lease has ended or never was; the worker has to register again.
+            NotFound: the lease has ended or never existed; the worker must register again.
         """
         self._leases.renew(lease_id)
 
     def expire(self) -> None:
-        """Drops the workers whose lease has ended. Call it a few times a second."""
+        """Drops the workers whose leases have expired. Call it a few times a second."""
         self._registry.announce(_REGISTRATIONS, self._leases.addresses())

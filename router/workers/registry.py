@@ -1,4 +1,4 @@
-"""The workers known now, whoever announced them."""
+"""The workers known now, from all sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from router.workers.state import Condition, State
 logger = logging.getLogger(__name__)
 
 MAX_WORKERS = 1024
-STATIC_WORKERS = "--workers"  # the source of those that the router was told of when it started, or since
+STATIC_WORKERS = "--workers"  # source name for workers given when the router started, or by SetWorkers since
 
 
 class WorkerRegistry:
-    """Address → worker. A worker is known while any source announces it, and after that until its requests are done."""
+    """Maps addresses to workers. A worker is known while any source announces it, and after that until its requests are
+    done."""
 
     def __init__(
         self,
@@ -27,26 +28,26 @@ class WorkerRegistry:
     ) -> None:
         """
         Args:
-            on_beat: called with those that are ready at each announcement: workers may have come, gone or changed
-                their state.
+            on_beat: called with the ready workers at each announcement: workers may have come, gone or changed their
+                state.
         """
         self._make_worker = make_worker
         self._on_beat = on_beat
-        self.num_ready = 0  # workers, when they were looked at last
+        self.num_ready = 0  # ready workers at the last check
         self._peers = Peers(MAX_WORKERS, self._end)
-        self._told: dict[str, Condition] = {}  # address → what the log was told last
+        self._told: dict[str, Condition] = {}  # address → condition logged last
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def workers(self) -> ValuesView[RemoteWorker]:
-        """All of them, in the order in which they became known."""
+        """All workers, in the order in which they became known."""
         return self._peers.by_address.values()
 
     def announce(self, source: str, addresses: Iterable[str]) -> None:
-        """Replaces what `source` announces by `addresses` (host:port).
+        """Replaces the addresses (host:port) that `source` announces.
 
         Raises:
-            Overloaded: there are too many.
+            Overloaded: there are too many workers.
         """
         self._peers.announce(source, addresses, functools.partial(self._begin, source))
         self._watch()
@@ -88,7 +89,8 @@ class WorkerRegistry:
 
 
 def _is_news(told: Condition | None, now: Condition) -> bool:
-    """Whether the state is another one, or the worker has begun to load its model, or has gone while it did."""
+    """Whether to log the condition: the state changed, or the worker began to load its model, or vanished while
+    loading."""
     if told is None or told.state is not now.state:
         return True
     return not now.coming if told.loading else now.loading

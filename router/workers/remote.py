@@ -1,4 +1,4 @@
-"""One engine worker as the router sees it: its session, its health, its model and its load."""
+"""One engine worker behind gRPC: its session, its health, its model and its load."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from router.workers.inquest import has_died
 from router.workers.state import Condition, Facts, assess
 
 _RETRY_SECONDS = 0.25
-# An engine that hangs for so many times as long as makes it unready will not come back by itself.
+# An engine that hangs for this multiple of the time that makes it unready will not recover by itself.
 _LONG_STALL = 3
 
-# The worker ends a request at its deadline; this much later nobody waits for it any more, in case it is stuck.
+# The worker ends a request at its deadline; the call is given up this many seconds later, in case the worker is stuck.
 _POOL_GRACE_SECONDS = 1.0
-# An adapter's folder is read and checked within this time.
+# Seconds within which an adapter's folder must be read and checked.
 _ADAPTER_SECONDS = 120.0
 
 FrameHandler = Callable[[Worker, engine_pb2.EngineServiceSessionResponse], None]
@@ -41,11 +41,11 @@ LossHandler = Callable[[Worker, QuireError], None]
 
 
 class RemoteWorker(Worker):
-    """Keeps up with one worker from `start` to `close`, through its restarts.
+    """Follows one worker from `start` to `close`, across its restarts.
 
-    Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session
-    that ends, and the streams it carried are gone with it; `on_change` after each change of state, load or model;
-    `on_joined` once it has told its model, on each connection.
+    Contract: `on_frame` gets each frame of the session without its load; `on_lost` is called once for each session that
+    ends, when the streams it carried are gone too; `on_change` is called after each change of state, load or model;
+    `on_joined` is called once the worker has reported its model, on each connection.
     """
 
     def __init__(
@@ -73,36 +73,37 @@ class RemoteWorker(Worker):
         self._stub = engine_pb2_grpc.EngineServiceStub(self._channel)
         self._sessions = engine_pb2_grpc.EngineServiceStub(session_channel(self._channel, address, security))
         self._info = common_pb2_grpc.InfoServiceStub(self._channel)
-        self._instance_id = ""  # of the process that told its model last
+        self._instance_id = ""  # of the process that last reported its model
         self._health = HealthWatch(self._channel, on_change)
         self._link: SessionLink[engine_pb2.EngineServiceSessionRequest, engine_pb2.EngineServiceSessionResponse]
         self._link = SessionLink(
             f"Engine worker {address}", self._open_session, engine_pb2.EngineServiceSessionRequest,
             self._take_frame, self._lose_session, on_connected=self._begin_session, lost_seconds=LOST_SECONDS,
-            wait_for_peer=self._health.wait_serving,  # one that loads its model would end each session at once
+            wait_for_peer=self._health.wait_serving,  # a worker that loads its model would end each session at once
         )  # fmt: skip
         self._admin = admin_pb2_grpc.EngineAdminServiceStub(self._channel)
-        self._held: Condition | None = None  # by an operator
+        self._held: Condition | None = None  # set by an operator
         self._ask_model = asyncio.Event()
-        self._has_model = False  # that of this connection
+        self._has_model = False  # reported on this connection
         self._adapters_version = 0
         self._model_trouble = ""
         self._was_connected = False
-        # On this connection. What it told on the one before says nothing of an engine that was started anew.
+        # Whether it has reported its load on this connection. What it reported on the one before says nothing about an
+        # engine that was restarted.
         self._has_told_load = False
         self._tasks: list[asyncio.Task[None]] = []
         self._inquests: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Begins to connect."""
+        """Starts connecting."""
         jobs: tuple[Coroutine[Any, Any, None], ...] = (
             self._link.run(), self._health.run(), self._keep_model_info(), self._feed.run(self._subscribe)
         )  # fmt: skip
-        # Whoever announced the worker, its connection is nobody's request.
+        # A fresh context: the connection belongs to no request, even if one announced the worker.
         self._tasks = [asyncio.create_task(job, context=contextvars.Context()) for job in jobs]
 
     async def close(self) -> None:
-        """Disconnects; the worker aborts what this router had running there."""
+        """Disconnects; the worker then aborts this router's requests."""
         tasks = (*self._tasks, *self._inquests)
         for task in tasks:
             task.cancel()
@@ -112,7 +113,7 @@ class RemoteWorker(Worker):
 
     @property
     def busy(self) -> bool:
-        """Whether requests of this router run there."""
+        """Whether requests of this router run on the worker."""
         return self.load.inflight_requests > 0
 
     @property
@@ -171,17 +172,17 @@ class RemoteWorker(Worker):
         return answer
 
     async def load_adapter(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
-        """Has it serve an adapter.
+        """Has the worker serve an adapter.
 
         Raises:
-            QuireError: it does not; the message names the worker.
+            QuireError: it cannot; the message names the worker.
         """
         answer = await self._change_adapters(self._stub.LoadAdapter, request, _ADAPTER_SECONDS)
         adapter: common_pb2.AdapterInfo = answer.adapter
         return adapter
 
     async def unload_adapter(self, request: engine_pb2.UnloadAdapterRequest) -> int:
-        """Has it serve an adapter no more; requests that still ran with it when the wait was over.
+        """Has the worker stop serving an adapter; returns how many requests still used it when the wait was over.
 
         Raises: as `load_adapter`.
         """
@@ -190,20 +191,21 @@ class RemoteWorker(Worker):
         return int(answer.live_requests)
 
     async def administer(self, command: admin_pb2.AdminCommand, seconds: float) -> admin_pb2.AdminOutcome:
-        """Has it carry out an operator's command, within so many seconds.
+        """Has the worker carry out an operator's command, within `seconds`.
 
         Raises: as `load_adapter`.
         """
         request = admin_pb2.EngineAdminServiceAdministerRequest(command=command)
         answer = await self._call(self._admin.Administer, request, seconds)
         outcome: admin_pb2.AdminOutcome = answer.outcome
-        if self.load.last is not None:  # the next heartbeat says so too
+        if self.load.last is not None:  # ahead of the next heartbeat, which will report the same
             self.load.last.status.CopyFrom(outcome.status)
         self._learn_status(outcome.status)
         return outcome
 
     async def _change_adapters(self, call: Callable[..., Any], request: Any, seconds: float) -> Any:
-        """What a call that changes the worker's adapters answers, once it has told of them anew."""
+        """Makes a call that changes the worker's adapters; returns its answer once the worker has reported them
+        anew."""
         answer = await self._call(call, request, seconds)
         with self._naming_itself():
             await self._learn_model()
@@ -215,7 +217,7 @@ class RemoteWorker(Worker):
 
     @contextlib.contextmanager
     def _naming_itself(self) -> Iterator[None]:
-        """In the errors of calls."""
+        """Names the worker in the errors of calls."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -230,7 +232,8 @@ class RemoteWorker(Worker):
         inquest.add_done_callback(self._inquests.discard)
 
     def check_progress(self) -> None:
-        """Gives the worker's requests to others when its engine has hung for long. Call it a few times a second."""
+        """Gives the worker's session up when its engine has hung for long, so that its requests move. Call it a few
+        times a second."""
         if self._has_told_load and self._stalled() > _LONG_STALL:
             self._link.give_up()
 
@@ -301,7 +304,7 @@ class RemoteWorker(Worker):
         while True:
             await self._ask_model.wait()
             await self._health.wait_serving()
-            self._ask_model.clear()  # what is told from now on is asked for once more
+            self._ask_model.clear()  # changes reported from now on trigger another query
             try:
                 self._instance_id = await self._ask_instance()
                 await self._learn_model()

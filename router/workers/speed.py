@@ -1,9 +1,9 @@
-"""How fast workers are, learnt from the step times in their heartbeats.
+"""How fast workers are, learned from the step times in their heartbeats.
 
-A step takes a fixed time and a time for each token in it. This line is fitted, by least squares, to the steps of all
-workers of one make together; a single worker is so many times as slow as its line says. That factor is learnt in
-seconds and forgotten in half a minute: a worker that was slow once and gets no requests for it would never be measured
-again.
+A step takes a fixed time plus a time for each token in it. This line is fitted, by least squares, to the steps of all
+workers of one make together; a single worker is slower than the line by a factor of its own. That factor is learned in
+seconds and forgotten in half a minute: otherwise a worker that was slow once, and gets no requests for it, would never
+be measured again.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from quire.v1 import common_pb2
 
 
-_DECAY = 0.995  # of a step's weight in the line with each later one
-# Until a worker has told: a GPU's, roughly. Only the proportion matters.
+_DECAY = 0.995  # decay of a step's weight in the line with each later step
+# Used until a worker has reported: roughly a GPU's. Only the proportion matters.
 DEFAULT_SECONDS_PER_STEP = 0.02
 DEFAULT_SECONDS_PER_TOKEN = 1e-4
-# Where all steps seen are alike, their fixed time is taken to be worth as many tokens as it is by default.
+# If all steps seen are alike, their fixed time is assumed to be worth as many tokens as it is by default.
 _FIXED_TOKENS = DEFAULT_SECONDS_PER_STEP / DEFAULT_SECONDS_PER_TOKEN
-_MOST_OFF = 8.0  # times that a token takes less than so guessed
+_MOST_OFF = 8.0  # factor by which a token may take less than this guess
 
-_HALF_LIFE_SECONDS = 10.0  # of what is known of a single worker
-_DOUBT = 4.0  # observations that a worker's factor is taken to be 1 by, before any is made
-# What is nearer to 1 is taken for chance: it would send everything to the worker that seems a little faster.
+_HALF_LIFE_SECONDS = 10.0  # of the observations of a single worker
+_DOUBT = 4.0  # number of prior observations with factor 1
+# Factors nearer to 1 are taken for noise: otherwise everything would go to the worker that seems a little faster.
 _INSIGNIFICANT = math.log(1.3)
-_MOST_TIMES = 16.0  # as slow or as fast
+_MOST_TIMES = 16.0  # bound on one observation's factor, both ways
 
 
 class StepLine:
-    """The line through the steps of one make of workers."""
+    """The line fitted through the steps of one make of workers."""
 
     __slots__ = ("_moments", "known", "seconds_per_step", "seconds_per_token")
 
@@ -42,7 +42,7 @@ class StepLine:
         self._moments = [0.0] * 5  # sums of 1, x, y, x*x, x*y: tokens x and seconds y of a step
 
     def observe(self, tokens: float, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Takes in steps of `tokens` tokens that took `seconds` each."""
         added = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._moments = [_DECAY * old + new for old, new in zip(self._moments, added, strict=True)]
         weight, x, y, xx, xy = self._moments
@@ -53,14 +53,14 @@ class StepLine:
             slope = (xy / weight - mean_tokens * mean_seconds) / variance
         else:
             slope = self.seconds_per_token if self.known else guess
-        # Where other things than tokens make steps longer, the line may be flat or fall.
+        # When something other than tokens makes steps longer, the line may be flat or fall.
         self.seconds_per_token = min(max(slope, guess / _MOST_OFF), mean_seconds / max(mean_tokens, 1.0))
         self.seconds_per_step = max(0.0, mean_seconds - self.seconds_per_token * mean_tokens)
         self.known = True
 
 
 class WorkerSpeed:
-    """One worker's speed: its make's, times a factor of its own."""
+    """One worker's speed: its make's line, times a factor of its own."""
 
     __slots__ = (
         "_counters", "_has_reckoned", "_log_factor", "_time", "_weight", "line", "seconds_per_step",
@@ -68,20 +68,20 @@ class WorkerSpeed:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.line = StepLine()  # replaced by the one of its make once that is known
+        self.line = StepLine()  # replaced by its make's line once that is known
         self._counters: tuple[int, float, float] | None = None  # steps, tokens, seconds
         self._log_factor, self._weight, self._time = 0.0, 0.0, 0.0
-        self._has_reckoned = False  # with a line that was known
+        self._has_reckoned = False  # whether with a known line
         self.seconds_per_step = DEFAULT_SECONDS_PER_STEP
         self.seconds_per_token = DEFAULT_SECONDS_PER_TOKEN
 
     @property
     def known(self) -> bool:
-        """Whether it, or another of its make, has told."""
+        """Whether this worker, or another of its make, has reported steps."""
         return self.line.known
 
     def heartbeat(self, counters: common_pb2.EngineCounters, now: float) -> None:
-        """Takes in the steps that were done since the last call; `now` is in seconds."""
+        """Takes in the steps done since the last call; `now` is in seconds."""
         times = counters.model_execute_milliseconds
         count = (sum(times.counts), float(counters.computed_tokens), times.sum / 1e3)
         before, self._counters = self._counters, count
@@ -93,8 +93,8 @@ class WorkerSpeed:
         self._reckon()
 
     def learn_from(self, line: StepLine) -> None:
-        """Its make's line is this one. Where that is known already, and nothing was when it last told, it counts at
-        once: by the speeds of the defaults nobody would send it anything until its next heartbeat."""
+        """Sets its make's line. If that is known already, and was not when this worker last computed its speed, it
+        takes effect at once: with the default speed the worker would get no requests until its next heartbeat."""
         self.line = line
         if line.known and not self._has_reckoned:
             self._reckon()

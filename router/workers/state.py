@@ -1,4 +1,4 @@
-"""The states of a worker, and the one function that tells which one it is in."""
+"""The states of a worker, and the function that derives its state from the facts."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ class Condition:
 
     state: State
     reason: str = ""
-    # It answers, and is on its way to take requests: worth waiting for, however long it has been away.
+    # It answers and will soon take requests: worth waiting for, however long it has been away.
     coming: bool = False
-    # It says that it loads its model.
+    # It reports that it is loading its model.
     loading: bool = False
-    # An operator wants it so: it takes requests again when he wants that, and is not waited for.
+    # An operator holds it in this state: it takes requests again when the operator says so, and is not waited for.
     held: bool = False
 
 
 class Facts(NamedTuple):
-    """What is known of a worker at one moment. Made some thousand times a second in a large fleet."""
+    """What is known of a worker at one moment. Created some thousand times a second in a large fleet."""
 
     # No source announces it any more.
     retired: bool
     # The session with it is up.
     connected: bool
-    # It was up once before.
+    # The session was up at some time before.
     was_connected: bool
     # Its heartbeat is overdue.
     late: bool
     health: Health
-    # It was SERVING once on this connection.
+    # It has been SERVING on this connection.
     was_serving: bool
-    # It has told its model on this connection.
+    # It has reported its model on this connection.
     has_model: bool
-    # It has work, and has not ended a step for too long.
+    # It has work, and has not finished a step for too long.
     stalled: bool
-    # Last trouble met with it; empty when there was none.
+    # Last problem with it; empty when there was none.
     trouble: str
-    # Why it gets no new requests for a while; empty when it does.
+    # Why it is ejected; empty when it is not.
     ejected: str = ""
-    # What an operator has made of it.
+    # The condition that an operator holds it in; None when not held.
     held: Condition | None = None
 
 
@@ -72,7 +72,7 @@ _LOADS = Condition(State.STARTING, "it is loading the model", coming=True, loadi
 
 
 def assess(facts: Facts) -> Condition:
-    """The state that the facts amount to."""
+    """Derives the worker's state from the facts."""
     loads = facts.health is Health.NOT_SERVING and not facts.was_serving
     if loads and not facts.connected:
         return _LOADS

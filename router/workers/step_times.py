@@ -1,4 +1,4 @@
-"""How long the steps of one worker take, the long ones in particular."""
+"""Tracks how long the steps of one worker take, the slow ones in particular."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _HALF_LIFE_SECONDS = 60.0
 _SHARE = 0.99
-_FEWEST = 0.01  # steps, as they fade, below which nothing is known
+_FEWEST = 0.01  # decayed number of steps below which nothing is known
 
 
 class StepTimes:
-    """A histogram of the last minutes' steps, from the heartbeats' histograms of all steps."""
+    """A decaying histogram of the last minutes' steps, derived from the heartbeats' cumulative histograms."""
 
     __slots__ = ("_before", "_recent", "_time", "p99_seconds")
 
@@ -23,17 +23,17 @@ class StepTimes:
         self._before: Sequence[int] = ()
         self._recent: list[float] = []
         self._time = 0.0
-        # The bound below which all but one in a hundred lie; 0 until known.
+        # The 99th percentile, rounded up to a bucket's bound; 0 until known.
         self.p99_seconds = 0.0
 
     def heartbeat(self, milliseconds: common_pb2.Histogram, now: float) -> None:
-        """Takes in the steps that were done since the last call; `now` is in seconds."""
+        """Takes in the steps done since the last call; `now` is in seconds."""
         counts = list(milliseconds.counts)
         if counts == self._before:
-            return  # what is kept fades later, by as much
+            return  # the decay is applied at a later call, in full
         before, self._before = self._before, counts
         if len(before) != len(counts) or any(old > new for old, new in zip(before, counts, strict=True)):
-            before, self._recent = [0] * len(counts), [0.0] * len(counts)  # its first word, or it has restarted
+            before, self._recent = [0] * len(counts), [0.0] * len(counts)  # first heartbeat, or a restarted worker
         kept = 0.5 ** ((now - self._time) / _HALF_LIFE_SECONDS)
         self._time = now
         self._recent = [

@@ -1,4 +1,4 @@
-"""What a routing policy sees and what it must do."""
+"""The interface of routing policies: what they see and what they must do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quire.options.router import PlacementCostOptions
 from router.workers.load_table import Figures
 
-Counts = NDArray[np.float64]  # whole numbers, reckoned with beside seconds
+Counts = NDArray[np.float64]  # whole numbers, as floats because they are combined with seconds
 _Item = TypeVar("_Item", bound=np.generic)
 
 
@@ -22,54 +22,54 @@ class RouteRequest:
     """A request that needs a worker."""
 
     request_id: str
-    # Empty when the caller named none and there is only one.
+    # Empty when the caller named none and there is only one model.
     model: str
     prompt_tokens: int
     # Sequences generated from the prompt, at least 1.
     sequences: int
-    # Tokens that each of them is expected to have.
+    # Expected number of output tokens of each sequence.
     output_tokens: float
     tenant: str = ""
-    # Names the conversation; empty when the caller did not.
+    # Identifies the conversation; empty when the caller named none.
     session_id: str = ""
     priority: int = 0
-    # That it has already; where it goes on, they are computed again with its prompt.
+    # Tokens that it has generated already; the worker that continues it computes them again with its prompt.
     generated_tokens: int = 0
 
     @property
     def known_tokens(self) -> int:
-        """All that is computed, or found in a cache, before it goes on."""
+        """All tokens that must be computed, or found in a cache, before generation continues."""
         return self.prompt_tokens + self.generated_tokens
 
 
 @dataclass(slots=True, eq=False)
 class Candidates:
     """The workers that could take the request, as they are now: their last heartbeats, corrected by what this router
-    has placed and finished since. Arrays have an entry for each of them, and are None where all would be 0."""
+    has placed and finished since. Each array has an entry per worker; None stands for all zeros."""
 
-    # Rows as in router/workers/load_table.py. To be read only, and before anything else is placed.
+    # Rows as in router/workers/load_table.py. Read-only, and valid only until the next placement.
     figures: Figures
-    # Hashes of their addresses.
+    # Hashes of the workers' addresses.
     homes: NDArray[np.uint64]
-    # How many of the prompt's tokens each holds in its cache, or will before the request gets there: on the device, and
-    # behind those in host memory.
+    # How many of the prompt's tokens each worker has cached, or will by the time the request arrives: on the device,
+    # and following those in host memory.
     cached_tokens: Counts
     host_cached_tokens: Counts | None
-    # Tokens that it would have to compute although another worker is about to, and nobody has them yet.
+    # Tokens that the worker would have to compute although another one is about to, and no worker has cached yet.
     duplicate_tokens: Counts | None
-    # Whether the request names an adapter that has to be brought to the device first.
+    # Whether the request names an adapter that the worker must load onto the device first.
     lacks_adapter: NDArray[np.bool_] | None
 
     def __len__(self) -> int:
         return len(self.homes)
 
     def known_tokens(self, place: int) -> int:
-        """Of the prompt, those that one of them has cached."""
+        """How many of the prompt's tokens the worker at this index has cached, in either tier."""
         in_host = self.host_cached_tokens
         return int(self.cached_tokens[place] + (0 if in_host is None else in_host[place]))
 
     def take(self, places: NDArray[np.intp]) -> Candidates:
-        """Some of them, to be kept."""
+        """A copy of the entries at these indices, which stays valid."""
 
         def of(array: NDArray[_Item] | None) -> NDArray[_Item] | None:
             return None if array is None else array[places]
@@ -87,21 +87,21 @@ class Policy(ABC):
     state between calls; workers come and go, so it must not rely on having seen one before.
     """
 
-    # Whether it looks at what workers have cached; else nobody looks it up.
+    # Whether the policy uses what workers have cached; otherwise it is not looked up.
     uses_cache: ClassVar[bool] = False
 
     def __init__(self, weights: PlacementCostOptions, random: Random) -> None:
         """
         Args:
-            weights: for policies that compare costs.
-            random: for those that draw.
+            weights: used by policies that compare costs.
+            random: used by policies that draw at random.
         """
         self.weights = weights
         self.random = random
 
     @abstractmethod
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
-        """The worker to use, by its place among the candidates.
+        """Picks the worker to use; returns its index among the candidates.
 
         Args:
             candidates: at least one, in the order in which the workers became known.

@@ -1,8 +1,8 @@
-"""The worker that the request's conversation belongs to.
+"""Sends each conversation to the worker that its hash selects.
 
 Highest random weight (Thaler and Ravishankar 1998): the hash of each worker's address is hashed together with that of
-the key, and the highest one wins. When a worker leaves, its conversations are spread over the others, and no other one
-moves.
+the key, and the highest one wins. When a worker leaves, its conversations are spread over the others, and no other
+conversation moves.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from router.placement.policies.base import Candidates, Policy, RouteRequest
 from router.workers.base import hash_of
 from router.workers.load_table import SEQUENCES
 
-# A worker with more than this many times the mean of sequences, and some to spare, passes requests on to the next in
-# its conversation's order (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
+# A worker with more sequences than this factor times the mean, plus a few spare ones, passes requests on to the next
+# worker in the conversation's order (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 _MOST_OVER_MEAN = 1.25
 _SPARE = 2
 
 
 class ConsistentHash(Policy):
-    """Requests of one session, else of one tenant, go to one worker; those that name neither, anywhere."""
+    """Requests of one session, or else of one tenant, go to one worker; those that name neither go anywhere."""
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         key = request.session_id or request.tenant or request.request_id
@@ -32,8 +32,8 @@ class ConsistentHash(Policy):
 
 
 def _scramble(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each value to one where every bit depends on all of its bits: the finalizer of SplitMix64 (Steele, Lea and Flood
-    2014)."""
+    """Maps each value to one whose every bit depends on all bits of the value: the finalizer of SplitMix64 (Steele, Lea
+    and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

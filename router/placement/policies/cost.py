@@ -1,4 +1,4 @@
-"""What it costs to place a request on a worker, in seconds."""
+"""The cost of placing a request on a worker, in seconds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from quire.options.router import PlacementCostOptions
 from router.placement.policies.base import Candidates, RouteRequest
 from router.workers.load_table import Figures
 
-# Computing a prefix at two workers at the same time counts so many times: one of them is for nothing.
+# Weight of computing a prefix on two workers at the same time: one of the two computations is wasted.
 _DUPLICATION = 16.0
 
 
 def cost_seconds(request: RouteRequest, candidates: Candidates, weights: PlacementCostOptions) -> Figures:
-    """Of each: the time that the request takes there, what it keeps from others, and the work itself.
+    """The cost of placing the request on each candidate: the time it takes there, the delay to others, and the work
+    itself.
 
-    The work counts beside the waiting that it causes to the request: time spent on computing what another worker has
-    cached is lost to whoever comes next. Requests that have a prefix in common and arrive at once gather where the
-    first of them computes it, as they wait no longer there than anywhere else; once it is computed, load spreads it.
+    The work counts in addition to the wait that it causes the request: time spent on computing what another worker has
+    cached is lost to later requests. Requests that share a prefix and arrive together gather where the first of them
+    computes it, as they wait no longer there than anywhere else; once it is computed, load spreads them.
     """
     sequences, most, waiting_tokens, _, per_step, per_token, *_, crowding = candidates.figures
     tokens = request.known_tokens - candidates.cached_tokens
@@ -31,7 +32,7 @@ def cost_seconds(request: RouteRequest, candidates: Candidates, weights: Placeme
     then = sequences + added
     decode = output * (per_step + per_token * then)
     own += decode
-    own += decode * np.maximum(then - most, 0.0) / most  # of those that run, one ends every so often
+    own += decode * np.maximum(then - most, 0.0) / most  # queued until running sequences end
     others = sequences * (prefill + output * per_token * added)
     cost: Figures = own + prefill + weights.interference_weight * others
     if candidates.duplicate_tokens is not None:

@@ -1,4 +1,4 @@
-"""The less loaded of two workers drawn at random."""
+"""Picks the less loaded of two random workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from router.placement.policies.least_loaded import work
 
 
 class PowerOfTwo(Policy):
-    """Nearly as even as least loaded, without all routers of a deployment running to the same worker at once."""
+    """Nearly as even as least loaded, without all routers of a deployment choosing the same worker at once."""
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         drawn = self.random.sample(range(len(candidates)), min(2, len(candidates)))

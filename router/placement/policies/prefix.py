@@ -1,4 +1,4 @@
-"""The worker where the request costs the least time, given what each has cached."""
+"""Picks the worker where the request costs the least time, given what each has cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.workers.load_table import LAST_PLACED
 
 
 class PrefixPolicy(Policy):
-    """Least cost wins, and those that cost the same take turns."""
+    """Picks the candidate with the least cost; equally cheap ones take turns."""
 
     uses_cache = True
 
@@ -22,7 +22,7 @@ class PrefixPolicy(Policy):
 
 
 def least_cost(request: RouteRequest, candidates: Candidates, weights: PlacementCostOptions, random: Random) -> int:
-    """The cheapest candidate; of those that are as good, the one whose last request is longest ago."""
+    """The cheapest candidate; among those within the temperature of it, the one whose last request is longest ago."""
     costs = cost_seconds(request, candidates, weights)
     least = int(costs.argmin())
     cheapest = costs <= costs[least] * (1 + weights.routing_temperature)

@@ -1,4 +1,4 @@
-"""Policies by name. A new one is a file beside this one and a line below."""
+"""Registry of routing policies. To add one, put a file beside this one and a line below."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ POLICIES = registry(
 
 
 def make_policy(options: RouterOptions, random: Random) -> Policy:
-    """The policy that the options name.
+    """Builds the policy that the options name.
 
     Args:
-        random: for policies that draw.
+        random: used by policies that draw at random.
 
     Raises:
-        StartupError: there is none of that name.
+        StartupError: there is no policy of that name.
     """
     policy_class = load_entry("--routing-policy", POLICIES, options.routing_policy)
     policy: Policy = policy_class(options.placement_cost, random)

@@ -1,4 +1,4 @@
-"""The workers in turn."""
+"""Sends requests to the workers in turn."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from router.workers.load_table import LAST_PLACED
 
 
 class RoundRobin(Policy):
-    """Each worker gets every n-th request of its model, whatever the load: the one whose last is longest ago is next.
+    """Gives each worker every n-th request of its model, whatever the load: the one whose last request is longest ago
+    is next.
 
-    A count of turns would go wrong where requests for several models come in turns, and where a worker is left out.
+    A plain counter would go wrong when requests for several models alternate, or when a worker is left out.
     """
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:

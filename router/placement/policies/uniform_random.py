@@ -1,4 +1,4 @@
-"""Any worker."""
+"""Picks any worker at random."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from router.placement.policies.base import Candidates, Policy, RouteRequest
 
 
 class UniformRandom(Policy):
-    """Each worker is as likely as the others: the baseline that other policies are measured against."""
+    """Picks each worker with equal probability: the baseline that other policies are measured against."""
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         return self.random.randrange(len(candidates))
