@@ -1,4 +1,4 @@
-"""`python -m quire` is the `quire` command."""
+"""Makes `python -m quire` run the `quire` command."""
 
 from quire.cli import main
 

@@ -1,9 +1,9 @@
-"""The chained hash that names a full KV block by its content and everything before it.
+"""The chained hash that identifies a full KV block by its content and everything before it.
 
-A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is
-collision resistant: nobody can forge a prompt that finds another prompt's blocks. The root covers the cache salt, which
-keeps tenants apart, the content of a prompt that is no token ids, and the adapter that computes the blocks. The hash is
-the same in every process and version, so that a fleet can share an index of it.
+A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is collision
+resistant: nobody can forge a prompt that matches another prompt's blocks. The root covers the cache salt, which keeps
+tenants apart, the content of a prompt that does not consist of token ids, and the adapter that computes the blocks. The
+hash is the same in every process and version, so that a fleet can share an index of it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _ADAPTER_DOMAIN = b"quire.v1.adapter"
 
 
 def root_hash(cache_salt: str = "", content: bytes = b"", adapter: str = "") -> bytes:
-    """The parent of a sequence's first block.
+    """The hash that serves as parent of a sequence's first block.
 
     Args:
-        content: 32 bytes that name what the prompt is, where its token ids only hold the places of that.
-        adapter: the revision of the low-rank adapter that computes it, which names its weights; empty for none.
+        content: 32-byte digest of the prompt's content, if its token ids are mere placeholders.
+        adapter: the revision of the low-rank adapter that computes the blocks, which identifies its weights; empty for
+            none.
     """
     root = _CONTENT_DOMAIN + content if content else _DOMAIN
     found = hashlib.sha256(root + cache_salt.encode()).digest()
@@ -32,7 +33,7 @@ def root_hash(cache_salt: str = "", content: bytes = b"", adapter: str = "") -> 
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of the block that holds `token_ids` and follows the block hashed to `parent`."""
+    """The hash of the block that holds `token_ids` and follows the block with hash `parent`."""
     tokens = array("I", token_ids)
     if tokens.itemsize != 4:
         raise RuntimeError("block hashes need 32-bit token ids")
@@ -40,9 +41,9 @@ def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def block_key(block_hash: bytes) -> int:
-    """The first 8 bytes of a hash, as a number: what indexes and the wire name the block by.
+    """The first 8 bytes of a hash as an integer: the block's name in indexes and on the wire.
 
-    Two blocks may share one by accident, once in 2**64: where that matters the whole hash is compared.
+    Two blocks share a key by accident once in 2**64; where that matters, the whole hash is compared.
     """
     return int.from_bytes(block_hash[:KEY_BYTES], "little")
 
@@ -64,7 +65,7 @@ def extend_hashes(
     content: bytes = b"",
     adapter: str = "",
 ) -> None:
-    """Appends to `hashes` the hash of each further full block of `token_ids`. See `root_hash`."""
+    """Appends to `hashes` the hash of each full block of `token_ids` that it lacks. See `root_hash`."""
     parent = hashes[-1] if hashes else root_hash(cache_salt, content, adapter)
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])

@@ -1,4 +1,4 @@
-"""Bounds of what a request may ask for. The gateway checks them first; tokenizer service and engine do so again."""
+"""Bounds on the contents of requests. The gateway checks them first; tokenizer service and engine check them again."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ MAX_STOP_STRING_LENGTH = 256  # in characters
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256  # in characters
 MAX_BAD_WORD_TOKENS = 256
-MAX_BAD_WORD_RUNS = 2 * MAX_BAD_WORDS  # of tokens: each word alone, and behind a space
+MAX_BAD_WORD_RUNS = 2 * MAX_BAD_WORDS  # of tokens: each word alone, and after a space
 MAX_LOGPROB_TOKEN_IDS = 1024
-MAX_LOGITS_PROCESSORS = 16  # of a request
+MAX_LOGITS_PROCESSORS = 16  # per request
 MAX_QUALNAME_LENGTH = 256
 MAX_XARGS_BYTES = 16 * 1024  # as JSON
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
-MAX_SPECULATIVE_TOKENS = 64  # that are guessed of a sequence at a time
-MAX_MESSAGES = 4096  # of a conversation
+MAX_SPECULATIVE_TOKENS = 64  # drafted for a sequence at a time
+MAX_MESSAGES = 4096  # per conversation
 MAX_TOOLS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_CACHE_SALT_LENGTH = 128
-CACHE_SALT_PATTERN = rf"[^@/\\\x00]{{1,{MAX_CACHE_SALT_LENGTH}}}"  # of a request; a tenant's is made by the gateway
-MAX_CALLER_NAME_LENGTH = 128  # of a tenant, and of a session
+CACHE_SALT_PATTERN = rf"[^@/\\\x00]{{1,{MAX_CACHE_SALT_LENGTH}}}"  # for requests; the gateway makes a tenant's
+MAX_CALLER_NAME_LENGTH = 128  # for a tenant, and for a session
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
-# Entries (prompt tokens times alternatives) whose log-probabilities fit one message: 17 bytes each at most.
+# Maximum entries (prompt tokens times alternatives) of log-probabilities in one message: at most 17 bytes each.
 MAX_PROMPT_LOGPROB_ENTRIES = 500_000
-# More alternatives than these make answers of their size: they come whole, and all in all no more than so many entries.
+# With more alternatives than this, log-probabilities dominate an answer's size: it is sent whole, with at most this
+# many entries in total.
 MANY_LOGPROBS = 1024
 MAX_MANY_LOGPROB_ENTRIES = 2**22
-MAX_STEP_LOGPROB_ENTRIES = 2**21  # of all such requests together, in a step of an engine: some 150 MB
+MAX_STEP_LOGPROB_ENTRIES = 2**21  # limit for all these requests together in an engine step: some 150 MB
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._-]{1,128}"
-MAX_ADAPTERS = 1024  # that a worker knows
-MAX_REVISION_LENGTH = 64  # of an adapter: SHA-256 in hexadecimal digits
+MAX_ADAPTERS = 1024  # per worker
+MAX_REVISION_LENGTH = 64  # for an adapter: SHA-256 in hexadecimal digits
 ADAPTER_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}"
 
 _SHOWN_IDS = 100
@@ -50,14 +51,15 @@ _SHOWN_IDS = 100
 
 @dataclass(frozen=True)
 class Bound:
-    """An interval of numbers. Not-a-number and the infinities lie outside of every bound."""
+    """An interval of numbers. NaN and the infinities lie outside of every bound."""
 
     minimum: float
     maximum: float = math.inf
     minimum_excluded: bool = False
 
     def check(self, parameter: str, value: float) -> None:
-        """
+        """Checks that `value` lies within the bound.
+
         Raises:
             InvalidRequest: `value` lies outside; the message names parameter, value and bound.
         """
@@ -72,11 +74,12 @@ class Bound:
 
 
 def _shown(value: float) -> str:
-    """Integers with all their digits: rounded, one just out of bounds would look like the bound."""
+    """Formats a number; integers with all digits, because a rounded one just out of bounds would look like the
+    bound."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-_LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or what it is in the 32 bits of the wire
+_LEAST_TEMPERATURE = 9.9999e-6  # 1e-5, or its float32 value on the wire
 LOGIT_BIAS_BOUND = Bound(-100, 100)
 BLOCK_SIZE_BOUND = Bound(1, 1024)
 PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)
@@ -85,14 +88,14 @@ PRIORITY_BOUND = Bound(-(2**31), 2**31 - 1)
 def check_context_length(
     prompt: int, wanted: int | None, max_model_len: int, *, prompt_name: str = "prompt", wanted_name: str = "max_tokens"
 ) -> None:
-    """Whether a prompt and its output fit the model together.
+    """Checks that a prompt and its output together fit the model.
 
     Args:
-        prompt: tokens of the prompt.
-        wanted: tokens of output that must fit behind it; None for one at least.
+        prompt: number of prompt tokens.
+        wanted: number of output tokens that must fit after it; None means at least one.
 
     Raises:
-        ContextTooLong: they do not. Its opening words are OpenAI's, by which clients know this error.
+        ContextTooLong: they do not fit. The message starts with OpenAI's words, by which clients recognize this error.
     """
     room = max_model_len - prompt
     if room >= (1 if wanted is None else wanted):
@@ -108,9 +111,10 @@ def check_context_length(
 
 
 def check_token_ids(parameter: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """
+    """Checks that all token ids are in the vocabulary.
+
     Raises:
-        InvalidRequest: ids lie outside of the vocabulary; names them, or the first of many.
+        InvalidRequest: some ids are not; the message lists them, or the first of many.
     """
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
@@ -123,18 +127,20 @@ def check_token_ids(parameter: str, token_ids: Sequence[int], vocab_size: int) -
 
 
 def check_count(parameter: str, count: int, most: int, unit: str) -> None:
-    """
+    """Checks that there are at most `most` items.
+
     Raises:
-        InvalidRequest: there are more than are taken.
+        InvalidRequest: there are more.
     """
     if count > most:
         raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
 
 
 def check_adapter_name(parameter: str, name: str) -> None:
-    """
+    """Checks that an adapter can have this name.
+
     Raises:
-        InvalidRequest: no adapter can have that name.
+        InvalidRequest: no adapter can.
     """
     if not re.fullmatch(ADAPTER_NAME_PATTERN, name):
         raise InvalidRequest(
@@ -145,9 +151,10 @@ def check_adapter_name(parameter: str, name: str) -> None:
 
 
 def check_json(parameter: str, text: bytes, kind: Any) -> None:
-    """
+    """Checks that the text is JSON of the given type.
+
     Raises:
-        InvalidRequest: it is no JSON, or not of that type.
+        InvalidRequest: it is not JSON, or not of that type.
     """
     try:
         msgspec.json.decode(text, type=kind)
@@ -156,5 +163,5 @@ def check_json(parameter: str, text: bytes, kind: Any) -> None:
 
 
 def is_greedy(temperature: float) -> bool:
-    """Whether it means the likeliest token, always: below 1e-5 it does, as in vLLM."""
+    """Whether this temperature always picks the most likely token: below 1e-5 it does, as in vLLM."""
     return temperature < _LEAST_TEMPERATURE

@@ -1,4 +1,4 @@
-"""The files of a server's HTTPS, read so that what is wrong with one is said by its name."""
+"""Loads a server's TLS files, with errors that name the file at fault."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from quire.errors import StartupError
 
 
 def server_context(certfile: str, keyfile: str, ca_certs: str | None) -> ssl.SSLContext:
-    """What a server's connections are made with.
+    """Builds the TLS context for a server's connections.
 
     Raises:
-        StartupError: a file cannot be read, or is not what it should be.
+        StartupError: a file cannot be read, or does not contain what it should.
     """
     for flag, path in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile), ("--ssl-ca-certs", ca_certs)):
         if path:
             _check_readable(flag, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certfile, keyfile, password="")  # with none it would ask at the terminal
+        context.load_cert_chain(certfile, keyfile, password="")  # without a password it would prompt on the terminal
     except ssl.SSLError as error:
         raise StartupError(
             f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} must be a certificate and its key in PEM, the key "

@@ -1,5 +1,5 @@
-"""The `quire` command: `serve`, `run-batch`, one sub-command per service, benchmarks, and the clients `chat`,
-`complete` and `workers`."""
+"""The `quire` command: `serve`, `run-batch`, one subcommand per service, benchmarks, and the clients `chat`, `complete`
+and `workers`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ GRPC_PORTS = {"router": 50051, "tokenizer": 50052, "engine": 50053}
 
 
 def _main_of(module: str) -> Callable[..., None]:
-    """Runs `main` of a service's module, loaded by name when it is needed: quire imports no service."""
+    """Returns a function that runs `main` of a service's module. The module is loaded by name when needed: quire
+    imports no service."""
 
     def run(**options: object) -> None:
         try:
@@ -41,10 +42,11 @@ def _main_of(module: str) -> Callable[..., None]:
 
 
 def _command(name: str, text: str, groups: Mapping[str, str], *arguments: Any) -> click.Command:
-    """A command of options; the modules of all would be a third of what a service without torch imports.
+    """Builds a command from option groups, importing only their modules: all of them would be a third of what a service
+    without torch imports.
 
     Args:
-        groups: keyword of what runs → module and dataclass in quire.options.
+        groups: keyword argument of the function to run → module and dataclass in quire.options.
         arguments: see OptionsCommand.
     """
     classes = {}
@@ -55,38 +57,38 @@ def _command(name: str, text: str, groups: Mapping[str, str], *arguments: Any) -
 
 
 def _client_command(name: str, module: str = "quire.client.command") -> click.Command:
-    """A command of a client; no service needs what it imports."""
+    """Builds a client's command; no service needs the modules that it imports."""
     command: click.Command = getattr(importlib.import_module(module), name)
     return command
 
 
 def _of_operator(name: str) -> click.Command:
-    """A command of the admin port."""
+    """Builds a command that uses the admin port."""
     command: click.Command = importlib.import_module("quire.client.administration").COMMANDS[name]()
     return command
 
 
 class _Commands(click.Group):
-    """Commands, each made when it is asked for."""
+    """A group of commands, each built when it is needed."""
 
     def __init__(self, makers: Mapping[str, Callable[[], click.Command]], default: str = "", **attributes: Any) -> None:
         """
         Args:
-            default: the one that is meant where none is named.
+            default: the command to run when none is named.
         """
         super().__init__(**attributes)
         self._makers = makers
         self._default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts the default one in front of what names none."""
+        """Prepends the default command when none is named."""
         named = args[:1] and args[0] in (*self._makers, *self.get_help_option_names(ctx))
-        stands_alone = not args and ctx.resilient_parsing  # it is completed: any of the names may follow
+        stands_alone = not args and ctx.resilient_parsing  # shell completion: any of the names may follow
         adds = self._default and not named and not stands_alone
         return super().parse_args(ctx, [self._default, *args] if adds else args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names, and what may follow the default one."""
+        """Completes to the commands' names, and to what may follow the default one."""
         found = super().shell_complete(ctx, incomplete)
         if (command := self.get_command(ctx, self._default)) is not None:
             own = command.make_context(self._default, [], ctx, resilient_parsing=True)
@@ -94,11 +96,11 @@ class _Commands(click.Group):
         return found
 
     def list_commands(self, ctx: click.Context | None) -> list[str]:
-        """Their names."""
+        """The names of all commands."""
         return sorted(self._makers)
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
-        """The one of that name."""
+        """The command with this name; None if there is none."""
         return self._makers[cmd_name]() if cmd_name in self._makers else None
 
 
@@ -160,9 +162,10 @@ _STACK = {
     "tokenizer": "tokenizer.TokenizerOptions", "router": "router.RouterOptions", "engine": "engine.EngineOptions",
     "security": "server.RpcSecurityOptions", "log": "log.LogOptions", "tracing": "tracing.TracingOptions",
 }  # fmt: skip
-_OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address": ()}  # defaults: services of its own
+_OF_THE_STACK: Mapping[str, object] = {"router_address": (), "tokenizer_address": ()}  # defaults: the stack's own
 
-# Name → makes the command. Hundreds of options take a while to make, and a process needs those of one command.
+# Name → function that builds the command. Building hundreds of options takes a while, and a process needs those of one
+# command.
 COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "serve": partial(
@@ -270,7 +273,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with its name as it is typed: `bench serve` is one."""
+    """Yields every runnable command with its name as typed, such as `bench serve`."""
     for name, make in COMMANDS.items():
         command = make()
         if not isinstance(command, _Commands):

@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles."""
+"""Control of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """What runs inside is not looked through for cycles, and what is there at its end never is.
+    """Disables garbage collection inside the block, and exempts the objects that exist at its end from later
+    collections.
 
-    Importing makes hundreds of thousands of objects that stay. A tenth of its time went into looking at them, and after
-    it each generation's first collection had all of them to look at.
+    Importing creates hundreds of thousands of objects that stay. A tenth of its time went into scanning them, and
+    afterward each generation's first collection had to scan all of them.
     """
     was_enabled = gc.isenabled()
     gc.disable()

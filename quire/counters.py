@@ -1,6 +1,6 @@
-"""The table of what engines count: one field each, of the same name in the wire's EngineCounters.
+"""The table of everything that engines count, with the same field names as EngineCounters on the wire.
 
-Conversion, the fleet's sums and metrics go through it by these names.
+Conversion, the fleet's sums and the metrics all iterate over these names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _histogram(help: str) -> Any:
 
 @dataclass(frozen=True)
 class Counters:
-    """Figures since an engine's start; they only grow."""
+    """Counters since an engine's start; they never decrease."""
 
     prompt_tokens: int = _count("Tokens of prompts computed or found.")
     generation_tokens: int = _count("Tokens generated.")

@@ -1,4 +1,4 @@
-"""The reference page of all options, made from their declarations: `python -m quire.docs > docs/options.md`."""
+"""Generates the reference page of all options from their declarations: `python -m quire.docs > docs/options.md`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ This page is made by `make docs` from the declarations in `quire/options/`.
 
 
 def options_page() -> str:
-    """The page as Markdown: one section for each group, which names the commands that take it."""
+    """The page as Markdown: one section per option group, naming the commands that take it."""
     sections: dict[str, tuple[list[str], OptionGroup]] = {}
     for name, command in all_commands():
         if isinstance(command, OptionsCommand):

@@ -1,4 +1,4 @@
-"""How far a download from the Hugging Face hub is: a bar on a terminal, and reports to a supervisor."""
+"""Progress of downloads from the Hugging Face hub: a bar on a terminal, and reports to a supervisor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from quire.supervised import Stage, report
 
 
 class DownloadBar(tqdm):
-    """What the hub library counts with: files, and the bytes of all of them, whose total grows as it learns of them."""
+    """The hub library's progress bar: counts files, and the bytes of all files, whose total grows as they become
+    known."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._bytes = options.get("unit") == "B"
@@ -19,7 +20,7 @@ class DownloadBar(tqdm):
         super().__init__(*args, **{"disable": None, **options})  # None: shown on terminals only
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Counts further files or bytes."""
+        """Counts `n` more files or bytes."""
         self._received += n or 0
         if self._bytes and self.total:
             percent = min(100, int(100 * self._received / self.total))

@@ -1,4 +1,4 @@
-"""The two tables that say how errors look in gRPC and HTTP. Apart from the errors, for grpc is slow to import."""
+"""Maps errors to and from gRPC and HTTP. Separate from `errors`, because grpc is slow to import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODE_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in gr
 
 @dataclass(frozen=True)
 class Mapping:
-    """How one class of error looks on the two wires."""
+    """How one class of error is represented in gRPC and HTTP."""
 
     grpc_code: grpc.StatusCode
     http_status: int
@@ -51,7 +51,7 @@ _CLASS_BY_CODE: dict[grpc.StatusCode, type[QuireError]] = {m.grpc_code: cls for 
 
 
 def mapping_of(error: QuireError) -> Mapping:
-    """How `error` looks in gRPC and HTTP."""
+    """How `error` is represented in gRPC and HTTP."""
     return next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
 
 

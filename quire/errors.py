@@ -18,16 +18,15 @@ StartupError (what stops a process before it serves; its text is all the user se
 
 from __future__ import annotations
 
-# Reasons that are told apart from others of their class: stable names, which cross the wire. Most errors have their
-# class's.
+# Reasons that differ from their class's: stable names, which cross the wire. Most errors have their class's reason.
 LOADING = "LOADING"  # Unavailable: the worker is not ready yet
-DRAINING = "DRAINING"  # Unavailable: it takes nothing more
+DRAINING = "DRAINING"  # Unavailable: it takes no new requests
 PAUSED = "PAUSED"  # Unavailable: an operator has paused it, or put it to sleep
 WORKER_LOST = "WORKER_LOST"  # Unavailable: the workers that ran the request are gone
 ENGINE_FAULT = "ENGINE_FAULT"  # Internal, Unavailable: the engine failed, and another may not
-REQUEST_FAULT = "REQUEST_FAULT"  # Internal: the request's own; it would fail on another worker too
-QUEUE_FULL = "QUEUE_FULL"  # Overloaded: too many wait
-QUEUE_TIMEOUT = "QUEUE_TIMEOUT"  # Overloaded: it has waited for too long
+REQUEST_FAULT = "REQUEST_FAULT"  # Internal: the request's own fault; it would fail on another worker too
+QUEUE_FULL = "QUEUE_FULL"  # Overloaded: too many requests wait
+QUEUE_TIMEOUT = "QUEUE_TIMEOUT"  # Overloaded: the request waited for too long
 MODEL_NOT_FOUND = "MODEL_NOT_FOUND"  # NotFound
 
 

@@ -1,4 +1,4 @@
-"""Packages that only some options need."""
+"""Optional packages that only some options need."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from quire.errors import StartupError
 
 @contextlib.contextmanager
 def needed(option: str, package: str, extra: str) -> Iterator[None]:
-    """Around what imports the package.
+    """Wraps the import of an optional package.
 
     Args:
-        option: that needs it, as the user gave it.
-        extra: of Quire, that brings it.
+        option: the option that needs it, as the user gave it.
+        extra: the extra of Quire that installs it.
 
     Raises:
-        StartupError: it cannot be imported; says how to install it.
+        StartupError: it cannot be imported; the message says how to install it.
     """
     try:
         yield

@@ -1,5 +1,5 @@
 """Health checks for containers: `python -m quire.healthcheck grpc HOST:PORT [SERVICE]`, `… http URL`,
-`… unix PATH URL`, which asks at a Unix socket.
+`… unix PATH URL`, which asks over a Unix socket.
 
 Exits with 0 when healthy, else with 1 and a line that says why. TLS between the services is configured by the same
 environment variables as for the services themselves.
@@ -27,7 +27,7 @@ _SECONDS = 4.0  # below the time-out of the checks in compose.yaml
 
 
 def main(arguments: Sequence[str]) -> str:
-    """What is wrong; empty when nothing is."""
+    """Runs the check; returns what is wrong, or an empty string."""
     match list(arguments):
         case ["grpc", address]:
             return asyncio.run(check_grpc(address, ""))
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> str:
 
 
 async def check_grpc(address: str, service: str) -> str:
-    """Asks a gRPC health service; health checks need no token."""
+    """Asks a gRPC health service; health checks need no token. Returns what is wrong, or an empty string."""
     security = RpcSecurityOptions(
         grpc_tls_certfile=os.environ.get("QUIRE_GRPC_TLS_CERTFILE") or None,
         grpc_tls_keyfile=os.environ.get("QUIRE_GRPC_TLS_KEYFILE") or None,
@@ -58,7 +58,7 @@ async def check_grpc(address: str, service: str) -> str:
 
 
 def check_http(url: str) -> str:
-    """Asks for a page; any status but 200 is a failure."""
+    """Fetches a page; any status but 200 is a failure. Returns what is wrong, or an empty string."""
     if not url.startswith(("http://", "https://")):
         return f"{url} is no http address"
     try:
@@ -69,7 +69,7 @@ def check_http(url: str) -> str:
 
 
 def check_unix(path: str, url: str) -> str:
-    """The same of who listens at a file, such as `/run/quire.sock /health`."""
+    """Like `check_http` over a Unix socket, such as `/run/quire.sock /health`."""
     connection = UnixConnection(path, _SECONDS)
     try:
         connection.request("GET", url)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 class HistogramSnapshot:
     """A histogram at one moment."""
 
-    bounds: tuple[float, ...]  # rising; the bucket up to infinity is not listed
+    bounds: tuple[float, ...]  # ascending; the last bucket, up to infinity, is not listed
     counts: tuple[int, ...]  # not cumulative; one more than bounds
     sum: float
 
 
 class Histogram:
-    """Written from one thread, read from any. A tenth of the cost of a locked one, so it can stand on a hot path."""
+    """Written from one thread, read from any. A tenth of the cost of one with a lock, so it fits on a hot path."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -25,15 +25,15 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts one observation in the first bucket whose bound is not below it."""
+        """Counts an observation in the first bucket whose bound is at least `value`."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     @property
     def sum(self) -> float:
-        """Of all observations."""
+        """Sum of all observations."""
         return self._sum
 
     def snapshot(self) -> HistogramSnapshot:
-        """The state now."""
+        """The histogram's current state."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum)

@@ -1,4 +1,4 @@
-"""How much of this machine's memory is left."""
+"""How much memory this machine has left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int:
-    """Memory that a process can still take: what the machine has, and what the control group allows."""
+    """Memory that a process can still allocate: the lower of what the machine has left and what the control group
+    allows."""
     text = memory.read_text(encoding="ascii")
     available = next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("MemAvailable"))
     limit, used = group / "memory.max", group / "memory.current"

@@ -1,4 +1,4 @@
-"""Models from elsewhere: the Hugging Face hub, ModelScope, and S3."""
+"""Downloads models from the Hugging Face hub, ModelScope, and S3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from quire.errors import StartupError
 from quire.extras import needed
 
-# The value of --hf-token that stands for the login that `hf auth login` has stored.
+# Value of --hf-token that stands for the login stored by `hf auth login`.
 STORED_LOGIN = "login"
 S3 = "s3://"
-# As vLLM has them, and as AWS's tools read them.
+# vLLM's variable names → those that AWS's tools read.
 _S3_VARIABLES = {
     "S3_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY": "AWS_SECRET_ACCESS_KEY",
     "S3_ENDPOINT_URL": "AWS_ENDPOINT_URL",
@@ -23,22 +23,22 @@ _S3_VARIABLES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Files of a model."""
+    """The files wanted of a model."""
 
     name: str
     revision: str | None = None
-    patterns: Sequence[str] = ()  # of those that are needed, such as "*.safetensors"
-    ignored: Sequence[str] = ()  # and of those among them that are not
+    patterns: Sequence[str] = ()  # files to include, such as "*.safetensors"
+    ignored: Sequence[str] = ()  # of the included files, those to leave out
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Where models are downloaded from, and to.
+    """Where models are downloaded from and stored.
 
     Attributes:
-        folder: where they are kept; the Hugging Face cache, or ModelScope's, when None.
-        token: of the Hugging Face hub; None: HF_TOKEN or the stored login, where there are any.
-        use_modelscope: takes ModelScope in place of the Hugging Face hub.
+        folder: where models are stored; None means the Hugging Face cache, or ModelScope's.
+        token: token of the Hugging Face hub; None means HF_TOKEN or the stored login, if there is one.
+        use_modelscope: whether to use ModelScope instead of the Hugging Face hub.
     """
 
     folder: str | None = None
@@ -46,10 +46,10 @@ class Hub:
     use_modelscope: bool = False
 
     def fetch(self, wanted: Wanted) -> Path:
-        """The model's folder, with these files; those that are there already are not read again.
+        """Downloads the files; returns the model's folder. Files that are there already are not downloaded again.
 
         Raises:
-            StartupError: the model cannot be had; says why and what to do.
+            StartupError: the model cannot be downloaded; the message says why and what to do.
         """
         if wanted.name.startswith(S3):
             return self._from_s3(wanted)
@@ -84,7 +84,7 @@ class Hub:
         return Path(folder)
 
     def _from_s3(self, wanted: Wanted) -> Path:
-        """By the package of runai_streamer, with the variables S3_* or AWS_*."""
+        """Downloads with the package runai_model_streamer, which reads the variables S3_* or AWS_*."""
         with needed(f"--model {wanted.name}", "runai-model-streamer-s3", "runai"):
             from runai_model_streamer import pull_files
         cache = Path(self.folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire")
@@ -94,7 +94,7 @@ class Hub:
             if value := os.environ.get(ours):
                 os.environ.setdefault(theirs, value)
         try:
-            ignored = [*wanted.ignored, *(f"*/{pattern}" for pattern in wanted.ignored)]  # of keys, or of names
+            ignored = [*wanted.ignored, *(f"*/{pattern}" for pattern in wanted.ignored)]  # match keys, or file names
             pull_files(wanted.name, str(folder), [*wanted.patterns], ignored)
         except Exception as error:
             raise StartupError(f"No model {wanted.name}: the storage did not give it ({error}).") from error
@@ -102,7 +102,7 @@ class Hub:
 
 
 def _explained(wanted: Wanted, error: Exception) -> str:
-    """What went wrong with the Hugging Face hub, and what to do about it."""
+    """Explains what went wrong with the Hugging Face hub, and what to do about it."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,

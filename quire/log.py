@@ -1,4 +1,4 @@
-"""Logging: one line per event on standard error, or in a file, with the service's name and the request's id."""
+"""Logging: one line per event on standard error or in a file, with the service's name and the request id."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _CONFIG_FLAG = "--log-config-file"
 
 
 class Terminal(Protocol):
-    """What log lines are written to."""
+    """The stream that log lines are written to."""
 
     def write(self, text: str, /) -> object:
-        """Takes text."""
+        """Writes text."""
 
     def flush(self) -> None:
-        """Shows it."""
+        """Flushes what was written."""
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people."""
+    """Formats records as lines for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and behind it where an error came from."""
+        """The line, followed by the traceback of an error."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         suffix = f" [{_request_id(record)}]" if _request_id(record) else ""
         error = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
@@ -43,10 +43,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line for log collectors."""
+    """Formats records as JSON lines for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """A JSON object."""
+        """The record as a JSON object."""
         entry = {
             "time": record.created, "level": record.levelname.lower(), "service": _service(record),
             "logger": record.name, "message": record.getMessage(),
@@ -67,7 +67,7 @@ def _request_id(record: logging.LogRecord) -> str:
 
 
 class _Records:
-    """Makes the records of this process, which say whose they are."""
+    """The record factory of this process: adds the service's name and the request id."""
 
     def __init__(self, service: str, options: LogOptions) -> None:
         self.service = service
@@ -83,12 +83,12 @@ _FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
 def setup_logging(service: str, options: LogOptions, part: str = "", terminal: Terminal | None = None) -> None:
-    """Points the root logger of this process at standard error and at the log file, or where --log-config-file says.
+    """Configures the root logger for standard error and the log file, or as --log-config-file says.
 
     Args:
-        service: what the lines name; a process of `quire serve` goes by the name that it has there.
-        part: of the service, such as one of its ranks.
-        terminal: in place of standard error.
+        service: name in the log lines; a process started by `quire serve` uses the name it got there.
+        part: part of the service, such as one of its ranks.
+        terminal: used in place of standard error.
 
     Raises:
         StartupError: the log file cannot be written, or the configuration cannot be followed.
@@ -103,7 +103,7 @@ def setup_logging(service: str, options: LogOptions, part: str = "", terminal: T
         handler.setFormatter(formatter)
     logging.basicConfig(level=options.log_level.upper(), handlers=handlers, force=True)
     sys.excepthook = _log_uncaught
-    # Libraries report at info what only a developer of theirs wants to know.
+    # At level info, libraries log what interests only their developers.
     for noisy in ("grpc", "httpx", "httpcore", "urllib3", "filelock", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if options.log_config_file is not None:
@@ -111,9 +111,10 @@ def setup_logging(service: str, options: LogOptions, part: str = "", terminal: T
 
 
 def _follow(path: str, terminal: Terminal | None) -> None:
-    """
+    """Configures logging from a file.
+
     Args:
-        terminal: takes the place of standard output and standard error for what the file has.
+        terminal: replaces standard output and standard error for the handlers in the file.
     """
     config = _read_config(path)
     with contextlib.ExitStack() as stack:
@@ -121,7 +122,7 @@ def _follow(path: str, terminal: Terminal | None) -> None:
             stack.enter_context(contextlib.redirect_stderr(cast("TextIO", terminal)))
             stack.enter_context(contextlib.redirect_stdout(cast("TextIO", terminal)))
         try:
-            # Loggers that are there already are those of all our modules.
+            # The existing loggers are those of Quire's own modules.
             logging.config.dictConfig({"disable_existing_loggers": False, **config})
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
             reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
@@ -129,11 +130,12 @@ def _follow(path: str, terminal: Terminal | None) -> None:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    """
+    """Reads a logging configuration, YAML or JSON.
+
     Raises:
-        StartupError: there is no such file, or something else is in it.
+        StartupError: the file cannot be read, or contains something else.
     """
-    import yaml  # slow, and most have no file
+    import yaml  # slow to import, and rarely needed
 
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -147,18 +149,18 @@ def _read_config(path: str) -> dict[str, Any]:
 
 def _open_log_file(path: str) -> logging.Handler:
     try:
-        # Looks before each line whether the file was moved away, so that it can be rotated.
+        # Checks before each line whether the file was moved away, so that it can be rotated.
         return WatchedFileHandler(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StartupError(f"--log-file {path} cannot be written: {error.strerror}.") from error
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """What ends a process stands in its log too."""
+    """Logs the exception that ends the process."""
     logging.getLogger().critical("ended by an error", exc_info=(kind, error, traceback))
 
 
 def log_options() -> LogOptions:
-    """The options that this process logs by, for processes of its own."""
+    """The logging options of this process, for the processes it starts."""
     records = logging.getLogRecordFactory()
     return records.options if isinstance(records, _Records) else LogOptions()

@@ -1,4 +1,4 @@
-"""Prometheus: the process's registry and its endpoint."""
+"""Prometheus metrics: the process's registry and its endpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry with the process's own figures. Passed as a value; nothing registers globally."""
+    """A registry with the process's own metrics. Passed around as a value; nothing is registered globally."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""From a path or a name on a hub to a folder, or to a file that is a whole model."""
+"""Resolves a path, or a name on a hub, to a model's folder, or to a file that is a whole model."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from quire.gguf.files import is_gguf, model_in
 from quire.gguf.place import chosen_file, split_name
 from quire.hub import S3, Hub, Wanted
 
-# The models in the box: their names for users, and their folders in the package demo_model.
+# Names of the bundled models, which are also their folders in the package demo_model.
 DEMO_MODEL = "quire-demo"
-_IN_THE_BOX = (DEMO_MODEL, "quire-demo-draft")  # the second guesses for the first
+_IN_THE_BOX = (DEMO_MODEL, "quire-demo-draft")  # the second is the draft model of the first
 _CONFIGURATIONS = ("config.json", "params.json")
 
 
 def model_folder(wanted: Wanted, hub: Hub) -> Path:
-    """The model's folder: its name if that is a path, the one in the box, or a download.
+    """Returns the model's folder: a local path, the folder of a bundled model, or a download.
 
-    Or its file in GGUF: if that is a path, the only one in a folder that has no configuration, or a download of
+    Or returns its GGUF file: a local path, the only one in a folder without a configuration, or a download of
     `owner/name:file.gguf`.
 
     Raises:
-        StartupError: there is no such folder, or the hub does not give the model.
+        StartupError: there is no such folder, or the hub does not provide the model.
     """
     check_path(wanted.name)
     path = Path(wanted.name)
@@ -42,9 +42,10 @@ def model_folder(wanted: Wanted, hub: Hub) -> Path:
 
 
 def check_path(model: str) -> None:
-    """
+    """Checks that a model given as a path exists.
+
     Raises:
-        StartupError: it can only be a path, and there is no such folder or file.
+        StartupError: it can only be a path, and no such folder or file exists.
     """
     path = Path(model)
     if is_gguf(path) and (path.is_file() or ":" in model):

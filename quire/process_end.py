@@ -1,4 +1,4 @@
-"""How a process of Quire ends."""
+"""How a Quire process ends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 
 def run_to_end(work: Callable[[], None]) -> None:
-    """Does what a process is for, and ends it as the interpreter would, but for two things.
+    """Runs the process's work and ends it as the interpreter would, with two exceptions.
 
-    Its memory goes back as it is: else the interpreter looks all of it through for cycles on its way out, a second's
-    work where torch is imported. And where a daemon thread is left, the interpreter is not taken apart: the thread may
-    be in a library's code, which nothing can end, and would abort the process as it comes back from there.
+    Its memory is released without a final garbage collection, which scans all of it and takes a second if torch is
+    imported. And if a daemon thread is left, the interpreter is not finalized: the thread may be in a library's code,
+    where nothing can end it, and would abort the process when it returned from there.
     """
     status = 0
 
@@ -26,11 +26,11 @@ def run_to_end(work: Callable[[], None]) -> None:
         if any(thread.daemon for thread in threading.enumerate()):
             logging.shutdown()
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                with contextlib.suppress(OSError, ValueError):  # the reader may be gone
                     stream.flush()
             os._exit(status)
 
-    atexit.register(end)  # the first is called last
+    atexit.register(end)  # handlers run in reverse order, so this one runs last
     try:
         work()
     except SystemExit as ending:

@@ -1,4 +1,4 @@
-"""What this machine's processor is called."""
+"""Finds the name of this machine's processor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_name(cpuinfo: Sequence[str] | None = None) -> str:
-    """With the numbers that tell its generation, which the names that hypervisors show do not.
+    """The processor's name with the numbers that identify its generation, which the names that hypervisors show do not.
 
     Args:
-        cpuinfo: lines of /proc/cpuinfo, which is read without.
+        cpuinfo: lines of /proc/cpuinfo; None reads that file.
     """
     if cpuinfo is None:
         cpuinfo = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []

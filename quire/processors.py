@@ -14,16 +14,17 @@ from quire.errors import StartupError
 _SYSTEM = Path("/sys/devices/system")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _FLAG = "--cpu-threads-bind"
-# Of each rank, where its threads are bound to their node: for its own event loop and the services beside it.
+# Cores kept free for each rank whose threads are bound to their node: for its own event loop and the services beside
+# it.
 _RESERVED = 1
-_MOST = 2**16  # processors that Linux can number
+_MOST = 2**16  # upper bound on Linux's processor numbers
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Processor:
-    """One that the system schedules threads on; those of a core with hyperthreads are several."""
+    """A logical processor, as the system schedules threads on; a core with hyperthreads has several."""
 
     number: int
     core: int  # number of the core's first processor
@@ -32,10 +33,10 @@ class Processor:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use of it, whatever there is beside.
+    """The part of the machine that this process may use.
 
     Attributes:
-        quota: processors' worth of time that the control group allows; None if it sets no limit.
+        quota: CPU time that the control group allows, in processors; None means no limit.
     """
 
     processors: tuple[Processor, ...]
@@ -54,11 +55,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Placement:
-    """Of one rank's threads.
+    """Where one rank's threads and memory are placed.
 
     Attributes:
-        processors: numbers of those that its threads are bound to; none where the system chooses.
-        nodes: where its memory is, evenly; none where the system chooses.
+        processors: numbers of the processors that its threads are bound to; empty if the system chooses.
+        nodes: NUMA nodes over which its memory is spread evenly; empty if the system chooses.
     """
 
     threads: int
@@ -69,10 +70,11 @@ class Placement:
 def read_machine(
     system: Path = _SYSTEM, control_group: Path = _CONTROL_GROUP, allowed: Collection[int] | None = None
 ) -> Machine:
-    """
+    """Reads the machine's topology and the control group's quota.
+
     Args:
-        system, control_group: folders of the kernel's.
-        allowed: processors that this process may run on; by default, those of its affinity.
+        system, control_group: the kernel's folders.
+        allowed: processors that this process may run on; None means those of its affinity.
     """
     nodes = {
         number: int(folder.name.removeprefix("node"))
@@ -91,15 +93,15 @@ def place_rank(
     bind: str, machine: Machine, rank: int = 0, ranks: int = 1, *, threads: int | None = None,
     reserved: int | None = None,
 ) -> Placement:  # fmt: skip
-    """Where the threads of one of the ranks of this machine run.
+    """Decides where the threads of one of this machine's ranks run.
 
     Args:
         bind: --cpu-threads-bind: auto, all, nobind, or lists of processors.
-        threads: --cpu-threads; by default one on each core, or processor, that the rank has.
-        reserved: --cpu-reserved-cores: cores of each rank that are left to others.
+        threads: --cpu-threads; None means one on each core, or processor, that the rank has.
+        reserved: --cpu-reserved-cores: number of each rank's cores that are left to others; None means the default.
 
     Raises:
-        StartupError: lists do not go with the ranks or with what this process may use.
+        StartupError: the lists do not match the ranks or the processors that this process may use.
     """
     if bind in ("auto", "all", "nobind"):
         own, bound = _own_processors(bind, machine, rank, ranks)
@@ -118,9 +120,10 @@ def place_rank(
 
 
 def _own_processors(bind: str, machine: Machine, rank: int, ranks: int) -> tuple[Sequence[Processor], bool]:
-    """Those of a rank, and whether its threads are bound to them.
+    """The processors of a rank, and whether its threads are bound to them.
 
-    With several NUMA nodes each rank gets its own ones, or its part of one; in one there is nothing to gain.
+    With several NUMA nodes, each rank gets its own nodes, or a part of one; with a single node there is nothing to
+    gain.
     """
     count = len(machine.nodes)
     if bind == "all":
@@ -137,13 +140,14 @@ def _own_processors(bind: str, machine: Machine, rank: int, ranks: int) -> tuple
 
 
 def _part(items: Sequence[T], index: int, parts: int) -> Sequence[T]:
-    """One of so many even parts, never empty: where there are too few, they are shared."""
+    """One of `parts` even parts of the items, never empty: if there are too few items, parts share them."""
     start, end = index * len(items) // parts, (index + 1) * len(items) // parts
     return items[start : max(end, start + 1)]
 
 
 def _listed(bind: str, machine: Machine, ranks: int) -> list[Sequence[Processor]]:
-    """
+    """Parses the lists of processors in `bind`, one per rank.
+
     Raises:
         StartupError: see place_rank.
     """
@@ -165,7 +169,7 @@ def _listed(bind: str, machine: Machine, ranks: int) -> list[Sequence[Processor]
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """Those of a list as the kernel writes it: 0-3,8."""
+    """Parses a list as the kernel writes it: 0-3,8."""
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         if int(last or first) >= _MOST:
@@ -174,7 +178,7 @@ def _numbers(text: str) -> Iterator[int]:
 
 
 def _quota(control_group: Path) -> float | None:
-    """What cpu.max says, or the two files that stood for it in the first version of control groups."""
+    """Reads the quota from cpu.max, or from the two files that preceded it in version 1 of control groups."""
     newer, older = control_group / "cpu.max", control_group / "cpu"
     try:
         if newer.exists():

@@ -1,4 +1,4 @@
-"""A prompt as rows of the model's input embeddings, in place of token ids: raw bytes, their type and their shape."""
+"""A prompt as rows of the model's input embeddings instead of token ids: raw bytes with a dtype and a shape."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from types import MappingProxyType
 from quire.errors import InvalidRequest
 
 FLAG = "--enable-prompt-embeds"
-# Of one prompt: a message on the wire has room for it, and for all else that goes with a request.
+# Limit for one prompt: a message on the wire has room for this and for everything else in a request.
 MAX_PROMPT_EMBEDS_BYTES = 12 * 2**20
-# Of all requests that a gateway, or an engine, has at a time.
+# Limit for all live requests of a gateway, or of an engine, together.
 MAX_LIVE_EMBEDS_BYTES = 2**30
-# Bytes of a value, by type.
+# Dtype → bytes per value.
 DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 _NAME = "prompt_embeds"
 
 
 def check_taken(hidden_size: int) -> None:
-    """
+    """Checks that prompt embeddings are accepted.
+
     Args:
         hidden_size: see PromptEmbeds.check.
 
     Raises:
-        InvalidRequest: none are taken.
+        InvalidRequest: they are not.
     """
     if not hidden_size:
         raise InvalidRequest(f"{_NAME} are taken only by engines that are started with {FLAG}.", parameter=_NAME)
@@ -34,7 +35,7 @@ def check_taken(hidden_size: int) -> None:
 
 @dataclass(frozen=True)
 class PromptEmbeds:
-    """What stands at each position of a prompt: [tokens, hidden_size], row by row, little-endian."""
+    """The embeddings of a prompt's positions: [tokens, hidden_size], row by row, little-endian."""
 
     dtype: str
     hidden_size: int
@@ -42,28 +43,28 @@ class PromptEmbeds:
 
     @property
     def num_tokens(self) -> int:
-        """Rows; 0 where there are none, or the shape is none."""
+        """Number of rows; 0 if there are none, or the shape is invalid."""
         return len(self.data) // size if (size := self._row_bytes) > 0 else 0
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Names the content: equal for equal embeddings of one type, and for no others."""
+        """Identifies the content: equal only for equal embeddings of the same dtype."""
         head = f"{self.dtype} {self.hidden_size} ".encode()
         return hashlib.sha256(head + hashlib.sha256(self.data).digest()).digest()
 
     def rows(self, first: int, end: int | None = None) -> PromptEmbeds:
-        """Some of the rows."""
+        """The rows from `first` up to `end`; None means up to the last one."""
         last = None if end is None else end * self._row_bytes
         return PromptEmbeds(self.dtype, self.hidden_size, self.data[first * self._row_bytes : last])
 
     def check(self, hidden_size: int) -> None:
-        """Whether a model can take them, but for their values.
+        """Checks whether a model can take them; the values themselves are not checked.
 
         Args:
-            hidden_size: values of each embedding of the model; 0 where its worker takes none.
+            hidden_size: the model's hidden size; 0 if its worker accepts no embeddings.
 
         Raises:
-            InvalidRequest: says what is wrong with them, or that none are taken.
+            InvalidRequest: they are not accepted, or are malformed; the message says how.
         """
         check_taken(hidden_size)
         if self.dtype not in DTYPES:

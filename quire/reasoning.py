@@ -1,7 +1,7 @@
-"""Where a model's thinking begins and ends in its tokens: one reading of it for all services.
+"""Tracks where a model's reasoning begins and ends in its tokens, the same way in all services.
 
-The gateway counts the tokens of thinking, the tokenizer service matches no stop string in it, engines have constraints
-begin after it.
+The gateway counts the reasoning tokens, the tokenizer service matches no stop string in them, and engines apply
+constraints only after them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ MAX_MARK_TOKENS = 16
 
 
 class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
-    """The runs of tokens that open and close the thinking; see the wire's message of that name."""
+    """The token sequences that open and close the reasoning; see the wire's message of that name."""
 
     start_token_ids: tuple[int, ...] = ()
     end_token_ids: tuple[int, ...] = ()
-    is_open: bool = False  # the prompt has opened it already
-    is_optional: bool = False  # only an output that opens it thinks; otherwise all up to the end mark is thinking
-    blank_token_ids: tuple[int, ...] = ()  # line breaks, which frame the marks and belong to neither part
+    is_open: bool = False  # whether the prompt has opened it already
+    is_optional: bool = False  # reasoning only after a start mark; otherwise all up to the end mark is reasoning
+    blank_token_ids: tuple[int, ...] = ()  # line breaks, which surround the marks and belong to neither part
 
     def check(self, parameter: str, vocab_size: int = 2**32) -> None:
-        """
+        """Checks the marks.
+
         Raises:
-            InvalidRequest: a mark has too many tokens, or one that is needed has none, or tokens are none of the
-                vocabulary's.
+            InvalidRequest: a mark has too many tokens, a required one has none, or a token is not in the vocabulary.
         """
         for name, needed in (
             ("start_token_ids", self.is_optional),
@@ -47,45 +47,45 @@ class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReasoningTracker:
-    """Follows one sequence through its thinking, token by token.
+    """Follows one sequence through its reasoning, token by token.
 
-    Contract: however the tokens come, one by one or many at a time, the state after them is the same. An output opens
-    its thinking at its beginning or not at all, and what comes after the end mark is never thinking again.
+    Contract: the state does not depend on whether tokens come one by one or many at a time. An output opens its
+    reasoning at its beginning or not at all, and what comes after the end mark is never reasoning again.
 
     Attributes:
-        thinks: the next token belongs to the thinking, or to the mark that ends it.
-        answers: a token of the answer has come: neither thinking, nor a mark, nor a blank before or behind one.
-        num_tokens: tokens of thinking so far, without the marks.
+        thinks: whether the next token belongs to the reasoning, or to the mark that ends it.
+        answers: whether a token of the answer has come: neither reasoning, nor a mark, nor a blank before or after one.
+        num_tokens: reasoning tokens so far, without the marks.
     """
 
     def __init__(self, marks: ReasoningMarks, *, after_blanks: bool = True) -> None:
         """
         Args:
-            marks: checked.
-            after_blanks: a start mark may have blanks before it. Without, a blank at the beginning is what comes
-                without a start mark.
+            marks: marks that passed `check`.
+            after_blanks: whether a start mark may have blanks before it. If not, a blank at the beginning means that no
+                start mark comes.
         """
         self._marks = marks
         self._passed_blanks = marks.blank_token_ids if after_blanks else ()
-        self._opening: tuple[int, ...] = ()  # what has come of a start mark, while it may still come
+        self._opening: tuple[int, ...] = ()  # the part of a start mark seen so far, while it may still complete
         self._may_open = bool(marks.start_token_ids)
-        self._recent: tuple[int, ...] = ()  # the last tokens of thinking, as many as the end mark has
+        self._recent: tuple[int, ...] = ()  # the last reasoning tokens, as many as the end mark has
         self.thinks = marks.is_open or not marks.is_optional
         self.answers = False
         self.num_tokens = 0
 
     @property
     def opening_token_id(self) -> int | None:
-        """The token that would begin the start mark, or go on with it; None where none can come any more."""
+        """The token that would begin or continue the start mark; None if no start mark can come any more."""
         return self._marks.start_token_ids[len(self._opening)] if self._may_open else None
 
     @property
     def is_opening(self) -> bool:
-        """Whether a part of a start mark has come."""
+        """Whether the output is inside a start mark."""
         return bool(self._opening) and self._may_open
 
     def advance(self, token_ids: Iterable[int]) -> None:
-        """Goes on by some tokens."""
+        """Processes further tokens."""
         for token_id in token_ids:
             if self.answers:
                 return
@@ -100,7 +100,7 @@ class ReasoningTracker:
             self.answers = True
 
     def _advance_opening(self, token_id: int) -> None:
-        """At the output's beginning, where a start mark may come even if the prompt has one."""
+        """Handles a token at the output's beginning, where a start mark may come even if the prompt has one."""
         opening = (*self._opening, token_id)
         start = self._marks.start_token_ids
         if opening == start:
@@ -124,10 +124,10 @@ class ReasoningTracker:
 
 
 class StretchCounter:
-    """Counts the tokens between marks that may come again and again, as messages of a channel do.
+    """Counts the tokens between marks that may recur, like the messages of a channel.
 
     Attributes:
-        num_tokens: so far, without the marks.
+        num_tokens: number of tokens so far, without the marks.
     """
 
     def __init__(self, start_token_ids: tuple[int, ...], end_token_ids: tuple[int, ...]) -> None:
@@ -137,7 +137,7 @@ class StretchCounter:
         self.num_tokens = 0
 
     def advance(self, token_ids: Iterable[int]) -> None:
-        """Goes on by some tokens."""
+        """Processes further tokens."""
         for token_id in token_ids:
             mark = self._marks[self._inside]
             self.num_tokens += self._inside

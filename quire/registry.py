@@ -1,6 +1,6 @@
-"""What stands behind the values of an option: tables by name, whose entries may be imported when they are taken.
+"""Registries: tables of an option's values by name, whose entries may be imported only when chosen.
 
-`quire/options` names the values and imports no service; the service's table has what they stand for.
+`quire/options` lists the names and imports no service; the service's table maps them to implementations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def registry(flag: str, names: Collection[str], table: Mapping[str, T]) -> Mapping[str, T]:
-    """The table, read-only.
+    """Returns the table, read-only.
 
     Args:
-        names: values that the option takes, and that must be in the table.
+        names: values that the option takes, which must be exactly the table's keys.
 
     Raises:
         RuntimeError: names and table differ.
@@ -31,7 +31,7 @@ def registry(flag: str, names: Collection[str], table: Mapping[str, T]) -> Mappi
 
 
 def load_entry(flag: str, table: Mapping[str, str], name: str) -> Any:
-    """What an entry `module:attribute` names.
+    """Loads the object that an entry `module:attribute` names.
 
     Raises:
         StartupError: there is no entry of that name.
@@ -43,10 +43,10 @@ def load_entry(flag: str, table: Mapping[str, str], name: str) -> Any:
 
 
 def load_plugin(flag: str, table: Mapping[str, str], group: str, name: str) -> Any:
-    """What an installed package offers under that name, as an entry point of the group.
+    """Loads the entry point with this name and group from an installed package.
 
     Raises:
-        StartupError: none does, or it cannot be imported.
+        StartupError: there is none, or it cannot be imported.
     """
     plugins = importlib.metadata.entry_points(group=group)
     if name not in plugins.names:
@@ -61,10 +61,10 @@ def load_plugin(flag: str, table: Mapping[str, str], group: str, name: str) -> A
 
 
 def load_qualified(name: str) -> Any:
-    """What `package.module.Name` or `package.module:Name` stands for; None where the module has no such name.
+    """Loads `package.module.Name` or `package.module:Name`; None means that the module has no such name.
 
     Raises:
-        ValueError: it names no module, or one that cannot be imported; says why.
+        ValueError: it names no module, or one that cannot be imported; the message says why.
     """
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module:

@@ -1,4 +1,4 @@
-"""What a model is served for: a worker generates, or makes vectors and classes of texts, and never both."""
+"""Runners: a worker either generates, or computes embeddings and classes of texts (pooling), never both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _USES = {
 
 
 def wrong_runner(model: str, served_by: str) -> InvalidRequest:
-    """What a request gets for a model that is served by the other runner."""
+    """The error for a request whose model is served with the other runner."""
     other = POOLING if served_by == GENERATE else GENERATE
     return InvalidRequest(
         f"The model {model[:200]!r} is served with --runner {served_by}. {_USES[served_by]} This request needs a model "

@@ -1,7 +1,8 @@
-"""How a request wants its tokens sampled: THE list of parameters, with their neutral values and bounds.
+"""How a request wants its tokens sampled: the authoritative list of parameters, with their neutral values and bounds.
 
-The wire's `SamplingParams` and the gateway's request fields have the same names; conversions go by this list. So a new
-parameter is a field here, in the wire's message and among the gateway's fields, and a stage in `engine_svc/sampling`.
+The wire's `SamplingParams` and the gateway's request fields have the same names; conversions iterate over this list. A
+new parameter is thus a field here, in the wire's message and among the gateway's fields, and a stage in
+`engine_svc/sampling`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ from quire.bounds import MAX_CHOICES, MAX_REPETITION_PATTERN_SIZE, MAX_SPECULATI
 from quire.reasoning import ReasoningMarks
 
 _COUNT = Bound(0, 2**31 - 1)
-# Marks what a model's generation config may have another default for.
+# Marks fields whose default a model's generation config may override.
 _MODEL_DEFAULT = "model default"
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):
-    """When a sequence repeats itself; see the wire's message of that name. In HTTP requests it is the same."""
+    """When a sequence counts as repeating itself; see the wire's message of that name. HTTP requests use the same
+    fields."""
 
     max_pattern_size: int = 0  # in tokens; 0 detects nothing
     min_pattern_size: int = 0  # 0 means 1
     min_count: int = 0
 
     def check(self, parameter: str) -> None:
-        """
+        """Checks the bounds of all fields.
+
         Raises:
             InvalidRequest: a number is out of bounds.
         """
@@ -51,9 +54,9 @@ class LogitsProcessorCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
-    """How to turn logits into tokens; the meaning of each field is told in protos/quire/v1/common.proto.
+    """How to turn logits into tokens; protos/quire/v1/common.proto explains each field.
 
-    An array on the wires between the processes of a worker: all of them run the same code.
+    Encoded as an array between the processes of a worker, which all run the same code.
     """
 
     n: Annotated[int, Bound(1, MAX_CHOICES)] = 1
@@ -72,7 +75,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None  # None: none wanted; 0: the sampled token's only
     prompt_logprobs: int | None = None
-    processed_logprobs: bool = False  # of what tokens are drawn from, whatever the server's --logprobs-mode
+    processed_logprobs: bool = False  # of the distribution sampled from, whatever the server's --logprobs-mode
     logprob_token_ids: tuple[int, ...] = ()  # in place of the most likely ones
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
@@ -80,17 +83,18 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     thinking_token_budget: Annotated[int | None, _COUNT] = None  # None: no bound
     vllm_xargs: bytes = b""  # JSON, for the operator's logits processors
     logits_processors: tuple[LogitsProcessorCall, ...] = ()
-    # Most tokens that are guessed at a time, 0 for none; None: as many as the server would. Output is the same.
+    # Maximum number of draft tokens at a time, 0 for none; None means as many as the server would use. The output is
+    # the same.
     num_speculative_tokens: Annotated[int | None, Bound(0, MAX_SPECULATIVE_TOKENS)] = None
     reasoning: ReasoningMarks | None = None  # None where nothing depends on it
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it takes the likeliest token, always."""
+        """Whether the most likely token is always picked."""
         return is_greedy(self.temperature)
 
     def given(self) -> dict[str, Any]:
-        """The fields that are not neutral."""
+        """The fields that differ from their neutral values."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: value for name, value in fields.items() if value != getattr(NEUTRAL, name)}
 
@@ -99,7 +103,7 @@ NEUTRAL = SamplingParameters()
 
 
 def _notes() -> dict[str, tuple[object, ...]]:
-    """What stands beside the type of each field that has anything there."""
+    """The annotations of each field's type."""
     hints = get_type_hints(SamplingParameters, include_extras=True)
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 

@@ -1,4 +1,4 @@
-"""The address of a server, as clients are given it."""
+"""Parses the address of a server, as clients are given it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from quire.unix_socket import HOST, socket_path
 
 
 def split_url(flag: str, url: str, example: str) -> SplitResult:
-    """The parts of the address; of unix:PATH, those of the host that requests name there.
+    """The parts of the address; for unix:PATH, those of the host that requests name there.
 
     Raises:
-        StartupError: it is none.
+        StartupError: it is not a valid address.
     """
     try:
         parts = urlsplit(f"http://{HOST}" if socket_path(url) else url)
-        host, port = (parts.hostname or "").encode("idna"), parts.port  # raise what is wrong with them
+        host, port = (parts.hostname or "").encode("idna"), parts.port  # both raise ValueError if invalid
     except ValueError:
         host, port = b"", 0
     if not host or port == 0 or parts.scheme not in ("http", "https"):

@@ -1,6 +1,6 @@
-"""The ties of a process to the `quire serve` that started it: it says how far it is, and ends when its parent does.
+"""A process's link to the `quire serve` that started it: it reports its progress, and ends when its parent does.
 
-In a process that was started by hand all of this does nothing.
+In a process that was started by hand, all of this does nothing.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ _PROCESS = "QUIRE_SUPERVISOR_PROCESS"
 _NAME = "QUIRE_SUPERVISED_NAME"
 _SEND_SECONDS = 1.0
 _MAX_REPORT_BYTES = 2**16
-CREDENTIALS = struct.Struct("iii")  # of a peer: process, user, group
+CREDENTIALS = struct.Struct("iii")  # a peer's process, user and group ids
 _PR_SET_PDEATHSIG = 1
 
 
 class Stage(StrEnum):
-    """How far a process is."""
+    """How far a process's startup has come."""
 
     STARTING = "starting"
     DOWNLOADING = "downloading"
     COMPILING = "compiling kernels"
-    LOADING = "loading weights"  # the options go together and the configuration is sound: what is left takes time
+    LOADING = "loading weights"  # the options are consistent and the configuration is sound; the rest just takes time
     WARMING_UP = "warming up"
-    WAITING = "waiting"  # for other services; the message says for what
+    WAITING = "waiting"  # for other services; the message says which
     READY = "ready"
     FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a process says of itself."""
+    """A process's report on itself."""
 
     name: str
     stage: Stage
-    fraction: float | None = None  # of the stage that is done, from 0 to 1
-    message: str = ""  # what FAILED and WAITING are to tell the user
+    fraction: float | None = None  # share of the stage that is done, from 0 to 1
+    message: str = ""  # text for the user with FAILED and WAITING
 
     @staticmethod
     def decode(data: bytes) -> Report:
-        """The report in a datagram."""
+        """Parses the report in a datagram."""
         fields = json.loads(data)
         return Report(**fields | {"stage": Stage(fields["stage"])})
 
 
 class Reports:
-    """Where a supervisor hears of its processes: a socket with a name and no file, of which nothing is ever left.
+    """The supervisor's socket for its processes' reports: an abstract one, which leaves no file behind.
 
     Attributes:
-        path: what the processes are told of it.
+        path: its address, as passed to the processes.
     """
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Reports:
         self._socket.bind(_address(self.path))
 
     def fileno(self) -> int:
-        """For those who wait; -1 once closed."""
+        """The file descriptor, for polling; -1 once closed."""
         return self._socket.fileno()
 
     def receive(self) -> Report | None:
-        """The next report; None where it comes from another user's process, who can see the name.
+        """The next report; None if it comes from another user's process, which can see the socket's name.
 
         Raises:
-            BlockingIOError: nothing has come.
+            BlockingIOError: no report is waiting.
         """
         data, ancillary, _, _ = self._socket.recvmsg(_MAX_REPORT_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [
@@ -87,22 +87,22 @@ class Reports:
         return Report.decode(data) if users == [os.getuid()] else None
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the socket. May be called twice."""
         self._socket.close()
 
 
 def _address(path: str) -> str:
-    """A name that begins with @ belongs to no file."""
+    """Translates a path to a socket address; one that begins with @ is an abstract name without a file."""
     return "\0" + path[1:] if path.startswith("@") else path
 
 
 def supervised_environment(name: str, socket_path: str) -> Mapping[str, str]:
-    """What the environment of a child must have, for the child called `name` of this process. See Reports.path."""
+    """Environment variables for this process's child called `name`. For the socket's path see Reports.path."""
     return {_SOCKET: socket_path, _PROCESS: str(os.getpid()), _NAME: name}
 
 
 def control_path(environment: Mapping[str, str]) -> str:
-    """Address of the socket at which the supervisor takes orders; empty without a supervisor."""
+    """Address of the socket on which the supervisor accepts commands; empty without a supervisor."""
     reports = environment.get(_SOCKET, "")
     return _address(f"{reports}.control") if reports else ""
 
@@ -113,7 +113,7 @@ def supervised_name() -> str:
 
 
 def report(stage: Stage, fraction: float | None = None, message: str = "") -> bool:
-    """Tells the supervisor; returns whether there is one that heard it."""
+    """Reports to the supervisor; returns whether one received it."""
     if not (path := os.environ.get(_SOCKET)):
         return False
     told = json.dumps(asdict(Report(supervised_name(), stage, fraction, message))).encode()
@@ -125,17 +125,17 @@ def report(stage: Stage, fraction: float | None = None, message: str = "") -> bo
 
 
 def end_with_supervisor() -> None:
-    """Has the kernel end this process at once when its supervisor is gone, however it went (on Linux)."""
+    """Has the kernel kill this process as soon as its supervisor is gone, however it ended (on Linux)."""
     if parent := os.environ.get(_PROCESS):
         end_with_parent(int(parent))
 
 
 def end_with_parent(parent: int) -> None:
-    """As `end_with_supervisor`, of the process with that number, which has started this one.
+    """Like `end_with_supervisor`, for the parent process with this id.
 
-    It is the end of the thread that started it which counts.
+    What counts is the end of the parent's thread that started this process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before
+        if os.getppid() != parent:  # the parent was gone before
             sys.exit(1)

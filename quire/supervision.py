@@ -1,6 +1,8 @@
-"""What processes of a stack may ask of the `quire serve` that started them: how many data-parallel ranks it runs.
+"""What a stack's processes may ask of the `quire serve` that started them: the number of data-parallel ranks, or a
+change of it.
 
-A line of JSON each way over a socket of the supervisor's, which answers processes of its own user alone.
+Request and answer are a line of JSON each, over a socket of the supervisor's that answers only its own user's
+processes.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ import msgspec
 from quire.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidRequest, QuireError, Unavailable
 from quire.supervised import control_path
 
-MAX_BYTES = 2**16  # of a line
-_MARGIN_SECONDS = 10.0  # beyond the time that the supervisor was given
+MAX_BYTES = 2**16  # per line
+_MARGIN_SECONDS = 10.0  # added to the time that the supervisor was given
 _ERRORS: Mapping[str, type[QuireError]] = MappingProxyType(
     {error.reason: error for error in (DeadlineExceeded, FailedPrecondition, InvalidRequest, Unavailable)}
 )
 
 
 class ScaleRequest(msgspec.Struct, frozen=True):
-    """Asks for another number of ranks; with none, how many there are.
+    """Asks for a new number of ranks; None asks how many there are.
 
     Attributes:
-        drain_seconds: that the requests of ranks which are taken have, before they go on at others.
-        seconds: for all of it.
+        drain_seconds: time for the requests on removed ranks to finish before they are moved to others.
+        seconds: time limit for the whole change.
     """
 
     data_parallel_size: int | None = None
@@ -37,22 +39,22 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 
 
 class ScaleAnswer(msgspec.Struct, frozen=True):
-    """How many ranks there are, and whether that is being changed; or why it cannot be."""
+    """The number of ranks, and whether it is being changed; or why it cannot be."""
 
     data_parallel_size: int = 0
     scaling: bool = False
-    reason: str = ""  # an error's; empty without one
+    reason: str = ""  # an error's reason; empty without an error
     message: str = ""
 
 
 async def ask_supervisor(request: ScaleRequest, environment: Mapping[str, str] = os.environ) -> ScaleAnswer:
-    """What the supervisor answers, once it is done.
+    """Sends a request to the supervisor; returns its answer once it is done.
 
     Raises:
         FailedPrecondition: this process has no supervisor, or its stack cannot be scaled.
-        InvalidRequest: there cannot be so many.
-        DeadlineExceeded: the time was not enough.
-        Unavailable: it is being scaled, or the supervisor is gone.
+        InvalidRequest: this number of ranks is impossible.
+        DeadlineExceeded: the change took too long.
+        Unavailable: a change is under way, or the supervisor is gone.
     """
     if not (path := control_path(environment)):
         raise FailedPrecondition(
@@ -73,7 +75,7 @@ async def _ask(path: str, request: ScaleRequest) -> ScaleAnswer:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         found.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(found, path)  # uvloop's streams take no name without a file
+        await asyncio.get_running_loop().sock_connect(found, path)  # uvloop's streams do not accept abstract names
         reader, writer = await asyncio.open_unix_connection(sock=found, limit=MAX_BYTES)
     except BaseException:
         found.close()

@@ -1,4 +1,4 @@
-"""Unix sockets that HTTP is served at: made by whoever listens, found by clients as `unix:PATH`."""
+"""Unix sockets for HTTP: created by servers, and addressed by clients as `unix:PATH`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.errors import StartupError
 
 FLAG = "--uds"
 SCHEME = "unix:"
-# What requests name as their host: who listens at a file has none.
+# The host that requests name, as a Unix socket has none.
 HOST = "localhost"
 _BACKLOG = 1024
 _CONNECT_SECONDS = 5.0
@@ -26,12 +26,12 @@ def socket_path(url: str) -> str:
 
 @contextlib.contextmanager
 def unix_listener(path: str) -> Iterator[socket.socket]:
-    """A socket that listens at a file, which is gone afterwards. Who may connect is what the umask leaves.
+    """Listens on a Unix socket at `path`, whose file is removed at the end. The umask decides who may connect.
 
-    Connections wait from now on, until somebody takes them. A file that nobody listens at any more is replaced.
+    Connections queue from now on until they are accepted. A stale file that nothing listens on is replaced.
 
     Raises:
-        StartupError: somebody listens there, or no socket can be made there.
+        StartupError: another process listens there, or no socket can be created there.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
@@ -44,15 +44,16 @@ def unix_listener(path: str) -> Iterator[socket.socket]:
             yield listener
         finally:
             listener.close()
-            with contextlib.suppress(OSError, StartupError):  # it may be another's by now
+            with contextlib.suppress(OSError, StartupError):  # it may belong to another process by now
                 _remove_stale(path)
 
 
 def _remove_stale(path: str) -> None:
-    """
+    """Removes the file of a socket that nothing listens on.
+
     Raises:
-        StartupError: it is not a socket, or one that is in use.
-        OSError: it cannot be looked at or removed.
+        StartupError: it is not a socket, or one in use.
+        OSError: it cannot be inspected or removed.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -67,20 +68,20 @@ def _remove_stale(path: str) -> None:
         except ConnectionRefusedError:
             Path(path).unlink(missing_ok=True)
             return
-        except OSError:  # it is full, or another user's
+        except OSError:  # its backlog is full, or it is another user's
             pass
     raise StartupError(f"{FLAG} {path} is in use by another process. Choose another.")
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP to whoever listens at a file."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__(HOST, timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
-        """Connects."""
+        """Opens the connection."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)

@@ -1,7 +1,7 @@
-"""Threads for work that would hold up an event loop: long encodings, large JSON, many conversions.
+"""Thread pools for work that would block an event loop: long encodings, large JSON, many conversions.
 
-Python's lock is passed on every few milliseconds, so the loop goes on beside Python code in a thread, but not beside
-one long call into C that keeps the lock: what goes to a pool comes in pieces that take less than a tenth of a second.
+Python's GIL is passed on every few milliseconds, so the loop keeps running beside Python code in a thread, but not
+beside one long C call that holds the GIL: work for a pool is split into pieces that take less than a tenth of a second.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class WorkPool:
-    """A few threads, and a bound on what waits for them. Used from one event loop."""
+    """A few threads with a bound on the work that waits for them. Used from one event loop."""
 
     def __init__(self, name: str, threads: int, max_waiting: int) -> None:
         """
         Args:
-            name: of the work, such as "texts to encode".
+            name: description of the work, such as "texts to encode".
         """
         self._name = name
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name.replace(" ", "-"))
@@ -31,7 +31,7 @@ class WorkPool:
         self._pending = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work(*args, **kwargs)` returns, called in a thread.
+        """Calls `work(*args, **kwargs)` in a thread and returns its result.
 
         Raises:
             Overloaded: too much waits already.

@@ -141,8 +141,7 @@ class ChildPool:
         self._replacing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Starts one process and waits until it is ready, so that its startup does not compete with what starts
-        afterward.
+        """Starts one process and waits until it is ready; another one started beside it would get little CPU time.
 
         Raises:
             Unavailable: the process does not start.
