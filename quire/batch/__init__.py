@@ -1,1 +1,1 @@
-"""`quire run-batch`: a file of requests, answered by a stack of its own."""
+"""`quire run-batch`: answers a file of requests with a stack of its own."""

@@ -1,4 +1,4 @@
-"""The lines of a batch: OpenAI's format."""
+"""The line format of batches, which is OpenAI's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_LINE_BYTES = 64 * 2**20
 
 
 class BatchLine(msgspec.Struct):
-    """One request."""
+    """A line of the input: one request."""
 
     custom_id: str
     url: str  # path of the endpoint, such as /v1/chat/completions
@@ -26,7 +26,7 @@ class BatchLine(msgspec.Struct):
 
 
 class BatchResponse(msgspec.Struct):
-    """What the server answered."""
+    """The server's answer to a request."""
 
     status_code: int
     request_id: str
@@ -34,7 +34,7 @@ class BatchResponse(msgspec.Struct):
 
 
 class BatchResult(msgspec.Struct):
-    """One line of the output."""
+    """A line of the output."""
 
     id: str
     custom_id: str
@@ -48,17 +48,17 @@ class _Streamed(msgspec.Struct):
 
 @dataclass(frozen=True)
 class BatchInput:
-    """A file whose lines are all well-formed."""
+    """An input file whose lines are all well-formed."""
 
     path: Path
-    places: list[tuple[int, int]]  # first byte and length of each request's line
-    digest: str  # of all of it
+    places: list[tuple[int, int]]  # offset and length of each request's line
+    digest: str  # SHA-256 of the whole file
 
     def __len__(self) -> int:
         return len(self.places)
 
     def read(self, indices: list[int]) -> Iterator[tuple[int, BatchLine]]:
-        """Some of the requests, with their numbers."""
+        """Yields some of the requests, with their indices."""
         decoder = msgspec.json.Decoder(BatchLine)
         with self.path.open("rb") as file:
             for index in indices:
@@ -68,10 +68,10 @@ class BatchInput:
 
 
 def read_input(path: Path) -> BatchInput:
-    """Looks through a file of requests, before a model is loaded for it in vain.
+    """Validates a file of requests, before a model is loaded for it.
 
     Raises:
-        StartupError: it cannot be read, or lines of it are no requests; names the first of them.
+        StartupError: it cannot be read, or has lines that are not requests; the message lists the first of them.
     """
     places: list[tuple[int, int]] = []
     faults: list[str] = []

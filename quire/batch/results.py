@@ -1,4 +1,4 @@
-"""The answers that are there so far: in a file beside the output, so that a run that was cut goes on from them."""
+"""The answers so far, in a file beside the output, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _encoder = msgspec.json.Encoder()
 
 
 class Results:
-    """A context in which answers come in any order; `write` puts them into that of the requests.
+    """A context in which answers are added in any order; `write` puts them in the order of the requests.
 
-    The file begins with a line that names the input. What follows is an answer a line, behind the number of its
-    request; one that was cut off in the middle is not there.
+    The file begins with a line that identifies the input. Each following line is an answer, preceded by the index of
+    its request; a line that was cut off is ignored.
     """
 
     def __init__(self, path: Path, requests: BatchInput) -> None:
-        """
+        """Prepares the context; entering it opens the file.
+
         Raises:
-            StartupError: the file is of another input.
+            StartupError: the file belongs to another input.
         """
         self.path = path
         self._requests = requests
-        self._places: dict[int, tuple[int, int]] = {}  # of each answer, by its request's number
+        self._places: dict[int, tuple[int, int]] = {}  # request index → offset and length of its answer
         self._file: BinaryIO
 
     def __enter__(self) -> Results:
@@ -57,11 +58,11 @@ class Results:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if not self._places:  # it would only stand in the way of an input that is set right
+        if not self._places:  # it would only be in the way once the input is corrected
             self.path.unlink(missing_ok=True)
 
     def _read_back(self, at: int) -> int:
-        """Finds the whole lines; returns where they end."""
+        """Indexes the complete lines; returns the offset at which they end."""
         for line in self._file:
             number, _, answer = line.partition(b" ")
             if not line.endswith(b"\n") or not number.isdigit() or int(number) >= len(self._requests):
@@ -75,11 +76,11 @@ class Results:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the requests without an answer."""
+        """Indices of the requests without an answer."""
         return [index for index in range(len(self._requests)) if index not in self._places]
 
     def add(self, index: int, result: BatchResult) -> None:
-        """Keeps the answer to a request."""
+        """Appends the answer to a request."""
         number, answer = b"%d " % index, _encoder.encode(result) + b"\n"
         self._file.write(number + answer)
         self._file.flush()
@@ -87,7 +88,8 @@ class Results:
         self._end += len(number) + len(answer)
 
     def write(self, to: Path) -> None:
-        """All answers, in the order of the requests. What stood there before is replaced only by the whole."""
+        """Writes all answers, in the order of the requests. An existing file is replaced only once the new one is
+        complete."""
         part = to.with_name(f"{to.name}.new")
         with part.open("wb") as output:
             for index in range(len(self._requests)):
@@ -99,5 +101,5 @@ class Results:
         shutil.move(part, to)
 
     def remove(self) -> None:
-        """Once the output is where it belongs."""
+        """Deletes the file, once the output is in place."""
         self.path.unlink()

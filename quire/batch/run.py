@@ -31,7 +31,7 @@ def main(batch: BatchOptions, **groups: Any) -> None:
     """Answers all requests of a file, and ends.
 
     Raises:
-        StartupError: input or output are not as they should be, or the stack cannot start or go on.
+        StartupError: the input or output is unusable, or the stack cannot start or continue.
     """
     for name in ("input_file", "output_file"):
         if not getattr(batch, name):
@@ -53,12 +53,13 @@ def main(batch: BatchOptions, **groups: Any) -> None:
 
 
 def _check_apart(batch: BatchOptions) -> None:
-    """
+    """Checks that input and output differ.
+
     Raises:
-        StartupError: the answers would take the place of the requests.
+        StartupError: the answers would overwrite the requests.
     """
     is_one = batch.input_file == batch.output_file
-    with contextlib.suppress(OSError):  # one is not there yet, or elsewhere
+    with contextlib.suppress(OSError):  # one does not exist yet, or is not local
         is_one = is_one or Path(batch.input_file).expanduser().samefile(Path(batch.output_file).expanduser())
     if is_one:
         raise StartupError(
@@ -68,7 +69,7 @@ def _check_apart(batch: BatchOptions) -> None:
 
 
 def _places(batch: BatchOptions) -> tuple[Path, Path]:
-    """Files of the whole output, and of the answers that are there so far."""
+    """Paths of the complete output, and of the answers so far."""
     folder = Path(batch.output_tmp_dir).expanduser() if batch.output_tmp_dir else None
     if is_address(batch.output_file):
         output = (folder or Path(tempfile.gettempdir())) / f"quire-batch-{file_name(batch.output_file)}"
@@ -81,7 +82,7 @@ def _places(batch: BatchOptions) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _local_input(batch: BatchOptions, folder: Path) -> Iterator[Path]:
-    """The input's file; one that was fetched is there no longer than this context, as each run fetches it again."""
+    """Path of the input; a downloaded one is deleted after the context, as each run downloads it again."""
     if not is_address(batch.input_file):
         yield Path(batch.input_file).expanduser()
         return
@@ -95,7 +96,7 @@ def _local_input(batch: BatchOptions, folder: Path) -> Iterator[Path]:
 
 
 def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
-    """Nobody else is served, unless metrics are wanted."""
+    """The gateway's options: it serves nobody else, unless metrics are wanted."""
     if options.uds:
         raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves its figures on --port.")
     if batch.enable_metrics:
@@ -104,7 +105,7 @@ def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
 
 
 def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups: dict[str, Any]) -> None:
-    """Starts a stack and has it answer what is missing."""
+    """Starts a stack and has it answer the missing requests."""
     gateway: GatewayOptions = groups["gateway"]
     headers = {"authorization": f"Bearer {gateway.api_key[0]}"} if gateway.api_key else {}
     most = min(batch.max_concurrent_requests, len(results.missing))
@@ -136,5 +137,5 @@ def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups:
 
 
 def _interval() -> float:
-    """Seconds between two looks at the bar: a log wants fewer."""
+    """Seconds between two updates of the progress bar: a log needs fewer."""
     return 0.2 if sys.stderr.isatty() else 10.0

@@ -1,4 +1,4 @@
-"""Sends a batch's requests to a server, many at a time, each until it has an answer."""
+"""Sends a batch's requests to a server, many at a time, retrying each until it has an answer."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import msgspec
 from quire.batch.lines import BatchInput, BatchLine, BatchResponse, BatchResult
 from quire.batch.results import Results
 
-# What a server that is full or restarts says; it is asked again after a while, that grows to the longest.
+# Statuses of a server that is full or restarting; it is asked again after a pause, which grows up to the longest.
 _LATER = frozenset((429, 502, 503))
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
-# A request that a server refuses for so long is told as refused.
+# A request that the server refuses for this long is recorded as refused.
 _PATIENCE_SECONDS = 600.0
 
 
 class BatchSender:
-    """Sends what is missing."""
+    """Sends the requests without an answer."""
 
     def __init__(self, client: httpx.AsyncClient, most: int, tell: Callable[[BatchResult], None]) -> None:
         """
         Args:
-            client: whose base address is the server's.
-            most: requests under way at any time.
-            tell: called with each answer once it is kept.
+            client: an HTTP client with the server as its base URL.
+            most: maximum number of concurrent requests.
+            tell: called with each answer once it is stored.
         """
         self._client = client
         self._most = most
         self._tell = tell
 
     async def run(self, requests: BatchInput, results: Results) -> None:
-        """Returns once every request has an answer, if only that it failed."""
+        """Returns once every request has an answer, even if that is a failure."""
         waiting = requests.read(results.missing)
         async with asyncio.TaskGroup() as senders:
             for _ in range(self._most):
@@ -57,7 +57,7 @@ class BatchSender:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _ask(self, line: BatchLine) -> tuple[BatchResult, bool]:
-        """An answer, and whether it is to stay."""
+        """Sends a request once; returns its result, and whether that is final."""
         request_id = uuid.uuid4().hex
         name = f"quire-{request_id}"
         headers = {"content-type": "application/json", "x-request-id": request_id}

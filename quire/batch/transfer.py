@@ -1,4 +1,4 @@
-"""Inputs and outputs of a batch that are elsewhere: fetched before the first request, sent after the last."""
+"""Remote inputs and outputs of a batch: downloaded before the first request, uploaded after the last."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _TRIES = 4
 
 
 def is_address(place: str) -> bool:
-    """Whether a place is to be reached by HTTP."""
+    """Whether a place is an HTTP URL."""
     return place.startswith(("http://", "https://"))
 
 
 def file_name(address: str) -> str:
-    """A name for a file that has come from there, or will go there. What signs an address is no part of it."""
+    """A local file name for a URL, without the part that may contain a signature."""
     parts = urlsplit(address)
     return re.sub(r"[^A-Za-z0-9.]+", "-", f"{parts.netloc}{parts.path}").strip("-.")[-128:] or "batch"
 
 
 def fetch(address: str, to: Path) -> None:
-    """
+    """Downloads a file.
+
     Raises:
-        StartupError: it cannot be had.
+        StartupError: the download failed.
     """
     part = to.with_name(f"{to.name}.part")
     try:
@@ -44,9 +45,10 @@ def fetch(address: str, to: Path) -> None:
 
 
 def send(path: Path, address: str) -> None:
-    """
+    """Uploads a file, with retries.
+
     Raises:
-        StartupError: nobody takes it. It stays where it is.
+        StartupError: the upload failed. The file stays where it is.
     """
     failure: httpx.HTTPError | None = None
     for _ in range(_TRIES):
@@ -65,7 +67,7 @@ def send(path: Path, address: str) -> None:
 
 
 def shown(address: str) -> str:
-    """An address without what may be a secret in it."""
+    """A URL without the parts that may be secret."""
     parts = urlsplit(address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 

@@ -1,4 +1,4 @@
-"""`quire workers drain` and its like: what an operator wants of workers, by a server's admin port."""
+"""`quire workers drain` and similar: operators' commands to workers, through a server's admin port."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMON = (
 def _ask(
     path: str, worker: Sequence[str], admin_url: str, admin_api_key: str | None, timeout_seconds: float, **query: Any
 ) -> None:
-    """Prints what the workers are then."""
+    """Sends a command and prints the resulting states of the workers."""
     asked = [*(("worker", address) for address in worker), ("timeout_seconds", timeout_seconds), *query.items()]
     answer = Api(admin_url, admin_api_key, _ADVICE, "--admin-url", _URL).post(f"{path}?{urlencode(asked)}")
     rows = [[str(each["worker"]), _state(each)] for each in answer["workers"]]
@@ -44,7 +44,7 @@ def _ask(
 
 
 def _state(worker: Mapping[str, Any]) -> str:
-    """In words, such as `draining, asleep (level 1)`."""
+    """The worker's state in words, such as `draining, asleep (level 1)`."""
     level = worker.get("sleep_level")
     words = {
         "draining": worker.get("is_draining"),
@@ -56,10 +56,11 @@ def _state(worker: Mapping[str, Any]) -> str:
 
 
 def _command(name: str, help: str, *options: click.Option, path: str = "", named: bool = False) -> click.Command:
-    """
+    """Builds a command.
+
     Args:
-        path: of the route, where it is not the name's.
-        named: workers have to be named; otherwise all are meant where none is.
+        path: path of the route, if it differs from the name.
+        named: whether workers must be named; otherwise naming none means all.
     """
     workers = click.Argument(["worker"], nargs=-1, required=named)
     ask = partial(_ask, path or f"/{name}")

@@ -1,4 +1,4 @@
-"""The few calls that the command-line clients make, over the standard library's HTTP."""
+"""The few API calls of the command-line clients, with the standard library's HTTP client."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Api:
     """A server's OpenAI API.
 
     Attributes:
-        advice: where nobody answers.
-        flag: that the address was given by.
-        example: of an address.
+        advice: advice for the user if no server answers.
+        flag: the option that gave the address.
+        example: an example of an address.
 
     Raises:
-        click.ClickException: the address is none.
+        click.ClickException: the address is malformed.
     """
 
     url: str
@@ -45,26 +45,26 @@ class Api:
             raise click.ClickException(str(error)) from error
 
     def first_model(self) -> str:
-        """The first model that the server lists."""
+        """Name of the first model that the server lists."""
         with self._open("/models", None) as response:
             models = json.load(response)["data"]
         return str(models[0]["id"])
 
     def post(self, path: str) -> dict[str, Any]:
-        """The answer of a call without a body.
+        """Makes a call without a body; returns the answer.
 
         Raises:
-            click.ClickException: as `stream`.
+            click.ClickException: see `stream`.
         """
         with self._open(path, {}) as response:
             answer: dict[str, Any] = json.load(response)
         return answer
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The choices' events of a streaming call.
+        """Makes a streaming call; yields the choices of its events.
 
         Raises:
-            click.ClickException: the server refused the request or failed on the way.
+            click.ClickException: the server refused the request, or failed midway.
         """
         with self._open(path, {**body, "stream": True}) as response:
             for line in response:
@@ -87,12 +87,12 @@ class Api:
         except urllib.error.HTTPError as error:
             raise click.ClickException(_message(error)) from error
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)  # of what urllib wraps
+            reason = getattr(error, "reason", error)  # urllib wraps the original error
             raise click.ClickException(f"No server answers at {self.url} ({reason}). {self.advice}") from error
 
 
 class _UnixHandler(urllib.request.HTTPHandler):
-    """Opens http addresses at a Unix socket."""
+    """Opens http URLs over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """The server's own message where it sent one."""
+    """The server's own message if it sent one."""
     try:
         return f"{error.code}: {json.load(error)['error']['message']}"
     except (ValueError, KeyError, TypeError):

@@ -88,14 +88,14 @@ def complete(url: str, model_name: str | None, api_key: str | None, max_tokens: 
 
 
 def _ask(api: Api, body: dict[str, Any], messages: list[dict[str, str]], text: str) -> list[dict[str, str]]:
-    """Prints the answer; returns the conversation with both."""
+    """Sends a message and prints the answer; returns the conversation including both."""
     asked = [*messages, {"role": "user", "content": text}]
     answer = _print_stream(_contents(api.stream("/chat/completions", {**body, "messages": asked})))
     return [*asked, {"role": "assistant", "content": answer}]
 
 
 def _going_on(call: Callable[[], T]) -> T | None:
-    """What the call returns; None where the server refuses, which ends a request and not the program."""
+    """Calls and returns the result; None if the server refuses, which ends the request but not the program."""
     try:
         return call()
     except click.ClickException as error:
@@ -104,7 +104,7 @@ def _going_on(call: Callable[[], T]) -> T | None:
 
 
 def _contents(choices: Iterator[dict[str, Any]]) -> Iterator[str]:
-    """The pieces of an answer; what the model thinks first, and the tools that it calls, are shown on the side."""
+    """Yields the pieces of an answer; reasoning and tool calls are shown on standard error."""
     aside = False
     for choice in choices:
         delta = choice["delta"]
@@ -119,14 +119,14 @@ def _contents(choices: Iterator[dict[str, Any]]) -> Iterator[str]:
 
 
 def _call(call: dict[str, Any]) -> str:
-    """A piece of a call: its name comes first, its arguments bit by bit."""
+    """Formats a piece of a tool call: its name comes first, its arguments bit by bit."""
     function = call.get("function") or {}
     name = function.get("name")
     return (f"\ncalls {name}: " if name else "") + (function.get("arguments") or "")
 
 
 def _print_stream(pieces: Iterator[str]) -> str:
-    """Prints pieces as they come; returns them joined. Ctrl-C stops the answer, and what came so far is kept."""
+    """Prints pieces as they arrive; returns them joined. Ctrl-C stops the answer, keeping what has arrived."""
     printed = []
     try:
         for piece in pieces:

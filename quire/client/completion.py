@@ -1,4 +1,4 @@
-"""`quire completion`: the script by which a shell completes commands, options, choices and the words of --help."""
+"""`quire completion`: prints the shell script that completes commands, options, choices and the words of --help."""
 
 from __future__ import annotations
 

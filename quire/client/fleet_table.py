@@ -1,4 +1,4 @@
-"""The workers of a fleet, one a line."""
+"""Table of a fleet's workers, one per line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from quire.v1 import router_pb2
 _HEADER = (
     "ADDRESS", "STATE", "MODEL", "RUN", "WAIT", "KV", "CACHED", "HOST", "HIT", "PREFILL/S", "STEP MS", "REQUESTS",
 )  # fmt: skip
-_LEFT = 3  # columns of text
+_LEFT = 3  # columns of text, aligned left
 _LONGEST_MODEL = 24
 
 
 def fleet_table(workers: Sequence[router_pb2.Worker]) -> str:
-    """A line for each worker, one for each reason why one is not ready, and the sum."""
+    """A line for each worker, a line for each reason why one is not ready, and totals."""
     if not workers:
         return "The router knows no worker. Name some with its --workers or --worker-dns."
     lines = text_table(_HEADER, [_row(worker) for worker in workers], _LEFT)
@@ -26,13 +26,13 @@ def fleet_table(workers: Sequence[router_pb2.Worker]) -> str:
 
 
 def state_name(worker: router_pb2.Worker) -> str:
-    """`ready`, `draining`, ..."""
+    """The state in lower case, such as `ready` or `draining`."""
     name: str = router_pb2.WorkerState.Name(worker.state)
     return name.removeprefix("WORKER_STATE_").lower()
 
 
 def _rank(worker: router_pb2.Worker) -> str:
-    """Among data-parallel ranks."""
+    """The data-parallel rank, or a dash."""
     info = worker.model_info
     return str(info.data_parallel_rank) if info.HasField("data_parallel_rank") else "-"
 
@@ -56,7 +56,7 @@ def _row(worker: router_pb2.Worker) -> list[str]:
 
 
 def _model(worker: router_pb2.Worker) -> str:
-    """Its main name; of a long one, which may be a path, the end."""
+    """The model's main name; the end of a long one, which may be a path."""
     name: str = next(iter(worker.model_info.served_model_names), "-")
     return name if len(name) <= _LONGEST_MODEL else "…" + name[1 - _LONGEST_MODEL :]
 

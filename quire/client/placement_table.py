@@ -1,4 +1,4 @@
-"""Why a request was placed where it was: the candidates, one a line, and a sentence."""
+"""Explains a request's placement: the candidates, one per line, and a sentence."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from quire.client.text_table import percent, printable, text_table
 from quire.v1 import router_pb2
 
 _HEADER = ("", "ADDRESS", "CACHED", "HOST", "OF", "QUEUE", "SEQS", "KV", "COST MS")
-_LEFT = 2  # columns of text
+_LEFT = 2  # columns of text, aligned left
 _COMPARES_COSTS = "prefix"
 
 
 def placement_table(answer: router_pb2.ExplainPlacementResponse, weights: Sequence[str]) -> str:
-    """The decision.
+    """Formats the decision.
 
     Args:
-        weights: the other weights that were asked for, such as `--host-tier 0.5`; a column of costs by these is added.
+        weights: the alternative weights asked for, such as `--host-tier 0.5`; adds a column of costs with these.
     """
     header = [*_HEADER, "BY YOURS"] if weights else _HEADER
     candidates = sorted(answer.candidates, key=lambda candidate: candidate.cost_seconds)
@@ -54,10 +54,10 @@ def _head(answer: router_pb2.ExplainPlacementResponse) -> str:
 
 
 def _reason(answer: router_pb2.ExplainPlacementResponse, candidates: Sequence[router_pb2.PlacementCandidate]) -> str:
-    """Which was chosen and why.
+    """Which worker was chosen and why.
 
     Args:
-        candidates: the least cost first.
+        candidates: the candidates, cheapest first.
     """
     if len(candidates) == 1:
         return f"{answer.chosen} was the only worker that could take it."

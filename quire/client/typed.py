@@ -1,4 +1,4 @@
-"""What people type at a prompt, over lines and sessions."""
+"""Interactive input, with a history across lines and sessions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOST_LINES = 1000
 
 
 def history_file() -> Path:
-    """Where the lines of earlier sessions are."""
+    """Path of the history of earlier sessions."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "quire" / "history"
 
 
 @contextlib.contextmanager
 def kept_history(file: Path) -> Iterator[None]:
-    """Has the arrow keys bring lines back, those of earlier sessions too; in a terminal without readline nothing."""
+    """Lets the arrow keys recall lines, including those of earlier sessions; does nothing without readline."""
     try:
         import readline
     except ImportError:
@@ -31,14 +31,14 @@ def kept_history(file: Path) -> Iterator[None]:
         yield
     finally:
         readline.set_history_length(_MOST_LINES)
-        with contextlib.suppress(OSError):  # on a read-only system there is none
+        with contextlib.suppress(OSError):  # on a read-only system no history is kept
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))  # what people ask is theirs
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600))  # prompts are private
             readline.write_history_file(file)
 
 
 def typed_lines() -> Iterator[str]:
-    """What the user types, until end of file; triple quotes enclose text of many lines, Ctrl-C drops a line."""
+    """Yields what the user types, until end of file; triple quotes enclose multi-line text, Ctrl-C drops a line."""
     while True:
         try:
             line = _typed()

@@ -1,4 +1,4 @@
-"""`quire workers`: what a router knows of its workers, and why it placed a request where it did."""
+"""`quire workers`: shows what a router knows of its workers, and why it placed a request where it did."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _ADVICE: Mapping[grpc.StatusCode, str] = MappingProxyType(
         "QUIRE_GRPC_TOKEN. `quire serve` with --api-key makes one up unless it is given one.",
     }
 )
-# What of an id in an API answer the gateway puts before the request's own.
+# Prefixes that the gateway puts before the request id in an answer's id.
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
 
 
 def main(workers: WorkersOptions, security: RpcSecurityOptions) -> None:
-    """Prints until it is done or Ctrl-C comes.
+    """Prints the table once, or repeatedly until Ctrl-C.
 
     Raises:
         click.ClickException: the router does not answer, or knows no such request.
-        StartupError: the options of TLS are incomplete, or the token is none.
+        StartupError: the TLS options are incomplete, or the token is invalid.
     """
     security.check()
     weights = _weights(workers)
@@ -93,7 +93,7 @@ def _weights(options: WorkersOptions) -> router_pb2.PlacementWeights:
 
 
 def _named(weights: router_pb2.PlacementWeights) -> list[str]:
-    """The weights as the user gave them."""
+    """The weights as command-line options."""
     return [f"--{field.name.replace('_', '-')} {value:g}" for field, value in weights.ListFields()]
 
 

@@ -1,1 +1,1 @@
-"""`quire doctor`: what would go wrong in a start of the stack, found before it."""
+"""`quire doctor`: finds what would go wrong when starting the stack."""

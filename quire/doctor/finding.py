@@ -1,4 +1,4 @@
-"""What an examination finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import StrEnum
 
 
 class Grade(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     FINE = "ok"
-    WARNING = "warning"  # it would start, and do worse than it could
-    PROBLEM = "problem"  # it would not start, or not stay
+    WARNING = "warning"  # the stack would start, but perform worse than it could
+    PROBLEM = "problem"  # the stack would not start, or not keep running
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at, with what to do where it is not fine."""
+    """One thing that was checked, with advice if it is not fine."""
 
     grade: Grade
     subject: str
@@ -24,15 +24,15 @@ class Finding:
 
 
 def fine(subject: str, text: str) -> Finding:
-    """As it should be."""
+    """A finding that is as it should be."""
     return Finding(Grade.FINE, subject, text)
 
 
 def warning(subject: str, text: str) -> Finding:
-    """See Grade.WARNING."""
+    """A finding of Grade.WARNING."""
     return Finding(Grade.WARNING, subject, text)
 
 
 def problem(subject: str, text: str) -> Finding:
-    """See Grade.PROBLEM."""
+    """A finding of Grade.PROBLEM."""
     return Finding(Grade.PROBLEM, subject, text)

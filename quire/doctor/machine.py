@@ -1,4 +1,4 @@
-"""What the machine has: processors, GPUs, memory, a compiler, and limits on files and disks."""
+"""Checks the machine: processors, GPUs, a compiler, and limits on files and disks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILES_BESIDE_CONNECTIONS = 256
 
 
 def processors() -> Iterator[Finding]:
-    """The system, and what the kernel lets this process run on."""
+    """Checks the operating system, and the processors that this process may use."""
     if sys.platform != "linux":
         yield problem("system", f"Quire runs on Linux; this is {platform.system()}. Take a container.")
         return
@@ -33,7 +33,7 @@ def processors() -> Iterator[Finding]:
 
 
 def gpus(options: StackOptions) -> Iterator[Finding]:
-    """GPUs that are wanted, and those that there are."""
+    """Compares the GPUs that are needed with those present."""
     device, there = options.engine.kernels.device, count_gpus()
     wanted = len(options.ranks.ranks) * options.engine.parallel.num_ranks
     if device == "cuda" and not there:
@@ -49,7 +49,7 @@ def gpus(options: StackOptions) -> Iterator[Finding]:
 
 
 def compiler(options: StackOptions) -> Iterator[Finding]:
-    """Whether the CPU's kernels can be compiled, where the package brings none."""
+    """Checks whether CPU kernels can be compiled, in case the package brings none."""
     if options.engine.kernels.device == "cuda" or options.engine.kernels.cpu_kernels == "torch":
         return
     found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
@@ -63,7 +63,7 @@ def compiler(options: StackOptions) -> Iterator[Finding]:
 
 
 def limits(options: StackOptions) -> Iterator[Finding]:
-    """Open files, and room for logs and compiled kernels."""
+    """Checks the limit on open files, and the disk space for downloads and compiled kernels."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = options.gateway.max_connections + _FILES_BESIDE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""The model's folder: whether it is whole, and fits."""
+"""Checks the model's folder: whether it is complete, and fits in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GIB = 2**30
 _INDEX = "model.safetensors.index.json"
 _SAFETENSORS, _PICKLES = ("*.safetensors",), ("*.bin", "*.pt", "*.pth")
 _INDEXED = ("auto", "safetensors", "fastsafetensors", "runai_streamer", "bitsandbytes")
-# Files by --load-format. Of those that packages bring, and of weights that are elsewhere, nothing is known.
+# Files by --load-format. Nothing is known of formats from plugins, or of weights elsewhere.
 _WEIGHTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys((*_INDEXED, "sharded_state", "runai_streamer_sharded", "mistral"), _SAFETENSORS),
     **dict.fromkeys(("pt", "npcache"), _PICKLES), "gguf": ("*.gguf",),
@@ -26,7 +26,8 @@ _WEIGHTS: Mapping[str, Sequence[str]] = {
 
 
 def model(options: StackOptions) -> Iterator[Finding]:
-    """
+    """Checks the model's folder, or its file.
+
     Raises:
         StartupError: there is no such folder or file.
     """
@@ -84,7 +85,7 @@ def _configuration(folder: Path) -> Iterator[Finding]:
 
 
 def _missing_shards(folder: Path) -> list[str]:
-    """Names of files that the index of the weights has, and the folder has not."""
+    """Names of files that the index of the weights lists but the folder lacks."""
     index = folder / _INDEX
     if not index.exists():
         return []
@@ -96,7 +97,7 @@ def _missing_shards(folder: Path) -> list[str]:
 
 
 def _memory(options: StackOptions, weight_bytes: int) -> Iterator[Finding]:
-    """Of a CPU: weights and KV cache of each engine, beside what is free."""
+    """Compares the weights and KV cache of all engines on a CPU with the free memory."""
     if options.engine.kernels.device == "cuda" or (options.engine.kernels.device == "auto" and count_gpus()):
         return
     cache = options.engine.cache.kv_cache_memory_bytes or 0

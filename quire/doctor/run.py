@@ -1,4 +1,4 @@
-"""Examines, and tells."""
+"""Runs all checks and prints the findings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLORS = {Grade.FINE: "green", Grade.WARNING: "yellow", Grade.PROBLEM: "red"}
 
 
 def main(**groups: Any) -> None:
-    """Tells what `quire serve` with these options would meet. Ends with status 1 where it would not start."""
+    """Prints what `quire serve` would run into with these options. Exits with status 1 if it would not start."""
     options = StackOptions(**groups)
     findings = list(examine(options))
     for finding in findings:
@@ -31,7 +31,7 @@ def main(**groups: Any) -> None:
 
 
 def examine(options: StackOptions) -> Iterator[Finding]:
-    """All that is looked at; one that cannot go on ends no other."""
+    """Runs all checks; one that fails does not keep others from running."""
     checks: Sequence[tuple[str, Callable[[], Iterable[Finding]]]] = (
         ("system", processors),
         ("options", lambda: _options(options)),
@@ -49,9 +49,10 @@ def examine(options: StackOptions) -> Iterator[Finding]:
 
 
 def _options(options: StackOptions) -> Iterator[Finding]:
-    """
+    """Checks that the options are consistent.
+
     Raises:
-        StartupError: some do not go together.
+        StartupError: some are not.
     """
     with_derived(options)
     options.engine.lora.check()
@@ -59,7 +60,8 @@ def _options(options: StackOptions) -> Iterator[Finding]:
 
 
 def _ports(options: StackOptions) -> Iterator[Finding]:
-    """
+    """Checks that the ports are free.
+
     Raises:
         StartupError: one is taken, or options are for services that are not started.
     """

@@ -1,1 +1,1 @@
-"""gRPC plumbing that every service shares: servers, channels, sessions."""
+"""The gRPC plumbing shared by all services: servers, channels, sessions."""

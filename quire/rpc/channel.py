@@ -1,4 +1,4 @@
-"""Client side: channels to other services, and the metadata that their calls carry."""
+"""Client side: channels to other services, and the metadata of their calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quire.rpc.settings import CHANNEL_ARGUMENTS
 
 
 def open_channel(address: str, security: RpcSecurityOptions, server_name: str = "") -> grpc.aio.Channel:
-    """A channel to host:port with the deployment's keepalive and TLS. It connects when first used.
+    """Opens a channel to host:port with the deployment's keepalive and TLS settings. It connects on first use.
 
     Args:
-        server_name: whose certificate the peer shows, where that is not the host: `address` was found by name.
+        server_name: name on the peer's certificate, if that is not the host because `address` was resolved from a name.
     """
     if not security.tls:
         return grpc.aio.insecure_channel(address, options=CHANNEL_ARGUMENTS)
@@ -31,10 +31,10 @@ def open_channel(address: str, security: RpcSecurityOptions, server_name: str = 
 
 
 def session_channel(channel: grpc.aio.Channel, address: str, security: RpcSecurityOptions) -> grpc.aio.Channel:
-    """The same for a `SessionLink`'s calls: a server of this machine gets their frames over a Unix socket.
+    """The channel for a `SessionLink`'s calls: to a server on this machine, its frames go over a Unix socket.
 
     Args:
-        channel: to the address.
+        channel: a channel to the address.
     """
     place = "" if security.tls else place_of(address)
     return LocalChannel(channel, place) if place else channel
@@ -47,7 +47,7 @@ def call_metadata(security: RpcSecurityOptions) -> tuple[tuple[str, str], ...]:
 
 
 def server_credentials(security: RpcSecurityOptions) -> grpc.ServerCredentials:
-    """Mutual TLS: peers without a certificate from the deployment's authority are refused."""
+    """Credentials for mutual TLS: peers without a certificate from the deployment's authority are refused."""
     pair = (_read(security.grpc_tls_keyfile), _read(security.grpc_tls_certfile))
     return grpc.ssl_server_credentials(
         [pair], root_certificates=_read(security.grpc_tls_ca_certs), require_client_auth=True

@@ -1,4 +1,4 @@
-"""Constraints on the wire."""
+"""Conversion of constraints to and from protobuf."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from quire.structured.asked import AskedConstraint
 from quire.structured.base import Constraint, ConstraintRequest, Form
 from quire.v1 import common_pb2, tokenizer_pb2
 
-_BYTES = (Form.JSON_SCHEMA, Form.STRUCTURAL_TAG)  # JSON, which goes as bytes
+_BYTES = (Form.JSON_SCHEMA, Form.STRUCTURAL_TAG)  # JSON, sent as bytes
 
 
 def from_asked(asked: AskedConstraint) -> tokenizer_pb2.CompileConstraintRequest:
-    """What the tokenizer service is asked to compile.
+    """The request that has the tokenizer service compile a constraint.
 
     Raises:
-        InvalidRequest: a text is none that can be sent.
+        InvalidRequest: a text cannot be encoded.
     """
     wanted = asked.request
     try:
@@ -37,10 +37,10 @@ def from_asked(asked: AskedConstraint) -> tokenizer_pb2.CompileConstraintRequest
 
 
 def to_asked(request: tokenizer_pb2.CompileConstraintRequest) -> AskedConstraint:
-    """What is asked for.
+    """The constraint that a request asks for.
 
     Raises:
-        InvalidRequest: nothing is, or it is no text.
+        InvalidRequest: it asks for none, or its text is not UTF-8.
     """
     name = request.WhichOneof("form")
     if name is None:
@@ -58,10 +58,10 @@ def to_asked(request: tokenizer_pb2.CompileConstraintRequest) -> AskedConstraint
 
 
 def to_constraint(constraint: common_pb2.Constraint) -> Constraint:
-    """A constraint that is compiled."""
+    """The compiled constraint in a message."""
     return Constraint(constraint.backend, constraint.grammar, constraint.key)
 
 
 def from_constraint(constraint: Constraint) -> common_pb2.Constraint:
-    """The same, to be sent."""
+    """The message for a compiled constraint."""
     return common_pb2.Constraint(backend=constraint.backend, grammar=constraint.grammar, key=constraint.key)

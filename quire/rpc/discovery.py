@@ -1,4 +1,4 @@
-"""Replicas by name: every address behind a DNS name is one."""
+"""Discovers replicas by DNS: every address behind a name is one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quire.errors import Overloaded, StartupError
 
 logger = logging.getLogger(__name__)
 
-# An address is gone once so many answers in a row lack it: name servers give partial answers now and then.
+# An address counts as gone once this many answers in a row lack it: name servers occasionally give partial answers.
 _MISSES = 3
 
 # Host → its addresses, version 4 and 6.
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
-# (who says so, the addresses) → takes them in place of what it said before. May raise Overloaded.
+# (source, addresses) → replaces what the source announced before. May raise Overloaded.
 Announce = Callable[[str, Iterable[str]], None]
 
 
 async def resolve_host(host: str) -> Sequence[str]:
-    """Asks the system's resolver.
+    """Resolves a host with the system's resolver.
 
     Raises:
         OSError: the name cannot be resolved.
@@ -32,10 +32,10 @@ async def resolve_host(host: str) -> Sequence[str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of `host:port` or `[IPv6 address]:port`.
+    """Splits `host:port` or `[IPv6 address]:port` into (host, port).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is neither.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -45,7 +45,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether it can be looked up."""
+    """Whether it is a valid host name."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -54,7 +54,8 @@ def _is_host(host: str) -> bool:
 
 
 def check_addresses(flag: str, addresses: Iterable[str]) -> None:
-    """
+    """Checks that all addresses are host:port.
+
     Raises:
         StartupError: an address is malformed.
     """
@@ -66,13 +67,13 @@ def check_addresses(flag: str, addresses: Iterable[str]) -> None:
 
 
 class DnsSource:
-    """Announces the addresses behind one name, over and over."""
+    """Periodically announces the addresses behind a name."""
 
     def __init__(self, flag: str, address: str, announce: Announce, seconds: float, resolve: Resolver) -> None:
         """
         Args:
             flag: the option that `address` came from, for logs.
-            seconds: time between two look-ups.
+            seconds: time between two lookups.
         """
         self._name = f"{flag} {address}"
         self._host, self._port = split_address(address)
@@ -83,7 +84,7 @@ class DnsSource:
         self._misses: dict[str, int] = {}  # address → answers in a row that lacked it
 
     async def run(self) -> None:
-        """Looks up and announces until cancelled. While the name cannot be resolved, what was found last stays."""
+        """Looks up and announces until cancelled. While the name cannot be resolved, the last result stands."""
         while True:
             try:
                 async with asyncio.timeout(max(self._seconds, 1.0)):
@@ -95,7 +96,7 @@ class DnsSource:
             await asyncio.sleep(self._seconds)
 
     def _take(self, found: Set[str]) -> Set[str]:
-        """What counts after an answer: what it has, and what answers had a moment ago."""
+        """The addresses in effect after an answer: those in it, and those in recent answers."""
         misses = {address: 0 if address in found else self._misses.get(address, 0) + 1 for address in self._misses}
         self._misses = {address: count for address, count in misses.items() if count < _MISSES}
         self._misses.update((address, 0) for address in found)
@@ -108,15 +109,15 @@ class DnsSource:
 
 
 def one_family(hosts: Sequence[str]) -> Sequence[str]:
-    """Those of version 4, and all where there are none: a machine with an address of each version is one."""
+    """The IPv4 addresses, or all if there are none: a machine with addresses of both versions counts once."""
     return [host for host in hosts if ":" not in host] or hosts
 
 
 def own_address_towards(host: str, port: int) -> str:
-    """The address of this machine that another one sees. Nothing is sent.
+    """The address of this machine as the other host sees it. Sends nothing.
 
     Raises:
-        OSError: there is no such name, or no way there.
+        OSError: the name does not exist, or there is no route to it.
     """
     family, _, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""What happens around every call of every server: authentication, request id, deadline, errors, metrics."""
+"""What surrounds every call of every server: authentication, request id, deadline, errors, metrics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Behavior = Callable[[Any, grpc.aio.ServicerContext], Any]
 
 
 class ServerInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps each handler once; the wrapped handlers are kept, so a call pays for the work and not for the wrapping."""
+    """Wraps each handler once and keeps the wrapped handlers, so that calls do not pay for the wrapping."""
 
     def __init__(self, security: RpcSecurityOptions, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
         self._tracer = tracer
@@ -57,7 +57,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return self._wrapped[method]
 
     def wrap(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """The handler, with all that happens around a call."""
+        """Wraps a handler with everything that surrounds a call."""
         serializers = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
@@ -88,12 +88,12 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
             async with self._around(method, context, streams=True):
                 await behavior(request, context)
 
-        # grpc knows two kinds of streaming handlers: those that yield, and those that call context.write.
+        # grpc has two kinds of streaming handlers: those that yield, and those that call context.write.
         return write if inspect.iscoroutinefunction(behavior) else generate
 
     @contextlib.asynccontextmanager
     async def _around(self, method: str, context: grpc.aio.ServicerContext, *, streams: bool) -> AsyncIterator[None]:
-        """One call, from its first to its last moment."""
+        """Surrounds one call, from start to end."""
         start = time.monotonic()
         span = None
         try:
@@ -111,9 +111,10 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
                 span.end()
 
     async def _enter(self, method: str, context: grpc.aio.ServicerContext, streams: bool) -> Span | None:
-        """Authenticates the caller and makes its request the current one; the call's part of its trace, if any.
+        """Authenticates the caller and makes its request the current one; returns the call's span, if it is traced.
 
-        What an answer in one piece says first would be a message of its own, a tenth of a short call's time.
+        A unary answer sends its metadata last: initial metadata would be a message of its own, a tenth of a short
+        call's time.
         """
         metadata = dict(context.invocation_metadata() or ())
         if self._token and not method.startswith(_PUBLIC_PREFIX):
@@ -132,7 +133,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return span
 
     def _span(self, method: str, trace: Trace) -> Span | None:
-        """None for a call that belongs to no trace, such as a look at the load: it begins none."""
+        """Starts the call's span; None for a call that belongs to no trace, such as a load query: it does not start
+        one."""
         if self._tracer is None or not trace:
             return None
         service, _, name = method[1:].partition("/")
@@ -144,7 +146,7 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             self._count(method, "CANCELLED", start)
             return
-        if isinstance(error, grpc.aio.AbortError):  # the behaviour has ended the call itself
+        if isinstance(error, grpc.aio.AbortError):  # the handler has ended the call itself
             self._count(method, "ABORTED", start)
             return
         if isinstance(error, TimeoutError):

@@ -1,4 +1,4 @@
-"""The peers that others announce: known by address, and let go of once they are done."""
+"""Peers announced by several sources: tracked by address, and dropped once they are done."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from quire.errors import Overloaded
 
 
 class Peer(Protocol):
-    """Somebody at an address."""
+    """A peer at an address."""
 
     retired: bool  # no source announces it any more
 
     @property
     def busy(self) -> bool:
-        """Whether it has something left to finish."""
+        """Whether it still has work to finish."""
 
 
 P = TypeVar("P", bound=Peer)
 
 
 class Peers(Generic[P]):
-    """Address → peer. A peer is known while any source announces it, and after that until it is not busy."""
+    """Maps addresses to peers. A peer is known while any source announces it, and after that while it is busy."""
 
     def __init__(self, most: int, on_gone: Callable[[P], None]) -> None:
         """
         Args:
-            most: that may be known at a time.
-            on_gone: frees what a peer has; it is not known any more.
+            most: maximum number of peers known at a time.
+            on_gone: releases the resources of a peer that is no longer known.
         """
         # In the order in which they became known.
         self.by_address: dict[str, P] = {}
@@ -37,10 +37,10 @@ class Peers(Generic[P]):
         self._announced: dict[str, frozenset[str]] = {}
 
     def announce(self, source: str, addresses: Iterable[str], make: Callable[[str], P]) -> None:
-        """Replaces what `source` announces by `addresses` (host:port), and makes those that are new.
+        """Replaces the addresses (host:port) that `source` announces, and creates peers for new ones.
 
         Raises:
-            Overloaded: there are too many.
+            Overloaded: there are too many peers.
         """
         chosen = frozenset(addresses)
         if len(self.by_address.keys() | chosen) > self._most:
@@ -51,7 +51,7 @@ class Peers(Generic[P]):
         self.sweep()
 
     def sweep(self) -> None:
-        """Retires those that nobody announces, and lets go of those of them that are done."""
+        """Retires peers that no source announces, and drops retired ones that are not busy."""
         announced = frozenset().union(*self._announced.values())
         for address, peer in list(self.by_address.items()):
             peer.retired = address not in announced
@@ -59,7 +59,7 @@ class Peers(Generic[P]):
                 self._let_go(address)
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Drops all peers."""
         for address in list(self.by_address):
             self._let_go(address)
 

@@ -1,4 +1,4 @@
-"""Sampling parameters on the wire: only what is not neutral is set."""
+"""Conversion of sampling parameters to and from protobuf; neutral values are left unset."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.v1 import common_pb2
 
 
 def to_sampling(message: common_pb2.SamplingParams) -> SamplingParameters:
-    """The fields that are set, by their names; the others have their neutral values (of `n`, 0 stands for 1)."""
+    """The parameters in a message; unset fields have their neutral values (for `n`, 0 stands for 1)."""
     return SamplingParameters(**{field.name: _plain(value) for field, value in message.ListFields()})
 
 
 def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
-    """The message that `to_sampling` reads as this."""
+    """The message that `to_sampling` converts back to these parameters."""
     given = sampling.given()
     if sampling.logit_bias:
         given["logit_bias"] = dict(sampling.logit_bias)
@@ -36,17 +36,18 @@ def from_sampling(sampling: SamplingParameters) -> common_pb2.SamplingParams:
 
 
 def to_marks(message: common_pb2.ReasoningMarks) -> ReasoningMarks:
-    """Not checked yet."""
+    """The unchecked marks in a message."""
     return ReasoningMarks(**{field.name: _plain(value) for field, value in message.ListFields()})
 
 
 def from_marks(marks: ReasoningMarks) -> common_pb2.ReasoningMarks:
-    """The message that `to_marks` reads as this."""
+    """The message that `to_marks` converts back to these marks."""
     return common_pb2.ReasoningMarks(**msgspec.structs.asdict(marks))
 
 
 def _plain(value: Any) -> Any:
-    """A field's value; lists as tuples, maps as the tuple of their entries by key, messages as their own types."""
+    """A field's value as a plain type: lists as tuples, maps as sorted tuples of their entries, messages as Quire's
+    types."""
     if isinstance(value, common_pb2.ReasoningMarks):
         return to_marks(value)
     if isinstance(value, common_pb2.RepetitionDetection):

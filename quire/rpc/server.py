@@ -1,4 +1,4 @@
-"""A gRPC server with what every Quire service has: health, reflection, InfoService, interceptors, graceful drain."""
+"""The gRPC server of every Quire service: health, reflection, InfoService, interceptors, graceful drain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INFO_SERVICE = common_pb2.DESCRIPTOR.services_by_name["InfoService"].full_name
 
 
 class InfoServicer(common_pb2_grpc.InfoServiceServicer):
-    """Says who this process is."""
+    """Identifies this process."""
 
     def __init__(self, service: str, grpc_services: Sequence[str]) -> None:
         self._answer = common_pb2.GetServerInfoResponse(
@@ -68,8 +68,8 @@ class GrpcServer:
         """
         Args:
             service: short name, such as "router".
-            grpc_service: fully qualified name of the gRPC service, under which health is asked.
-            further: names of others that are mounted beside it.
+            grpc_service: fully qualified name of the gRPC service, under which health is queried.
+            further: names of other services on the same server.
         """
         options.check(security)
         self._options = options
@@ -88,7 +88,7 @@ class GrpcServer:
         reflection.enable_server_reflection(self._names, self.server)
 
     async def start(self) -> None:
-        """Listens.
+        """Starts listening.
 
         Raises:
             StartupError: the port is taken or the address is not this machine's.
@@ -107,7 +107,7 @@ class GrpcServer:
         await self.server.start()
 
     async def set_serving(self, serving: bool) -> None:
-        """Sets the health of the service and of the whole server, and tells a supervisor."""
+        """Sets the health of the service and of the whole server, and notifies the supervisor."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, status)
@@ -115,21 +115,21 @@ class GrpcServer:
             report(Stage.READY)
 
     def heed_signals(self) -> None:
-        """From now on SIGTERM and SIGINT begin the drain, where they ended the process before: to be called before
-        anybody is told that it serves. May be called twice."""
+        """From now on SIGTERM and SIGINT start the drain instead of ending the process. Call it before reporting
+        readiness. May be called twice."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stop_soon)
 
     def stop_soon(self) -> None:
-        """Begins the drain, as SIGTERM does; the second time, stops at once."""
+        """Starts the drain, like SIGTERM; the second time, stops at once."""
         self._signals += 1
         self._stop.set()
 
     async def serve_until_stopped(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """Serves until a signal comes, then drains and stops.
+        """Serves until a signal arrives, then drains and stops.
 
         Args:
-            drain: returns when no request is running any more.
+            drain: returns once no request is running any more.
         """
         self.heed_signals()
         await self._stop.wait()

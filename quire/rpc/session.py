@@ -1,6 +1,6 @@
 """Sessions: many streams batched on one bidirectional gRPC stream.
 
-`Outbox` collects what is posted between two writes into one frame, so a busy stream sends few large messages and an
+`Outbox` collects the entries posted between two writes into one frame, so a busy stream sends few large messages and an
 idle one sends small ones at once. `SessionLink` is the client side of a session: it connects, reconnects and notices
 when the peer falls silent.
 """
@@ -25,35 +25,34 @@ logger = logging.getLogger(__name__)
 Out = TypeVar("Out")
 In = TypeVar("In")
 
-# What a peer may leave unread before its session is given up: far above what a healthy one ever has.
+# Unread entries after which a peer's session is given up: far more than a healthy peer ever has.
 MAX_PENDING_ITEMS = 65536
-# A frame that has more than this gets nothing more: another one follows it. A quarter of the largest message.
+# A frame that would exceed this is followed by another one. A quarter of the largest message.
 MAX_FRAME_BYTES = MAX_MESSAGE_BYTES // 4
 _BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Outbox(Generic[Out]):
-    """Frames on their way out. Used from one event loop."""
+    """Frames waiting to be sent. Used from one event loop."""
 
     def __init__(self, new_frame: Callable[[], Out]) -> None:
         self._new_frame = new_frame
         self._frame = new_frame()
-        self._full: deque[Out] = deque()  # frames that go out before it
+        self._full: deque[Out] = deque()  # frames to send before it
         self._items = 0
         self._bytes = 0
         self._ready = asyncio.Event()
 
     def post(self, items: int = 1, num_bytes: int = 0, *, waits: bool = False) -> Out:
-        """The frame that goes out next; the caller adds `items` entries to it right away.
+        """Returns the frame that is sent next; the caller adds `items` entries to it right away.
 
         Args:
-            items: 0 for what ends something that was posted before: it is never refused.
-            num_bytes: size of the entries where they may be large, so that many of them do not make a frame that is
-                larger than a message may be.
-            waits: for what is posted next, or for `flush`; it is no reason to send a frame.
+            items: number of entries; 0 for entries that end something posted before, which are never refused.
+            num_bytes: size of the entries if they may be large, so that a frame does not exceed the message limit.
+            waits: whether the entries may wait for the next post, or for `flush`, instead of triggering a send.
 
         Raises:
-            Overloaded: the peer does not read, and the bound on what waits for it is reached.
+            Overloaded: the peer does not read, and too much is waiting for it.
         """
         if self._items + items > MAX_PENDING_ITEMS:
             raise Overloaded("Too much waits for a peer that does not read its frames; try again in a moment.")
@@ -67,17 +66,17 @@ class Outbox(Generic[Out]):
         return self._frame
 
     def flush(self) -> None:
-        """Has what waits for something to go with go out by itself."""
+        """Triggers a send of entries that were waiting for others."""
         if self._items:
             self._ready.set()
 
     @property
     def pending(self) -> bool:
-        """Whether something waits to be taken."""
+        """Whether a frame is due to be sent."""
         return self._ready.is_set()
 
     async def next(self, timeout: float | None = None) -> Out | None:
-        """Takes the next frame once something is in it; None when `timeout` seconds pass before."""
+        """Takes the next frame once it is due; None if `timeout` seconds pass before."""
         if timeout is None:
             await self._ready.wait()
         elif not self._ready.is_set():
@@ -94,11 +93,11 @@ class Outbox(Generic[Out]):
 
 
 class SessionLink(Generic[Out, In]):
-    """The client side of a session with one peer, kept up for as long as `run` runs.
+    """The client side of a session with one peer, maintained while `run` runs.
 
     Contract: `on_connected()` is called when frames can be posted; `on_frame(frame)` for each frame of the peer, in
-    order; `on_lost(error)` once after each connection that had been `connected`. What was posted to a lost connection
-    is dropped: the owner decides in `on_lost` what becomes of the streams it carried. When `on_frame` raises, the
+    order; `on_lost(error)` once after each connection that had been `connected`. Frames posted to a lost connection are
+    dropped: the owner decides in `on_lost` what becomes of the streams they belonged to. When `on_frame` raises, the
     connection is given up as lost.
     """
 
@@ -116,10 +115,11 @@ class SessionLink(Generic[Out, In]):
     ) -> None:
         """
         Args:
-            name: of the peer, for logs and errors.
+            name: the peer's name in logs and errors.
             open_call: starts the gRPC stream.
-            lost_seconds: silence after which the connection is given up.
-            wait_for_peer: returns when a connection is worth its attempt, where something tells; called before each.
+            lost_seconds: seconds of silence after which the connection is given up.
+            wait_for_peer: called before each attempt to connect; returns once an attempt is worthwhile. None if that is
+                unknown.
         """
         self.name = name
         self._open_call = open_call
@@ -129,12 +129,12 @@ class SessionLink(Generic[Out, In]):
         self._on_connected = on_connected
         self._lost_seconds = lost_seconds
         self._wait_for_peer = wait_for_peer
-        # Why the last connection, or the last attempt at one, ended.
+        # Why the last connection, or the last attempt to connect, ended.
         self.error: QuireError | None = None
         self._outbox: Outbox[Out] | None = None
         self._last_frame = 0.0
-        self._fault = ""  # for which the connection is given up
-        self._beat: asyncio.Future[None] | None = None  # ends with the beat that is under way
+        self._fault = ""  # why the connection is given up
+        self._beat: asyncio.Future[None] | None = None  # resolves at the end of the current beat
 
     @property
     def connected(self) -> bool:
@@ -143,27 +143,28 @@ class SessionLink(Generic[Out, In]):
 
     @property
     def late(self) -> bool:
-        """Whether the peer's heartbeat is overdue: give it nothing new."""
+        """Whether the peer's heartbeat is overdue: it should get no new work."""
         return time.monotonic() - self._last_frame > LATE_SECONDS
 
     def give_up(self, fault: str = "answers and does nothing") -> None:
-        """Breaks the connection off, as if it were lost, and connects anew: the peer is no good though it answers."""
+        """Drops the connection as if it were lost, and reconnects: the peer answers but does not work."""
         self._fault = fault
         self._end_beat()
 
     def post(self, items: int = 1, num_bytes: int = 0, *, waits: bool = False) -> Out:
-        """The frame that goes out next, to be added to; see Outbox. What waits goes out with the next beat at last.
+        """Returns the frame that is sent next, to be added to; see Outbox. Waiting entries are sent with the next beat
+        at the latest.
 
         Raises:
             Unavailable: there is no connection.
-            Overloaded: as in Outbox.
+            Overloaded: see Outbox.
         """
         if self._outbox is None:
             raise Unavailable(f"{self.name} cannot be reached; try again in a moment.")
         return self._outbox.post(items, num_bytes, waits=waits)
 
     async def run(self) -> None:
-        """Keeps the session up until cancelled."""
+        """Maintains the session until cancelled."""
         failures = 0
         while True:
             if self._wait_for_peer is not None:
@@ -175,7 +176,7 @@ class SessionLink(Generic[Out, In]):
             await asyncio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
 
     async def _connect_once(self) -> QuireError:
-        """One connection, from its start to its end; returns why it ended."""
+        """Runs one connection from start to end; returns why it ended."""
         call = self._open_call()
         error: QuireError = Unavailable(f"The session with {self.name} was closed.")
         try:
@@ -198,7 +199,7 @@ class SessionLink(Generic[Out, In]):
         logger.info("session with %s lost: %s", self.name, error)
         try:
             self._on_lost(error)
-        except Exception:  # the owner's trouble must not keep the link from coming back
+        except Exception:  # an error in the owner must not keep the link from reconnecting
             logger.exception("session with %s: its end could not be handled", self.name)
 
     async def _pump(self, call: grpc.aio.StreamStreamCall) -> QuireError:
@@ -239,7 +240,8 @@ class SessionLink(Generic[Out, In]):
                 return Unavailable(f"{self.name} ended the session.")
 
     async def _next_beat(self) -> None:
-        """Waits for it, or for who gives the connection up: as asyncio.sleep, without a task for each beat."""
+        """Waits for the next beat, or until the connection is given up: like asyncio.sleep, without a task for each
+        beat."""
         loop = asyncio.get_running_loop()
         self._beat, timer = loop.create_future(), loop.call_later(HEARTBEAT_SECONDS, self._end_beat)
         try:
@@ -252,7 +254,8 @@ class SessionLink(Generic[Out, In]):
             self._beat.set_result(None)
 
     async def _watch(self, outbox: Outbox[Out]) -> QuireError:
-        """Counts beats rather than time: while this process itself stood still, nobody could be heard."""
+        """Measures silence in beats rather than in time: while this process itself stood still, it could not receive
+        anything."""
         self._fault = ""
         silence = 0.0
         while silence < self._lost_seconds:

@@ -1,4 +1,4 @@
-"""Numbers of the wire, in one place.
+"""Constants of the gRPC connections, in one place.
 
 Measured with grpcio 1.85: `keepalive_timeout_ms` does not bound how long a frozen peer goes unnoticed,
 `ping_timeout_ms` does (its default is 60 s); and a server without `min_ping_interval_without_data_ms` ends a pinging
@@ -11,7 +11,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 # Application heartbeats on sessions: pings prove only that gRPC's own threads run.
 HEARTBEAT_SECONDS = 0.25
-# A peer this late gets no new requests; a link this late is broken off, and its streams go on elsewhere.
+# A peer this late gets no new requests; a link this late is broken off, and its streams continue elsewhere.
 LATE_SECONDS = 1.0
 LOST_SECONDS = 2.0
 
@@ -42,8 +42,8 @@ CHANNEL_ARGUMENTS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_SECONDS)),  # what a connection may take to be greeted
+    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_SECONDS)),  # time for the server's first settings frame
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A restarted peer must be tried by every channel anew, not share another's broken connection.
+    # Each channel must reconnect to a restarted peer by itself, not share another channel's broken connection.
     ("grpc.use_local_subchannel_pool", 1),
 )

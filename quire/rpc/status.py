@@ -1,4 +1,5 @@
-"""QuireError to gRPC status and back: the code, the message, and a google.rpc.ErrorInfo with reason and parameter."""
+"""Converts QuireError to a gRPC status and back: code, message, and a google.rpc.ErrorInfo with reason and
+parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _DOMAIN = "quire.v1"
 
 
 def trailing_metadata(error: QuireError) -> tuple[tuple[str, bytes], ...]:
-    """Metadata that carries the error's reason and parameter beside code and message."""
+    """Metadata that carries the error's reason and parameter in addition to code and message."""
     info = ErrorInfo(reason=error.reason, domain=_DOMAIN, metadata={"parameter": error.parameter})
     detail = AnyMessage()
     detail.Pack(info)
@@ -32,7 +33,7 @@ async def abort(context: grpc.aio.ServicerContext, error: QuireError) -> None:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
-    """The error that a failed call stands for."""
+    """The QuireError for a failed call."""
     reason, parameter = "", ""
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY:
@@ -41,7 +42,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> QuireError:
 
 
 def _read_details(value: bytes) -> tuple[str, str]:
-    """(reason, parameter) of serialized status details; empty strings where they cannot be read."""
+    """(reason, parameter) of serialized status details; empty strings if they cannot be read."""
     try:
         status = Status.FromString(value)
         info = ErrorInfo()
@@ -54,13 +55,13 @@ def _read_details(value: bytes) -> tuple[str, str]:
 
 
 def to_request_error(error: QuireError) -> common_pb2.RequestError:
-    """The error as it travels inside a session."""
+    """The error as a message inside a session."""
     return common_pb2.RequestError(
         code=mapping_of(error).grpc_code.value[0], reason=error.reason, message=error.message, parameter=error.parameter
     )
 
 
 def from_request_error(error: common_pb2.RequestError) -> QuireError:
-    """The error that a session's RequestError stands for."""
+    """The QuireError for a session's RequestError."""
     code = CODE_BY_NUMBER.get(error.code, grpc.StatusCode.INTERNAL)
     return from_status(code, error.message, reason=error.reason, parameter=error.parameter)

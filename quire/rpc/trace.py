@@ -1,4 +1,4 @@
-"""Traces on the wire."""
+"""Conversion of traces to and from protobuf."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from quire.v1 import common_pb2
 
 
 def to_trace(generation: common_pb2.Generation) -> Trace:
-    """The trace that a request belongs to; none where what it says of it is malformed."""
+    """The trace that a request belongs to; empty if it has none, or a malformed one."""
     return read_trace({name: getattr(generation, name) for name in TRACE_HEADERS})
 
 
 def write_trace(trace: Trace, generation: common_pb2.Generation) -> None:
-    """Has a request belong to a trace."""
+    """Makes a request part of a trace."""
     for name, value in trace:
         setattr(generation, name, value)

@@ -1,4 +1,4 @@
-"""What a person sees of `quire serve`: a line for each service while it starts, live on a terminal; then warnings."""
+"""The terminal output of `quire serve`: a line per service while it starts, live on a terminal; then warnings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TextIO
 from quire.supervised import Report, Stage
 
 _BAR_CELLS = 24
-_REPEAT_SECONDS = 10.0  # between two lines about the same stage where there is no terminal
+_REPEAT_SECONDS = 10.0  # between two lines about the same stage without a terminal
 
 
 class Console:
-    """Owns the terminal: whoever writes to it does so through `write`, above the live lines.
+    """Owns the terminal: everything written to it goes through `write`, above the live lines.
 
-    On a terminal the lines of all services stand at the bottom and are drawn anew as they change; elsewhere there is
-    one line for each event. `close` ends that: from then on, `write` only writes.
+    On a terminal, the lines of all services are at the bottom and redrawn as they change; elsewhere there is one line
+    for each event. After `close`, `write` just writes.
     """
 
     def __init__(self, stream: TextIO, reports: Iterable[Report], *, live: bool) -> None:
         """
         Args:
-            reports: how far each service is at first, in the order of the lines.
+            reports: the initial stage of each service, in the order of the lines.
             live: whether the stream is a terminal.
         """
         self._stream = stream
@@ -33,12 +33,12 @@ class Console:
         self._start = time.monotonic()
         self._reports = {report.name: report for report in reports}
         self._ready_after: dict[str, float] = {}
-        self._told: dict[str, tuple[Stage, float]] = {}  # name → last stage that got a line, and when
-        self._drawn = 0  # lines of the live part
+        self._told: dict[str, tuple[Stage, float]] = {}  # name → last stage that was printed, and when
+        self._drawn = 0  # number of live lines drawn
         self.refresh()
 
     def report(self, report: Report) -> None:
-        """Shows how far a service is."""
+        """Shows a service's progress."""
         self._reports[report.name] = report
         if report.stage is Stage.READY:
             self._ready_after.setdefault(report.name, time.monotonic() - self._start)
@@ -53,31 +53,31 @@ class Console:
     def _is_news(self, report: Report) -> bool:
         stage, when = self._told.get(report.name, (None, 0.0))
         if report.stage in (Stage.STARTING, Stage.FAILED):
-            return False  # the one goes without saying, the other is told once, at the end
+            return False  # the first goes without saying, the other is reported once, at the end
         if report.stage is not stage and report.stage is not Stage.WAITING:
             return True
         return report.stage is not Stage.READY and time.monotonic() - (when or self._start) >= _REPEAT_SECONDS
 
     def write(self, text: str) -> None:
-        """Writes text that ends with a newline, as a stream for logging does."""
+        """Writes text that ends with a newline; log handlers use this object as their stream."""
         self._draw(text)
 
     def flush(self) -> None:
-        """What streams have; `write` has done it."""
+        """Does nothing, as `write` flushes; part of the stream interface."""
 
     def refresh(self) -> None:
-        """Draws the live lines anew, for the time that passes."""
+        """Redraws the live lines, to update the elapsed time."""
         if self._live and self._open:
             self._draw()
 
     def close(self) -> None:
-        """Takes the live lines away."""
+        """Removes the live lines."""
         self._open = False
         self._draw()
 
     def _draw(self, text: str = "") -> None:
-        """Text, and the live lines below it: in one piece, as anything else flickers."""
-        above = f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""  # up, and clear to the end
+        """Writes text with the live lines below it, in a single write, as anything else flickers."""
+        above = f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""  # cursor up, clear to the end
         lines: list[str] = []
         if self._live and self._open:
             width = shutil.get_terminal_size().columns - 1

@@ -1,4 +1,4 @@
-"""The supervisor's socket, by which processes of its stack ask for more ranks or fewer."""
+"""The supervisor's socket, over which processes of its stack ask for more ranks or fewer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answering = Callable[[ScaleRequest], Awaitable[ScaleAnswer]]
 
 @contextlib.asynccontextmanager
 async def control_socket(path: str, answering: Answering) -> AsyncIterator[None]:
-    """Listens while the context lasts."""
+    """Listens at `path` while the context lasts."""
     live: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,7 +40,7 @@ async def control_socket(path: str, answering: Answering) -> AsyncIterator[None]
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answering: Answering) -> None:
-    """One question, one answer; what is asked goes on when who asked is gone."""
+    """Answers one request; carrying it out continues even if the caller disconnects."""
     try:
         with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):  # a TimeoutError is an OSError
             _check_peer(writer)
@@ -53,9 +53,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ans
 
 
 def _check_peer(writer: asyncio.StreamWriter) -> None:
-    """
+    """Checks that the peer runs as the same user.
+
     Raises:
-        PermissionError: it is another user's process, who can see the socket's name.
+        PermissionError: it is another user's process, which can see the socket's name.
     """
     told = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     if CREDENTIALS.unpack(told)[1] != os.getuid():

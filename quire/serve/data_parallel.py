@@ -1,4 +1,4 @@
-"""Which data-parallel ranks this machine runs, and what of the stack it runs beside them."""
+"""Determines which data-parallel ranks this machine runs, and what else of the stack."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _HYBRID = "--data-parallel-hybrid-lb"
 
 
 class Balancing(Enum):
-    """Who chooses the rank for a request."""
+    """What chooses the rank for a request."""
 
-    INTERNAL = auto()  # the first node's router, between all ranks
-    HYBRID = auto()  # something outside chooses the node, whose router the rank
-    EXTERNAL = auto()  # something outside
+    INTERNAL = auto()  # the first node's router chooses among all ranks
+    HYBRID = auto()  # an external load balancer chooses the node, and its router the rank
+    EXTERNAL = auto()  # an external load balancer
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class LocalRanks:
     """The data-parallel ranks of this machine.
 
     Attributes:
-        size: of all machines.
-        address: of the first node.
-        rpc_port: of the router there; 0 where any will do.
-        headless: the router is another machine's.
-        by_ray: Ray has the ranks' GPUs, wherever they are.
+        size: number of ranks on all machines.
+        address: address of the first node.
+        rpc_port: port of the router there; 0 means any free one.
+        headless: whether the router is on another machine.
+        by_ray: whether Ray provides the ranks' GPUs, on whatever machine.
     """
 
     size: int
@@ -49,7 +49,7 @@ class LocalRanks:
 
     @property
     def has_members_elsewhere(self) -> bool:
-        """Whether ranks of other machines are this one's router's to choose."""
+        """Whether this machine's router also balances ranks of other machines."""
         return self.elsewhere and self.balancing is Balancing.INTERNAL and not self.headless
 
     @property
@@ -59,7 +59,8 @@ class LocalRanks:
 
 
 def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) -> LocalRanks:
-    """
+    """Derives this machine's ranks from the options.
+
     Raises:
         StartupError: options contradict each other.
     """
@@ -87,9 +88,10 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
 
 
 def _check_backend(parallel: ParallelOptions, options: DataParallelOptions, size: int, local: int) -> None:
-    """
+    """Checks the options that go with --data-parallel-backend.
+
     Raises:
-        StartupError: Ray is to have the ranks, and another option says otherwise.
+        StartupError: Ray was chosen for the ranks, and another option contradicts that.
     """
     if options.data_parallel_backend != RAY:
         return
@@ -106,7 +108,8 @@ def _check_backend(parallel: ParallelOptions, options: DataParallelOptions, size
 
 
 def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balancing:
-    """
+    """Derives from the options what chooses the rank.
+
     Raises:
         StartupError: options contradict each other.
     """
@@ -138,10 +141,10 @@ def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balan
 
 
 def own_address_at(address: str, port: int) -> str:
-    """The address of this machine that the first node sees.
+    """The address of this machine as the first node sees it.
 
     Raises:
-        StartupError: there is no such name, or no way there.
+        StartupError: the name does not exist, or there is no route to it.
     """
     try:
         return own_address_towards(address, port)

@@ -1,4 +1,4 @@
-"""Which GPUs each engine of a local stack gets."""
+"""Assigns GPUs to the engines of a local stack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_driver() -> bool:
 
 
 def count_gpus() -> int:
-    """GPUs that processes of this environment see. Asked in a process of its own, which lets go of the driver."""
+    """Number of GPUs visible in this environment. Asked in a separate process, whose end releases the driver."""
     if not has_driver():
         return 0
     command = [sys.executable, "-m", "quire.serve.devices"]
@@ -36,20 +36,20 @@ def count_gpus() -> int:
 def devices_of_engines(
     engines: int, parallel: ParallelOptions, gpus: int, environment: Mapping[str, str], share: float = 1.0
 ) -> Sequence[Mapping[str, str]]:
-    """What each engine's environment must say for it to see its GPUs; nothing without GPUs.
+    """The environment variables that show each engine its GPUs; empty without GPUs.
 
-    Where there are too few for each to have its own, engines of one rank share them, if their memory is enough.
+    If there are too few GPUs for each engine to have its own, engines of one rank share them, as far as memory allows.
 
     Args:
-        parallel: says how many GPUs an engine needs.
-        gpus: GPUs that this environment shows.
-        share: of a GPU's memory that an engine takes.
+        parallel: determines how many GPUs an engine needs.
+        gpus: number of GPUs visible in this environment.
+        share: share of a GPU's memory that an engine takes.
 
     Raises:
-        StartupError: there are too few.
+        StartupError: there are too few GPUs.
     """
     ranks = parallel.num_ranks
-    of_each = -(-engines // gpus) if gpus else 1  # engines
+    of_each = -(-engines // gpus) if gpus else 1  # engines per GPU
     shares = ranks == 1 and of_each * share <= 1.0
     if gpus and gpus < engines * ranks and not shares:
         fix = f"Take {gpus // ranks} engines at most" if gpus >= ranks else "Have a model on fewer ranks"
@@ -68,7 +68,7 @@ def devices_of_engines(
 
 
 def _sum(engines: int, ranks: int) -> str:
-    """Who needs how many."""
+    """States how many GPUs the engines need."""
     who = f"{engines} engines of {ranks} ranks each" if engines > 1 and ranks > 1 else ""
     who = who or (f"An engine of {ranks} ranks" if ranks > 1 else f"{engines} engines")
     return f"{who} need{'s' if engines == 1 else ''} {engines * ranks} GPUs"

@@ -1,4 +1,4 @@
-"""More data-parallel ranks, or fewer, while the stack serves."""
+"""Elastic scaling: adds or removes data-parallel ranks while the stack serves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HURRY_SECONDS = 1.0
 
 
 class ElasticStack:
-    """How many ranks there are. One change at a time."""
+    """Changes the number of ranks, one change at a time."""
 
     def __init__(self, options: StackOptions, layout: Layout, ports: HeldPorts, supervisor: Supervisor) -> None:
         self._options = options
@@ -46,28 +46,28 @@ class ElasticStack:
         self._changing = asyncio.Lock()
 
     async def answer(self, request: ScaleRequest) -> ScaleAnswer:
-        """What a process of the stack is told.
+        """Answers a request of a process of the stack.
 
         Raises:
-            QuireError: as `scale`.
+            QuireError: see `scale`.
         """
         if request.data_parallel_size is not None:
             await self.scale(request.data_parallel_size, request.drain_seconds, request.seconds)
         return ScaleAnswer(self._layout.ranks.size, self._changing.locked())
 
     async def scale(self, size: int, drain_seconds: float, seconds: float) -> None:
-        """Starts or ends engines until there are so many, and returns once the new ones serve or the old ones are gone.
+        """Starts or ends engines until there are `size`, and returns once the new ones serve or the old ones are gone.
 
-        Ranks of a model without experts know nothing of each other, and those that stay serve on. Of those that are
-        taken, requests have `drain_seconds` to finish; what has not by then goes on elsewhere, where the last token
-        left it. Ranks that step together have their number in every layer: all of them start anew, and what they
-        generated waits in the router until then.
+        Ranks of a model without experts are independent, and the remaining ones keep serving. Requests on removed ranks
+        have `drain_seconds` to finish; after that they continue elsewhere, from their last token. Ranks that step in
+        lockstep have their number built into every layer: all of them restart, and their requests wait in the router
+        until then.
 
         Raises:
-            FailedPrecondition: the ranks of this stack are not its own to choose.
-            InvalidRequest: there cannot be so many.
-            DeadlineExceeded: new ranks were not ready in time; the old ones serve on, or start again.
-            Unavailable: it is being scaled already, or a new rank cannot start.
+            FailedPrecondition: this stack does not control its ranks itself.
+            InvalidRequest: this number of ranks is impossible.
+            DeadlineExceeded: new ranks were not ready in time; the old ones keep serving, or start again.
+            Unavailable: a change is under way already, or a new rank cannot start.
         """
         if self._changing.locked():
             raise Unavailable("The number of ranks is being changed; try again when that is done.")
@@ -95,7 +95,7 @@ class ElasticStack:
             raise InvalidRequest(f"There can be 1 to {_MOST} ranks, not {size}.", parameter="new_data_parallel_size")
 
     def _changed(self, size: int) -> tuple[StackOptions, Layout]:
-        """With ranks from 0 on; those that stay keep their names, and the new ones get ports that are free."""
+        """Options and layout for ranks 0 to `size` - 1; remaining ranks keep their names, new ones get free ports."""
         old = self._layout
         engines = {name: rank for name, rank in old.engines.items() if rank < size}
         engines |= {f"engine-{rank}": rank for rank in range(len(engines), size)}
@@ -115,13 +115,13 @@ class ElasticStack:
     def _specs(self, options: StackOptions, layout: Layout) -> Mapping[str, ProcessSpec]:
         try:
             return {spec.name: spec for spec in process_specs(options, layout)}
-        except StartupError as error:  # too few GPUs
+        except StartupError as error:  # there are too few GPUs
             raise InvalidRequest(str(error), parameter="new_data_parallel_size") from error
 
     async def _extend(
         self, specs: Mapping[str, ProcessSpec], layout: Layout, drain_seconds: float, seconds: float
     ) -> None:
-        """Those that stay know nothing of it."""
+        """Adds or removes independent ranks; the remaining ones are unaffected."""
         new = [specs[name] for name in layout.engines if name not in self._layout.engines]
         gone = self._layout.engines.keys() - layout.engines.keys()
         await self._start(new, seconds)
@@ -130,13 +130,14 @@ class ElasticStack:
         except BaseException:
             await self._supervisor.end([spec.name for spec in new], 0.0)
             raise
-        self._supervisor.update(specs.values())  # for when one is started again
+        self._supervisor.update(specs.values())  # used when one is restarted
         await self._supervisor.end(gone, drain_seconds)
 
     async def _rebuild(
         self, specs: Mapping[str, ProcessSpec], layout: Layout, drain_seconds: float, seconds: float
     ) -> None:
-        """Nobody serves until all of them do. Where they cannot, those that there were are started again."""
+        """Replaces all ranks; none serves until all do. If the new ones cannot start, the old ones are started
+        again."""
         await self._tell_router(layout)
         await self._supervisor.end(self._layout.engines.keys(), min(drain_seconds, _HURRY_SECONDS))
         self._supervisor.update(specs.values())
@@ -153,7 +154,7 @@ class ElasticStack:
         await self._tell_router(self._layout)
 
     async def _start(self, specs: Collection[ProcessSpec], seconds: float) -> None:
-        """Those that are not up in time, or fail, are ended, all together."""
+        """Starts engines; if one is not ready in time, or fails, ends all of them."""
         names = [spec.name for spec in specs]
         self._supervisor.start(specs)
         try:
@@ -167,7 +168,7 @@ class ElasticStack:
             raise Unavailable(f"A new rank cannot start: {error}") from error
 
     async def _steps_together(self) -> bool:
-        """Also of one rank: it begins to with the next."""
+        """Whether the ranks step in lockstep; also true of a single rank that would once it has peers."""
         async with self._router() as router:
             answer = await router.ListWorkers(
                 router_pb2.ListWorkersRequest(), metadata=call_metadata(self._options.security), timeout=CALL_SECONDS,
@@ -176,7 +177,7 @@ class ElasticStack:
         return any(worker.model_info.lockstep_ranks for worker in answer.workers)
 
     async def _tell_router(self, layout: Layout) -> None:
-        """Those that are left out get nothing new, and finish what they have."""
+        """Sets the router's workers; those left out get no new requests, and finish the ones they have."""
         addresses = [*self._options.router.workers, *(layout.own[name] for name in layout.engines)]
         async with self._router() as router:
             await router.SetWorkers(
@@ -186,9 +187,10 @@ class ElasticStack:
 
     @contextlib.asynccontextmanager
     async def _router(self) -> AsyncIterator[router_pb2_grpc.RouterServiceStub]:
-        """
+        """Opens a client of the router.
+
         Raises:
-            QuireError: it does not answer.
+            QuireError: the router does not answer.
         """
         async with open_channel(self._layout.router[0], self._options.security) as channel:
             try:

@@ -1,4 +1,4 @@
-"""A folder for the processes of one stack, of which nothing is left for good, however the stack ends."""
+"""A temporary folder for the processes of one stack, which is always removed eventually, however the stack ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PREFIX = "quire-gateways-"
 
 @contextmanager
 def held_folder() -> Iterator[str]:
-    """Makes one, and removes it at the end. It is locked meanwhile: those that are not have been left by processes that
+    """Creates a folder, and removes it at the end. It is locked meanwhile: unlocked ones were left by processes that
     were killed, and are removed first."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if (held := _lock(left)) is not None:
             _remove(left, held)
     while (held := _lock(folder := Path(tempfile.mkdtemp(prefix=_PREFIX)))) is None:
-        pass  # somebody has just removed it
+        pass  # another process has just removed it
     try:
         yield str(folder)
     finally:
@@ -34,8 +34,8 @@ def _remove(folder: Path, held: int) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor by which a folder is locked until it is closed, however its process ends; None where it is not ours,
-    or locked, or gone."""
+    """Opens and locks a folder until the returned descriptor is closed, however the process ends; None if it is not
+    ours, locked, or gone."""
     with suppress(OSError), ExitStack() as failed:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         failed.callback(os.close, descriptor)

@@ -1,4 +1,4 @@
-"""What the local stack consists of: which processes, with which options, where."""
+"""The composition of the local stack: which processes, with which options, on which addresses."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quire.rpc.discovery import join_address
 from quire.serve.data_parallel import LocalRanks, find_local_ranks, own_address_at
 from quire.serve.ports import LOOPBACK, HeldPorts
 
-# Not of the services behind the gateway alone.
+# Options that do not concern only the services behind the gateway.
 _OF_THE_STACK = ("startup_timeout_seconds", "api_server_count", "skip_tokenizer_init", "allow_runtime_lora_updating")
 
 
 @dataclass(frozen=True)
 class StackOptions:
-    """Everything the user chose."""
+    """All options that the user chose."""
 
     serve: ServeOptions
     model: ModelOptions
@@ -55,16 +55,16 @@ class StackOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the services are, as host:port.
+    """The addresses of the services, as host:port.
 
     Attributes:
-        router, tokenizer: those that the user named, or one on the loopback address; no tokenizer where none is wanted.
-        own: name of a process of this stack → where it listens, for those that speak gRPC.
+        router, tokenizer: those that the user named, or one on the loopback address; no tokenizer if none is wanted.
+        own: name of a process of this stack → address it listens on, for those that speak gRPC.
         metrics: name of such a process → port of its metrics.
-        engines: name of an engine of this stack → its data-parallel rank; none where the user named a router, which
-            has its own.
-        ranks: all that this machine runs, and where the others are.
-        meeting_port: at which the ranks of a model with experts meet; 0 without others.
+        engines: name of an engine of this stack → its data-parallel rank; empty if the user named a router, which has
+            its own engines.
+        ranks: the ranks that this machine runs, and where the others are.
+        meeting_port: port at which the ranks of a model with experts meet; 0 without other ranks.
         gateways: names of the processes that answer HTTP.
         shared_port_folder, uds_descriptor: see GatewayOptions.
     """
@@ -82,11 +82,12 @@ class Layout:
 
 
 def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
-    """Which services this stack has, on free ports.
+    """Decides which services this stack has, and gives them free ports.
 
     Raises:
         StartupError: a port that the user named is taken, an option is for a service that is not started, or options
-            of adapters or of data parallelism do not go together.
+            StartupError: a port that the user named is taken, an option is for a service that is not started, or
+            options of adapters or of data parallelism are inconsistent.
     """
     ranks = options.ranks
     _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)
@@ -124,7 +125,7 @@ def _engine_names(ranks: LocalRanks) -> Mapping[str, int]:
 
 
 def _engine_addresses(names: Collection[str], options: StackOptions, ports: HeldPorts) -> dict[str, str]:
-    """Where engines listen: those of a further node, where the first node's router reaches them."""
+    """Engine name → address to listen on; on a further node, one that the first node's router can reach."""
     ranks, host = options.ranks, LOOPBACK
     if ranks.headless:
         host = options.engine.parallel.executor.host_ip or own_address_at(ranks.address, ranks.rpc_port)
@@ -133,7 +134,7 @@ def _engine_addresses(names: Collection[str], options: StackOptions, ports: Held
 
 
 def _router_address(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) -> str:
-    """Where the router listens: that of a first node, where further nodes reach it."""
+    """Address that the router listens on; on a first node, one that further nodes can reach."""
     host = ranks.address if ranks.has_members_elsewhere else LOOPBACK
     port = ranks.rpc_port if ranks.has_members_elsewhere else options.serve.data_parallel.data_parallel_rpc_port
     if not port:
@@ -151,9 +152,10 @@ def _meeting_port(options: StackOptions, ranks: LocalRanks, ports: HeldPorts) ->
 
 
 def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
-    """
+    """Checks that no option would be without effect because its services run elsewhere.
+
     Raises:
-        StartupError: the services of these options run elsewhere, so that those that are set have no effect.
+        StartupError: some options would be.
     """
     changed = [field.flag for group in groups for field, value in values_of(group)
                if value != field.default and field.name not in _OF_THE_STACK]  # fmt: skip
@@ -165,9 +167,10 @@ def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
 
 
 def _check_no_tokenizer(options: StackOptions) -> None:
-    """
+    """Checks that no tokenizer option is set.
+
     Raises:
-        StartupError: options of the tokenizer are set, so that they have no effect.
+        StartupError: some are, and would have no effect.
     """
     named = {
         "--tokenizer": options.model.tokenizer, "--tokenizer-revision": options.model.tokenizer_revision,
@@ -182,10 +185,10 @@ def _check_no_tokenizer(options: StackOptions) -> None:
 
 
 def with_derived(options: StackOptions) -> StackOptions:
-    """The options with what follows from them filled in.
+    """Fills in the options that follow from others.
 
     Raises:
-        StartupError: they do not go together; or several machines need the same token, and none is given.
+        StartupError: options are inconsistent; or several machines need the same token, and none is given.
     """
     changes: dict[str, Any] = {"gateway": _with_parsers(options)}
     if options.gateway.api_key and not options.security.grpc_token:
@@ -194,7 +197,7 @@ def with_derived(options: StackOptions) -> StackOptions:
                 "With --api-key the services ask each other for a token, which all nodes have to know: set the same "
                 "--grpc-token (QUIRE_GRPC_TOKEN) on each."
             )
-        # The API asks for a key, so the gRPC ports behind it must not be open to every user of this machine.
+        # The API requires a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))
     derived = dataclasses.replace(options, **changes)
     derived.gateway.check()
@@ -203,7 +206,7 @@ def with_derived(options: StackOptions) -> StackOptions:
 
 
 def _with_parsers(options: StackOptions) -> GatewayOptions:
-    """The gateway's options, which know the formats of the model in the box unless the user says otherwise."""
+    """The gateway's options, with the parsers for the bundled model's formats unless the user chose others."""
     reasoning, tools = options.gateway.reasoning, options.gateway.tools
     if options.model.model == DEMO_MODEL and not options.gateway.skip_tokenizer_init:
         if not reasoning.parser and reasoning.enable_reasoning is not False:

@@ -1,4 +1,4 @@
-"""What a child process writes, line by line."""
+"""Reads a child process's output line by line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _MAX_LINE_BYTES = 2**20
 
 
 class Output:
-    """A pipe of our own: processes of the child may hold its end open for longer than the child lives.
+    """A pipe of our own for a child's output: the child's descendants may hold its write end open longer than the child
+    lives.
 
     Order of calls: `open`, start the child with `write_end`, `release`, `drain` once it has ended, `close`.
     """
@@ -24,7 +25,7 @@ class Output:
 
     @staticmethod
     async def open(take: Callable[[str], None]) -> Output:
-        """A pipe; `take` gets each line."""
+        """Creates a pipe; `take` receives each line."""
         read_end, write_end = os.pipe()
         lines = asyncio.StreamReader(_MAX_LINE_BYTES)
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -33,17 +34,17 @@ class Output:
         return Output(write_end, pipe, asyncio.create_task(_copy(lines, take)))
 
     def release(self) -> None:
-        """Closes the child's end here; it has its own."""
+        """Closes the write end in this process; the child has its own copy."""
         if self.write_end >= 0:
             os.close(self.write_end)
         self.write_end = -1
 
     async def drain(self) -> None:
-        """Takes what a child that has ended wrote last."""
+        """Reads the last output of a child that has ended."""
         await asyncio.wait([self._copying], timeout=_LAST_WORDS_SECONDS)
 
     def close(self) -> None:
-        """Frees everything."""
+        """Releases all resources."""
         self.release()
         self._copying.cancel()
         self._pipe.close()
@@ -51,6 +52,6 @@ class Output:
 
 async def _copy(lines: asyncio.StreamReader, take: Callable[[str], None]) -> None:
     while not lines.at_eof():
-        with contextlib.suppress(ValueError):  # a line too long to be one
+        with contextlib.suppress(ValueError):  # skips an overlong line
             if line := await lines.readline():
                 take(line.decode(errors="replace").rstrip("\n"))

@@ -1,4 +1,4 @@
-"""How much of a busy core a process gets beside others."""
+"""Lowers the CPU priority of processes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 _LOWEST = 19
-# Linux changes one group in a tenth of a second for those who are not root.
+# Linux allows users other than root one autogroup change per tenth of a second.
 _REPEAT_SECONDS = 0.1
 _TRIES = 50
 
 
 async def lower_priority(process: asyncio.subprocess.Process, niceness: int) -> None:
-    """Has others run before a process that has just been started in a session of its own, and before all it starts.
+    """Gives a process that was just started in a session of its own, and its children, a lower CPU priority.
 
-    Where Linux groups processes by session, as on most desktops, niceness counts within a group only, and the group has
-    one of its own.
+    Where Linux groups processes by session, as on most desktops, niceness counts only within a group, and the group has
+    a niceness of its own.
     """
     if niceness <= 0:
         return
-    with contextlib.suppress(OSError):  # it has ended, or the system does not let us
+    with contextlib.suppress(OSError):  # it has ended, or this is not permitted
         own = min(_LOWEST, os.getpriority(os.PRIO_PROCESS, process.pid) + niceness)
         os.setpriority(os.PRIO_PROCESS, process.pid, own)
         group = Path(f"/proc/{process.pid}/autogroup")
@@ -30,9 +30,10 @@ async def lower_priority(process: asyncio.subprocess.Process, niceness: int) -> 
 
 
 async def repeat_when_busy(call: Callable[[], object]) -> None:
-    """
+    """Calls until the kernel no longer answers EAGAIN.
+
     Raises:
-        OSError: it fails in another way, or still.
+        OSError: the call fails otherwise, or keeps failing.
     """
     for remaining in reversed(range(_TRIES)):
         try:

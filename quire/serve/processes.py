@@ -1,4 +1,4 @@
-"""The processes of a stack: with which options, on which devices and processors each is started."""
+"""The processes of a stack: the options, devices and processors that each is started with."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from quire.serve.devices import count_gpus, devices_of_engines
 from quire.serve.layout import Layout, StackOptions
 from quire.serve.supervisor import ProcessSpec
 
-# Of the services beside an engine. One that takes a core from a thread of the engine's makes the other threads wait for
-# what that one has in hand; in between the engine leaves the cores idle often enough.
+# Niceness of the services beside an engine. A service that takes a core from one of the engine's threads makes the
+# other threads wait for it; between steps the engine leaves the cores idle often enough.
 _NICENESS = 5
-# glibc's malloc asks for huge pages: a step's hidden states are megabytes, which products go through row by row, and a
-# page of 4 KiB holds one or two of them.
+# Makes glibc's malloc ask for huge pages: a step's hidden states are megabytes, which matrix products traverse row by
+# row, and a 4 KiB page holds one or two rows.
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-_ELSEWHERE = (RAY, "external_launcher")  # executors whose ranks are not this machine's alone
+_ELSEWHERE = (RAY, "external_launcher")  # executors whose ranks may be on other machines
 
 
 def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
-    """The processes of the stack, engines first; their options are the user's, with the addresses filled in.
+    """Returns the processes of the stack, engines first; their options are the user's, with the addresses filled in.
 
     Raises:
-        StartupError: there are GPUs, but not for each engine.
+        StartupError: there are GPUs, but not enough for all engines.
     """
     workers = (*options.router.workers, *(layout.own[name] for name in layout.engines))
     commands: dict[str, Sequence[Any]] = {
@@ -59,7 +59,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
         )
         server.check(options.security)
         specs.append(_spec(name, command, *groups, server, *shared, environment=devices.get(name, {})))
-    others = dataclasses.replace(gateway, admin=AdminOptions())  # one of them has the admin port
+    others = dataclasses.replace(gateway, admin=AdminOptions())  # only one of them has the admin port
     gateways = zip(layout.gateways, (gateway, *([others] * len(layout.gateways[1:]))), strict=False)
     descriptors = () if layout.uds_descriptor is None else (layout.uds_descriptor,)
     gateway_specs = [_spec(name, "gateway", chosen, *shared) for name, chosen in gateways]
@@ -67,7 +67,7 @@ def process_specs(options: StackOptions, layout: Layout) -> list[ProcessSpec]:
 
 
 def _engine_options(options: EngineOptions, layout: Layout, name: str) -> EngineOptions:
-    """Those of one of the engines.
+    """The options of one engine.
 
     Raises:
         StartupError: see place_rank.
@@ -87,7 +87,8 @@ def _engine_options(options: EngineOptions, layout: Layout, name: str) -> Engine
 
 
 def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelOptions:
-    """Those of one of this machine's engines, whose ranks share the processors with those of the others.
+    """The kernel options of one engine, whose ranks share this machine's processors with the ranks of the other
+    engines.
 
     Raises:
         StartupError: see place_rank.
@@ -109,7 +110,8 @@ def _kernel_options(options: EngineOptions, index: int, engines: int) -> KernelO
 
 
 def _devices(options: StackOptions, engines: Collection[str]) -> dict[str, Mapping[str, str]]:
-    """Name of each engine → environment that shows it its own GPUs; nothing where others find GPUs for its ranks."""
+    """Name of each engine → environment that shows it its own GPUs; empty if something else finds GPUs for its
+    ranks."""
     parallel, named = options.engine.parallel, options.engine.parallel.distributed_executor_backend
     if named in _ELSEWHERE or options.ranks.by_ray or (len(engines) == 1 and named in (None, "auto")):
         return {}
@@ -131,7 +133,8 @@ def _spec(name: str, command: str, *groups: Any, environment: Mapping[str, str] 
 
 
 def _neutral_environment() -> dict[str, str]:
-    """This process's environment without options: each service gets its own, and QUIRE_PORT is not every service's."""
+    """This process's environment without option variables: each service gets its own, and QUIRE_PORT does not apply to
+    all."""
     groups = [*typing.get_type_hints(StackOptions).values(), GrpcServerOptions]
     options = {name for group in groups for field in fields_of(group) for name in field.environment_variables}
     options.add(f"{ENVIRONMENT_PREFIX}CONFIG")

@@ -1,4 +1,4 @@
-"""What `quire serve` says of a stack that is ready, and asks its services for it."""
+"""Queries the services of a ready stack for the startup summary of `quire serve`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quire.serve.summary import format_summary
 from quire.v1 import router_pb2, router_pb2_grpc, tokenizer_pb2, tokenizer_pb2_grpc
 
 T = TypeVar("T")
-_Arguments = Mapping[str, Any]  # of a call, beside its message
+_Arguments = Mapping[str, Any]  # of a call, besides its message
 
 
 async def node_summary(options: StackOptions, layout: Layout, seconds: float) -> str:
-    """Of a node without an API."""
+    """The startup summary of a node without an API."""
     ranks, routers = layout.ranks, options.engine.registration.register_with or (layout.ranks.router,)
     return (
         f"Quire {quire.__version__} is ready after {seconds:.1f} s: data-parallel ranks {ranks.ranks[0]} to "
@@ -31,7 +31,7 @@ async def node_summary(options: StackOptions, layout: Layout, seconds: float) ->
 
 
 async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
-    """Asks services that are ready; short where they are not any more."""
+    """Asks the services and builds the startup summary; a short one if a service is no longer ready."""
     try:
         router, answer = await _first_answer(layout.router, options, _workers)
         tokenizer = None
@@ -59,15 +59,15 @@ async def summary(options: StackOptions, layout: Layout, seconds: float) -> str:
 async def _first_answer(
     addresses: Sequence[str], options: StackOptions, ask: Callable[[grpc.aio.Channel, _Arguments], Awaitable[T]]
 ) -> tuple[str, T]:
-    """What the first of several replicas says that says something, and its address: others may be down.
+    """Asks several replicas in turn, as some may be down; returns the first address that answers, with its answer.
 
     Raises:
-        QuireError: none does.
+        QuireError: none answers.
     """
     failure: QuireError = Unavailable("nobody is there to be asked")
     arguments = {
         "metadata": call_metadata(options.security), "timeout": CALL_SECONDS,
-        "wait_for_ready": len(addresses) == 1,  # on a machine that is busy starting others, it may answer late
+        "wait_for_ready": len(addresses) == 1,  # may answer late on a machine busy starting others
     }  # fmt: skip
     for address in addresses:
         async with open_channel(address, options.security) as channel:
@@ -85,9 +85,10 @@ def _is_ready(worker: router_pb2.Worker) -> bool:
 
 
 async def _workers(channel: grpc.aio.Channel, arguments: _Arguments) -> router_pb2.ListWorkersResponse:
-    """
+    """Lists the router's workers.
+
     Raises:
-        Unavailable: none of them is ready.
+        Unavailable: no worker is ready.
     """
     router = router_pb2_grpc.RouterServiceStub(channel)
     answer: router_pb2.ListWorkersResponse = await router.ListWorkers(router_pb2.ListWorkersRequest(), **arguments)

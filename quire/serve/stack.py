@@ -29,7 +29,7 @@ from quire.supervised import Report, Stage
 _REFRESH_SECONDS = 0.2
 
 
-# What somebody wants of a stack, once it is ready.
+# Work to do with a stack once it is ready.
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -37,7 +37,7 @@ def main(**groups: Any) -> None:
     """Starts the stack and supervises it until Ctrl-C.
 
     Raises:
-        StartupError: it cannot start, or a service dies again and again.
+        StartupError: the stack cannot start, or a service dies again and again.
     """
     run_stack(None, **groups)
 
@@ -46,10 +46,10 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
     """Starts the stack and supervises it until Ctrl-C, or until the work is done.
 
     Returns:
-        Whether that is done.
+        Whether the work is done.
 
     Raises:
-        StartupError: as `main`.
+        StartupError: see `main`.
     """
     options = with_derived(StackOptions(**groups))
     for place in (options.model.model, options.model.tokenizer):
@@ -66,7 +66,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
         is_done = asyncio.run(_serve(dataclasses.replace(options, log=log), layout, ports, log_file, work))
         if is_done and work and log_file and options.log.log_file is None:
-            log_file.remove()  # its port is mostly one that no later run has: they would pile up
+            log_file.remove()  # its port will hardly recur, so these files would pile up
         return is_done
 
 
@@ -77,14 +77,14 @@ async def _serve(
 
 
 class _Stack:
-    """One stack, inside its event loop."""
+    """A running stack, inside its event loop."""
 
     def __init__(self, options: StackOptions, layout: Layout, ports: HeldPorts, log_file: LogFile | None) -> None:
         self._options = options
         self._layout = layout
         self._log_file = log_file
         self._specs = process_specs(options, layout)
-        self._missing = {spec.name: Report(spec.name, Stage.STARTING) for spec in self._specs}  # not ready yet
+        self._missing = {spec.name: Report(spec.name, Stage.STARTING) for spec in self._specs}  # services not ready yet
         self._console = Console(sys.stderr, self._missing.values(), live=sys.stderr.isatty())
         setup_logging("serve", options.log, terminal=self._console)
         advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
@@ -107,15 +107,15 @@ class _Stack:
         (self._hurry if self._stop.is_set() else self._stop).set()
 
     async def run(self, work: Work | None) -> bool:
-        """Starts, serves and stops; see `run_stack`."""
+        """Starts the stack, serves and stops; see `run_stack`."""
         is_done = False
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SIGHUP: terminal closed
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                 asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keep_house())
         try:
             if await self._start():
-                from quire.serve.elastic import ElasticStack  # late: what calls services is slow to import
+                from quire.serve.elastic import ElasticStack  # imported late: gRPC clients are slow to import
 
                 elastic = ElasticStack(self._options, self._layout, self._ports, self._supervisor)
                 async with control_socket(self._supervisor.control_path, elastic.answer):
@@ -127,7 +127,7 @@ class _Stack:
             self._console.close()
             if not self._hurry.is_set():
                 self._console.write(_stopping(self._options.gateway.stop_seconds))
-            # The gateway's clients first, then those who call the router themselves.
+            # First the gateways' clients finish, then those that call the router directly.
             await self._supervisor.stop(
                 (self._layout.gateways, ("router",)), self._options.gateway.stop_seconds, self._hurry
             )
@@ -135,7 +135,7 @@ class _Stack:
         return is_done
 
     async def _carry_out(self, work: Work) -> bool:
-        """Whether it is done; it is not where the stack is told to stop first."""
+        """Does the work; returns whether it was finished, which it is not if the stack is told to stop first."""
         done = asyncio.Event()
         task = asyncio.create_task(work())
         task.add_done_callback(lambda task: done.set())
@@ -149,7 +149,7 @@ class _Stack:
         return results[0] is None
 
     async def _start(self) -> bool:
-        """Starts everything and shows the summary; returns whether it came to that before it was to stop."""
+        """Starts everything and prints the summary; returns False if it was told to stop before that."""
         start = time.monotonic()
         self._console.write(f"Quire {quire.__version__} starts {self._options.model.served_names[0]}\n")
         try:
@@ -166,17 +166,17 @@ class _Stack:
             return False
         self._supervisor.settle()
         self._console.close()
-        from quire.serve.ready import node_summary, summary  # late, as elastic is
+        from quire.serve.ready import node_summary, summary  # imported late, like elastic
 
         say = node_summary if self._layout.ranks.headless else summary
         click.echo(await say(self._options, self._layout, time.monotonic() - start))
         return True
 
     async def _until(self, event: asyncio.Event) -> bool:
-        """Waits for it, or for the signal to stop; whether it was the former.
+        """Waits for an event, or for the signal to stop; returns whether the event occurred.
 
         Raises:
-            StartupError: a service cannot go on.
+            StartupError: a service has failed for good.
         """
         waiting: list[asyncio.Future[Any]] = [asyncio.create_task(each.wait()) for each in (event, self._stop)]
         try:
@@ -201,7 +201,7 @@ def _stopping(seconds: float) -> str:
 
 
 def _stack_name(options: StackOptions, layout: Layout) -> str:
-    """Tells this stack apart from others of this machine."""
+    """A name that distinguishes this stack from others on this machine."""
     if layout.ranks.headless:
         return f"rank-{layout.ranks.ranks[0]}"
     return Path(options.gateway.uds).name if options.gateway.uds else str(options.gateway.port)

@@ -1,4 +1,4 @@
-"""What `quire serve` prints once the stack is ready."""
+"""Formats what `quire serve` prints once the stack is ready."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def format_summary(
     services: Mapping[str, tuple[str, int]], tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None, api_key: bool,
     log: str, parsers: Mapping[str, str | None],
 ) -> str:  # fmt: skip
-    """The start-up summary, one fact a line.
+    """The startup summary, one fact per line.
 
     Args:
-        seconds: from the command to readiness.
-        url: of the gateway, without path.
+        seconds: time from the command to readiness.
+        url: URL of the gateway, without a path.
         router: host:port of the router's gRPC service.
-        services: name → host:port of its gRPC service, and port of its metrics.
-        tokenizer: decides whether the example is a chat; none where there are token ids alone.
-        api_key: whether the API asks for a key.
-        log: file of all log lines; "-" is the terminal.
-        parsers: what they find in answers → their names, empty for none.
+        services: name → host:port of its gRPC service, and its metrics port.
+        tokenizer: determines whether the example is a chat; None if the stack handles only token ids.
+        api_key: whether the API requires a key.
+        log: the log file; "-" is the terminal.
+        parsers: what is found in answers → name of its parser, empty for none.
     """
     rows = {
         "model": f"{model.served_model_names[0]} ({model.architecture}, {model.dtype})",
@@ -54,7 +54,7 @@ def format_summary(
 
 
 def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:
-    """What sequences have room for."""
+    """Rows on the room for sequences."""
     tokens = model.kv_cache_tokens
     return {
         "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
@@ -66,7 +66,7 @@ def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:
 
 
 def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
-    """What texts become."""
+    """Rows on the results of pooling."""
     pooling = model.pooling
     names = [common_pb2.PoolingTask.Name(task).removeprefix("POOLING_TASK_").lower() for task in pooling.tasks]
     values = f"{pooling.num_labels:,} classes" if pooling.num_labels else f"{pooling.embedding_size:,} values"
@@ -77,7 +77,7 @@ def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
 
 
 def _states(model: common_pb2.ModelInfo) -> str:
-    """Of recurrent layers."""
+    """Describes the memory for the states of recurrent layers."""
     size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
     return f"{size}; no prefix caching, for a state is of a sequence's last token alone"
 
@@ -85,7 +85,7 @@ def _states(model: common_pb2.ModelInfo) -> str:
 def _example(
     model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None
 ) -> tuple[str, dict[str, object]]:
-    """The path and the body of a request that the server answers."""
+    """Path and body of an example request that the server can answer."""
     name = model.served_model_names[0]
     if model.runner == POOLING:
         embeds = "pooling" if model.pooling.is_late_interaction else "v1/embeddings"

@@ -1,4 +1,5 @@
-"""Child processes: started, restarted when they die, stopped in order. Knows nothing of what they do."""
+"""Supervises child processes: starts them, restarts them when they die, and stops them in order. Knows nothing of their
+work."""
 
 from __future__ import annotations
 
@@ -29,20 +30,20 @@ class ProcessSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    kind: str = ""  # others of the stack of the same kind do the same work, and can stand in for it; "" without any
+    kind: str = ""  # processes of the same kind do the same work, and can stand in for each other; "" for none
     niceness: int = 0  # see lower_priority
-    descriptors: Sequence[int] = ()  # of this process, that it has as well
+    descriptors: Sequence[int] = ()  # descriptors of this process that it inherits
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to bear with a process, in seconds.
+    """How long to wait for a process in various situations, in seconds.
 
     Attributes:
-        pauses: before its next start, after one death, two in a row, and so on. One more is too many.
-        sound_life: a process that was ready for so long does not count those before it.
-        rest: of one that died too often, where others stand in for it.
-        kill_after: beyond the time that a process may take to end.
+        pauses: pauses before the next start, after one death, two in a row, and so on. One more is too many.
+        sound_life: deaths are no longer counted once the process has been ready this long.
+        rest: pause of a process that died too often, while others stand in for it.
+        kill_after: grace period beyond the time that a process may take to end.
     """
 
     pauses: tuple[float, ...] = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -52,16 +53,16 @@ class Patience:
 
 
 class _Child:
-    """A process, and what became of those before it."""
+    """A supervised process, with the history of its predecessors."""
 
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.process: asyncio.subprocess.Process | None = None
         self.deaths = 0  # in a row
         self.ready_at: float | None = None
-        self.failure = ""  # what it said of its end
-        self.last_end = ""  # how it ended, if it has
-        self.stop = asyncio.Event()  # it is to end, and not to be started again
+        self.failure = ""  # the failure that it reported
+        self.last_end = ""  # how it last ended; empty if it has not
+        self.stop = asyncio.Event()  # set when it should end, and not be restarted
         self.keeper: asyncio.Task[None] | None = None
 
     @property
@@ -69,13 +70,13 @@ class _Child:
         return self.process is not None and self.process.returncode is None
 
     def terminate(self) -> None:
-        """Has it end, or not start again."""
+        """Asks it to end, or not to start again."""
         self.stop.set()
         if self.process is not None and self.running:
             _signal(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends what does not end by itself."""
+        """Kills it if it is still running."""
         if self.process is not None and self.running:
             logger.warning("%s does not end; killing it", self.spec.name)
             _signal(self.process, signal.SIGKILL)
@@ -85,8 +86,8 @@ class Supervisor:
     """Owns the processes of one stack, inside one event loop.
 
     Attributes:
-        failed: raises StartupError once the stack cannot go on.
-        control_path: where the processes look for a socket to give orders at.
+        failed: raises StartupError once the stack cannot continue.
+        control_path: path at which the processes expect the socket for commands.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class Supervisor:
     ) -> None:
         """
         Args:
-            on_output: takes each line that a process writes.
-            on_report: takes what the processes tell of themselves.
-            advice: where to find out why a process ended that did not say so.
+            on_output: called with each line that a process writes.
+            on_report: called with each report of a process.
+            advice: where to look if a process ended without saying why.
         """
         self._advice = advice
         self._patience = patience
@@ -114,22 +115,22 @@ class Supervisor:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self, specs: Iterable[ProcessSpec]) -> None:
-        """Starts processes. Until `settle` is called, the death of any is final."""
+        """Starts processes. Until `settle` is called, the death of any of them is final."""
         for spec in specs:
             child = self._children[spec.name] = _Child(spec)
             child.keeper = asyncio.create_task(self._keep(child))
 
     def update(self, specs: Iterable[ProcessSpec]) -> None:
-        """How processes that run are to be started when they have to be again."""
+        """Sets how running processes are started should they have to be restarted."""
         for spec in specs:
             if spec.name in self._children:
                 self._children[spec.name].spec = spec
 
     async def until_ready(self, names: Sequence[str]) -> None:
-        """Waits until they have been ready.
+        """Waits until all of these processes have become ready.
 
         Raises:
-            StartupError: one has died.
+            StartupError: one of them has died.
         """
         for child in [self._children[name] for name in names]:
             while child.ready_at is None:
@@ -141,7 +142,7 @@ class Supervisor:
         """Ends processes and forgets them.
 
         Args:
-            timeout: seconds that they have to finish what they do; then they are told to end at once.
+            timeout: seconds that they have to finish their work; then they are told to end at once.
         """
         children = [child for name in list(names) if (child := self._children.pop(name, None)) is not None]
         hurry = asyncio.Event()
@@ -150,16 +151,16 @@ class Supervisor:
         late.cancel()
 
     def settle(self) -> None:
-        """All are up: from now on, what dies is started again."""
+        """To be called when all are up: from now on, a process that dies is restarted."""
         self._started = True
 
     async def stop(self, stages: Sequence[Sequence[str]], timeout: float, hurry: asyncio.Event) -> None:
-        """Ends the processes of each stage after those of the one before; those of no stage last. May be called twice.
+        """Ends the processes stage by stage, and those of no stage last. May be called twice.
 
         Args:
-            stages: names of processes.
-            timeout: seconds that they have to finish what they do, before they are killed.
-            hurry: once set, what still runs is told a second time to end, and killed soon.
+            stages: the process names of each stage.
+            timeout: seconds that they have to finish their work before they are killed.
+            hurry: once set, processes still running are told again to end, and killed soon after.
         """
         deadline = time.monotonic() + timeout
         rest = tuple(name for name in self._children if not any(name in stage for stage in stages))
@@ -176,7 +177,7 @@ class Supervisor:
             self.failed.cancel()
 
     def _receive(self) -> None:
-        """Takes all reports that have come."""
+        """Handles all reports that have arrived."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 if (report := self._reports.receive()) is not None:
@@ -185,7 +186,7 @@ class Supervisor:
     def _take(self, report: Report) -> None:
         child = self._children.get(report.name)
         if child is None:
-            return  # it was taken, and these are its last words
+            return  # it was removed, and this is its last report
         if report.stage is Stage.READY:
             child.ready_at = child.ready_at or time.monotonic()
         elif report.stage is Stage.FAILED:
@@ -193,7 +194,7 @@ class Supervisor:
         self._on_report(report)
 
     async def _keep(self, child: _Child) -> None:
-        """Runs a process, and another one when it has died, until it is to stop."""
+        """Runs a process, and restarts it when it dies, until it should stop."""
         try:
             while not child.stop.is_set():
                 try:
@@ -218,7 +219,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_end,
                 stderr=asyncio.subprocess.STDOUT,
-                # Ctrl-C reaches the supervisor alone, which stops the services in order.
+                # So that Ctrl-C reaches only the supervisor, which stops the services in order.
                 start_new_session=True,
                 pass_fds=child.spec.descriptors,
             )
@@ -236,7 +237,7 @@ class Supervisor:
         """Seconds until the next start of a process that has died.
 
         Raises:
-            StartupError: it will not be started again, and the stack is of no use without it.
+            StartupError: it will not be restarted, and the stack is useless without it.
         """
         name, how = child.spec.name, _describe_end(child)
         child.last_end = how
@@ -275,8 +276,8 @@ def _describe_end(child: _Child) -> str:
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    """Not by a method of the process: it would look whether the process has ended, and take its exit code from whoever
-    waits for that."""
+    """Sends a signal. Not with the process object's method, which would poll the process and take its exit code from
+    the task that waits for it."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, number)
 
@@ -289,7 +290,7 @@ async def _end(children: Sequence[_Child], timeout: float, kill_after: float, hu
         child.terminate()
     hurried: asyncio.Future[Any] = asyncio.create_task(hurry.wait())
     ending: asyncio.Future[Any] = asyncio.gather(*keepers, return_exceptions=True)
-    # What is asked of them has its own time limit: the margin lets them keep it.
+    # Work inside the processes has its own time limit; the margin lets them keep to it.
     await asyncio.wait([ending, hurried], timeout=timeout + kill_after, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if hurry.is_set():
@@ -300,7 +301,7 @@ async def _end(children: Sequence[_Child], timeout: float, kill_after: float, hu
 
 
 async def _repeat(children: Sequence[_Child], ending: asyncio.Future[Any], seconds: float) -> None:
-    """Tells them again to end: more than once, as a signal that comes on the heels of the same one is lost."""
+    """Tells the processes again to end: repeatedly, as a signal that directly follows the same one may be lost."""
     deadline = time.monotonic() + seconds
     while not ending.done() and time.monotonic() < deadline:
         for child in children:

@@ -1,1 +1,1 @@
-"""Traces of requests over all services."""
+"""Traces of requests across all services."""

@@ -1,4 +1,4 @@
-"""Names of what spans tell: OpenTelemetry's for HTTP, RPC and generative AI, and those that vLLM has beside them."""
+"""Names of span attributes: OpenTelemetry's for HTTP, RPC and generative AI, and vLLM's additions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPERATURE = "gen_ai.request.temperature"
 TOP_P = "gen_ai.request.top_p"
 N = "gen_ai.request.n"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
-# The second ones of each are OpenTelemetry's.
+# The second name in each pair is OpenTelemetry's.
 PROMPT_TOKENS, INPUT_TOKENS = "gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens"
 COMPLETION_TOKENS, OUTPUT_TOKENS = "gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens"
 NUM_SEQUENCES = "gen_ai.usage.num_sequences"

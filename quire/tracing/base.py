@@ -1,4 +1,4 @@
-"""What services need of traces: spans of what they do for a request. There is no tracer where nobody wants any."""
+"""The tracing interface of the services: spans for their work on a request. Without tracing there is no tracer."""
 
 from __future__ import annotations
 
@@ -23,48 +23,49 @@ class Side(Enum):
 
 
 class Span(Protocol):
-    """Something that is done for a request, from now to `end`."""
+    """A unit of work on a request, from its creation to `end`."""
 
     @property
     def trace(self) -> Trace:
-        """The headers by which others make what they do for it a part of it."""
+        """The headers that make others' spans children of this one."""
 
     def rename(self, name: str) -> None:
-        """Once more is known."""
+        """Changes the name, once more is known."""
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Tells something of it."""
+        """Adds attributes."""
 
     def phase(self, name: str, start: float, end: float) -> None:
-        """A part of it that is over.
+        """Adds a completed part of the work.
 
         Args:
             start, end: seconds since the span began.
         """
 
     def end(self, error: str = "") -> None:
-        """It is over; called once.
+        """Ends the span; called once.
 
         Args:
-            error: why it failed, if it has.
+            error: why the work failed; empty if it did not.
         """
 
 
 class Tracer(Protocol):
-    """Makes spans and sends them, without ever holding anybody up."""
+    """Creates spans and exports them, without ever blocking anything."""
 
     details: frozenset[str]  # see TracingOptions.details
 
     def start(self, name: str, side: Side, parent: Trace, attributes: Mapping[str, Attribute]) -> Span:
-        """
+        """Starts a span.
+
         Args:
-            parent: headers of the span that it is a part of; none begins a trace.
+            parent: headers of the parent span; empty starts a new trace.
         """
 
 
 @contextlib.contextmanager
 def open_tracer(service: str, options: TracingOptions) -> Iterator[Tracer | None]:
-    """A process's tracer, which sends what it has left at the end; None where traces are off.
+    """Opens a process's tracer, which exports its remaining spans at the end; None if tracing is off.
 
     Raises:
         StartupError: the options are wrong, or OpenTelemetry is not installed.

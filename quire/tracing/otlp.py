@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry's SDK: spans wait in a bounded queue, and a thread sends them to the collector."""
+"""Tracing with OpenTelemetry's SDK: spans wait in a bounded queue, and a thread sends them to the collector."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _KINDS = {Side.SERVER: SpanKind.SERVER, Side.CLIENT: SpanKind.CLIENT}
 _WIRE = TraceContextTextMapPropagator()
-# A process that ends has so long to send what it has left.
+# Time that an ending process has to send its remaining spans.
 _LAST_SECONDS = 2.0
 
 
 class OtlpTracer:
-    """Sends spans to a collector. Its queue has the SDK's bounds (OTEL_BSP_*); what does not fit is dropped."""
+    """Sends spans to a collector. Its queue has the SDK's bounds (OTEL_BSP_*); spans that do not fit are dropped."""
 
     def __init__(self, service: str, options: TracingOptions, exporter: SpanExporter | None = None) -> None:
         """
         Args:
-            service: of Quire, for `service.name`; OTEL_SERVICE_NAME stands before it.
-            exporter: in place of the one that the options mean.
+            service: Quire's name of the service, for `service.name`, after a prefix that OTEL_SERVICE_NAME sets.
+            exporter: used in place of the one that the options select.
 
         Raises:
-            StartupError: the protocol that the environment names is none that there is.
+            StartupError: the environment selects an unknown protocol.
         """
         self.details = options.details
         endpoint = options.otlp_traces_endpoint or ""
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each batch; ours says it once
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs every failed batch; we log the first
         self._provider = TracerProvider(resource=_resource(service), shutdown_on_exit=False)
         told = _Telling(exporter or _exporter(endpoint), endpoint)
         self._provider.add_span_processor(BatchSpanProcessor(told))
@@ -60,7 +60,7 @@ class OtlpTracer:
         return OtlpSpan(self._tracer, span, now)
 
     def close(self) -> None:
-        """Sends what is left, if the collector takes it at once."""
+        """Sends the remaining spans, if the collector accepts them at once."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_LAST_SECONDS)
@@ -96,7 +96,7 @@ class OtlpSpan:
 
 
 class _Telling(SpanExporter):
-    """Says in a line when the collector is lost, and in another when it is back."""
+    """Logs a line when the collector becomes unreachable, and another when it is back."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter, self._endpoint = exporter, endpoint
@@ -105,7 +105,7 @@ class _Telling(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
-        except Exception:  # whatever it is, the next batch is tried
+        except Exception:  # whatever it is, the next batch is attempted
             result = SpanExportResult.FAILURE
         lost = result is not SpanExportResult.SUCCESS
         if lost and not self._lost:

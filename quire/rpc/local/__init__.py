@@ -1,1 +1,1 @@
-"""Sessions between processes of one machine: the calls of gRPC, their frames over a Unix socket."""
+"""Sessions between processes of one machine: gRPC's calls, with their frames sent over a Unix socket."""

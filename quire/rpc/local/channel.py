@@ -1,4 +1,4 @@
-"""The callers' side: channels whose sessions go over a Unix socket where the server has one."""
+"""The client side: channels whose sessions use a Unix socket if the server has one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _end = msgspec.msgpack.Decoder(End)
 
 @dataclass(frozen=True)
 class _Session:
-    """One of a service's methods."""
+    """A session method of a service."""
 
     name: str
     serialize: Callable[[Any], bytes]
@@ -28,12 +28,12 @@ class _Session:
 
 
 class LocalChannel:
-    """A channel of gRPC to a server of this machine, but for sessions."""
+    """A gRPC channel to a server on this machine, which diverts sessions to a Unix socket."""
 
     def __init__(self, channel: grpc.aio.Channel, place: str) -> None:
         """
         Args:
-            place: where the server's Unix socket would be.
+            place: address of the server's Unix socket, if it has one.
         """
         self._channel = channel
         self._place = place
@@ -55,9 +55,9 @@ class LocalChannel:
 
 
 class SessionCall:
-    """A session over a Unix socket, or over gRPC where nobody listens there.
+    """A session over a Unix socket, or over gRPC if nothing listens there.
 
-    It has of grpc.aio.StreamStreamCall what `SessionLink` asks of one, to be called once it is connected.
+    It implements the part of grpc.aio.StreamStreamCall that `SessionLink` uses, to be called once it is connected.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class SessionCall:
         self._call: Any = None
 
     async def wait_for_connection(self) -> None:
-        """Returns when the call runs.
+        """Returns once the call is running.
 
         Raises:
-            AioRpcError: it was refused.
+            AioRpcError: the call was refused.
         """
         connection = await _connect(self._place)
         self._call = self._over_grpc() if connection is None else _LocalCall(connection, self._session, self._metadata)
@@ -96,11 +96,11 @@ class SessionCall:
         return cast("Awaitable[None]", self._call.write(message))
 
     def code(self) -> Awaitable[grpc.StatusCode]:
-        """How the call ended."""
+        """The status that the call ended with."""
         return cast("Awaitable[grpc.StatusCode]", self._call.code())
 
     def cancel(self) -> None:
-        """Ends the call, wherever it is."""
+        """Ends the call, on whichever transport it runs."""
         if self._call is not None:
             self._call.cancel()
 
@@ -135,21 +135,21 @@ class _LocalCall:
         await self._connection.write(Kind.MESSAGE, self._session.serialize(message))
 
     async def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.OK  # or it was raised
+        return grpc.StatusCode.OK  # any other status was raised
 
     def cancel(self) -> None:
         self._connection.abort()
 
 
 def _failure(payload: bytes) -> grpc.aio.AioRpcError:
-    """How a call ended, as gRPC raises it; without a payload, the server has gone without a word."""
+    """The end of a call as the error that gRPC raises; an empty payload means that the server vanished."""
     end = _end.decode(payload) if payload else End(grpc.StatusCode.UNAVAILABLE.value[0], "the connection was closed")
     code = CODE_BY_NUMBER.get(end.code, grpc.StatusCode.INTERNAL)
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*end.trailers), details=end.details)
 
 
 async def _connect(place: str) -> FrameConnection | None:
-    """A connection with who listens there; None where nobody does, or another user."""
+    """Connects to the server that listens there; None if there is none, or it runs as another user."""
     loop = asyncio.get_running_loop()
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     found.setblocking(False)

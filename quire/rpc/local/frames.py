@@ -1,4 +1,4 @@
-"""Frames on a Unix socket, either way: what begins a call, its messages, and what ends it."""
+"""Frames on a Unix socket, in both directions: the beginning of a call, its messages, and its end."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from quire.rpc.settings import MAX_MESSAGE_BYTES
 Metadata = tuple[tuple[str, str], ...]
 Trailers = tuple[tuple[str, bytes], ...]
 
-_HEADER = struct.Struct("!BI")  # kind, bytes that follow
-# A connection of which more is unread is not read from; one that has more to write lets its writers wait.
+_HEADER = struct.Struct("!BI")  # kind, size of the payload
+# With more unread bytes than this, a connection stops reading; with more bytes to write, its writers wait.
 _MAX_WAITING_BYTES = 2 * MAX_MESSAGE_BYTES
 
 
 class Kind(enum.IntEnum):
-    """Of a frame."""
+    """The kind of a frame."""
 
-    BEGIN = 0  # from the caller a Call, from the server nothing: the call runs
-    MESSAGE = 1  # of protobuf
-    END = 2  # from the server an End; nothing follows
+    BEGIN = 0  # from the caller: a Call; from the server: empty, the call is running
+    MESSAGE = 1  # a protobuf message
+    END = 2  # from the server: an End, the last frame
 
 
 class Call(msgspec.Struct):
-    """What a caller wants."""
+    """The call that a caller wants to make."""
 
     method: str
     metadata: Metadata
@@ -39,32 +39,32 @@ class Call(msgspec.Struct):
 class End(msgspec.Struct):
     """How a call ended."""
 
-    code: int  # of gRPC
+    code: int  # gRPC status code
     details: str = ""
     trailers: Trailers = ()
 
 
 class Frame(NamedTuple):
-    """One frame."""
+    """A frame."""
 
     kind: int
     payload: bytes
 
 
 class FrameConnection(asyncio.Protocol):
-    """One end of a connection. Used from one event loop; one task reads. It closes on a frame that is larger than a
-    message of gRPC may be."""
+    """One end of a connection. Used from one event loop; one task reads. It closes on a frame larger than the limit for
+    gRPC messages."""
 
     def __init__(self, on_lost: Callable[[], object] = lambda: None) -> None:
         """
         Args:
-            on_lost: called once when the connection is no more.
+            on_lost: called once when the connection is gone.
         """
         self._on_lost = on_lost
         self._transport: asyncio.Transport
         self._buffer = bytearray()
         self._frames: deque[Frame] = deque()
-        self._waiting_bytes = 0  # of those
+        self._waiting_bytes = 0  # payload bytes in `_frames`
         self._reader: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -72,12 +72,12 @@ class FrameConnection(asyncio.Protocol):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """That of the connection."""
+        """The connection's transport."""
         return self._transport
 
     @property
     def writable(self) -> bool:
-        """Whether a writer would not wait."""
+        """Whether a write would not have to wait."""
         return self._writable.is_set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -135,14 +135,14 @@ class FrameConnection(asyncio.Protocol):
         return frame
 
     async def write(self, kind: Kind, payload: bytes = b"") -> None:
-        """Sends a frame; waits while too much of those before is on its way. What is closed gets nothing."""
+        """Sends a frame; waits while too many bytes are still unsent. Does nothing once the connection is closed."""
         if not self._writable.is_set():
             await self._writable.wait()
         if not self.closed:
             self._transport.write(_HEADER.pack(kind, len(payload)) + payload)
 
     def close(self) -> None:
-        """Ends the connection when all that was written is out."""
+        """Ends the connection once everything written has been sent."""
         self._transport.close()
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The servers' side: sessions of gRPC services that come over a Unix socket."""
+"""The server side: sessions of gRPC services over a Unix socket."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _BACKLOG = 128
 
 
 class LocalServer(grpc.aio.Server):
-    """A server of gRPC whose sessions are also to be had over Unix sockets, beside its ports without TLS."""
+    """A gRPC server whose sessions are also available over Unix sockets that belong to its ports without TLS."""
 
     def __init__(
         self, server: grpc.aio.Server, wrap: Callable[[str, grpc.RpcMethodHandler], grpc.RpcMethodHandler]
     ) -> None:
         """
         Args:
-            wrap: does to a method's handler what the server's interceptors do.
+            wrap: wraps a method's handler as the server's interceptors do.
         """
         self._server = server
         self._wrap = wrap
@@ -81,7 +81,7 @@ class LocalServer(grpc.aio.Server):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(place)
-        except OSError as error:  # somebody has the name who has not the port: gRPC is there
+        except OSError as error:  # another process has the name but not the port; gRPC still works
             listener.close()
             logger.warning("callers of this machine have to use gRPC: %s", error)
             return
@@ -103,7 +103,7 @@ class LocalServer(grpc.aio.Server):
         return connection
 
     async def _serve(self, connection: FrameConnection) -> None:
-        """One call, from its first frame to its last."""
+        """Serves one call, from its first frame to its last."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 frame = await connection.next()
@@ -121,7 +121,7 @@ class LocalServer(grpc.aio.Server):
             return
         context = LocalContext(connection, call.metadata, handler.response_serializer)
         answer = handler.stream_stream(_messages(connection, handler.request_deserializer), context)
-        with contextlib.suppress(grpc.aio.AbortError):  # the caller has been told
+        with contextlib.suppress(grpc.aio.AbortError):  # the caller knows already
             if asyncio.iscoroutine(answer):
                 await answer
             else:
@@ -131,7 +131,7 @@ class LocalServer(grpc.aio.Server):
 
 
 class LocalContext:
-    """Has of grpc.aio.ServicerContext what sessions and the interceptor around them ask of one."""
+    """Implements the part of grpc.aio.ServicerContext that sessions and the interceptor around them use."""
 
     def __init__(self, connection: FrameConnection, metadata: Metadata, serialize: Callable[[Any], bytes]) -> None:
         self._connection = connection
@@ -139,15 +139,15 @@ class LocalContext:
         self._serialize = serialize
 
     def invocation_metadata(self) -> Metadata:
-        """What the caller says beside its messages."""
+        """The metadata that the caller sent."""
         return self._metadata
 
     def trailing_metadata(self) -> Trailers:
-        """None yet."""
+        """Always empty: none is set before the call ends."""
         return ()
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Tells the caller that its call runs: a session asks for no more than that."""
+        """Tells the caller that its call is running, which is all that a session needs."""
         await self._connection.write(Kind.BEGIN)
 
     async def write(self, message: Any) -> None:
