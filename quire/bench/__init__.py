@@ -1,1 +1,1 @@
-"""`quire bench`: how fast a server, or an engine, answers."""
+"""`quire bench`: measures how fast a server, or an engine, answers."""

@@ -1,4 +1,4 @@
-"""One answer as it comes: when its pieces came, and what the server says of their number."""
+"""Records one answer as it arrives: the times of its pieces, and the token counts that the server reports."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 @dataclass
 class Answer:
-    """What came of one request. Times are perf_counter's, in seconds.
+    """The outcome of one request. Times are perf_counter's, in seconds.
 
     Attributes:
-        queued: seconds for which it waited in the benchmark.
-        times: when each piece came.
-        output_tokens: as the server counts them; as many as pieces where it does not.
-        error: what went wrong; empty where nothing did.
+        queued: seconds that it waited inside the benchmark.
+        times: time of arrival of each piece.
+        output_tokens: as the server counts them; the number of pieces if it does not.
+        error: what went wrong; empty if nothing did.
     """
 
     prompt_tokens: int
@@ -77,7 +77,7 @@ class Answer:
 
     @property
     def per_output_token(self) -> float:
-        """TPOT: seconds per token after the first; 0 where there is none."""
+        """TPOT: seconds per token after the first; 0 if there is at most one token."""
         return (self.latency - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
@@ -85,31 +85,32 @@ class Answer:
         return "".join(self.pieces)
 
     def fail(self, message: str) -> None:
-        """It failed; what went wrong first counts."""
+        """Marks the answer as failed; the first failure counts."""
         self.error = self.error or message[:_SHOWN_ERROR] or "failed"
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """Completes the record once nothing more arrives."""
         if not self.times:
             self.fail("the server sent no token")
         self.output_tokens = self.output_tokens or len(self.pieces)
 
 
 class AnswerReader(Protocol):
-    """Reads the body of a success into an answer."""
+    """Reads the body of a successful response into an answer."""
 
     def feed(self, piece: bytes) -> None:
-        """
+        """Processes a piece of the body.
+
         Raises:
-            ValueError: it is not what it should be.
+            ValueError: the body is malformed.
         """
 
     def end(self) -> None:
-        """Nothing more comes; raises as `feed`."""
+        """Ends the body; raises like `feed`."""
 
 
 class WholeReader:
-    """Reads an answer that comes in one piece, such as vectors: it has no tokens."""
+    """Reads an answer that arrives in one piece and has no tokens, such as embeddings."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -135,9 +136,10 @@ class EventReader:
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
-        """
+        """Processes a piece of the body.
+
         Raises:
-            ValueError: an event is not what a completion's is.
+            ValueError: an event is malformed.
         """
         now = perf_counter()
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -148,7 +150,7 @@ class EventReader:
                     self._take(_EVENTS.decode(content), now)
 
     def end(self) -> None:
-        """See AnswerReader. The last event says by itself that it is the last."""
+        """See AnswerReader. Does nothing: the last event is recognizable by itself."""
 
     def _take(self, event: _Event, now: float) -> None:
         answer = self._answer
@@ -163,7 +165,7 @@ class EventReader:
 
 
 def _text(choice: _Choice) -> str | None:
-    """What the choice brings, None if it brings no token: a chat's first event may only say who speaks."""
+    """The text in the choice, or None if it has no token: a chat's first event may contain only the role."""
     if choice.delta is None:
         return choice.text or ""
     delta = choice.delta

@@ -1,4 +1,4 @@
-"""The calls of a server that are not measured."""
+"""The API calls to a server that are not measured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SECONDS = 60
 
 
 class ServerApi:
-    """A server, asked one thing after the other on one connection."""
+    """A server, called sequentially over one connection."""
 
     def __init__(self, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
         """
         Args:
-            url: with scheme and host, where a path in front of the endpoints' may follow, or unix:PATH.
-            tls: of an https server.
+            url: with scheme and host, optionally followed by a path prefix for the endpoints; or unix:PATH.
+            tls: TLS context for an https server.
 
         Raises:
-            StartupError: it is no such address.
+            StartupError: the URL is malformed.
         """
         parts = split_url("--base-url", url, "http://127.0.0.1:8000")
         host = parts.hostname or ""
@@ -40,14 +40,14 @@ class ServerApi:
             self._connection = http.client.HTTPConnection(host, parts.port, timeout=_SECONDS)
 
     def close(self) -> None:
-        """Ends the connection; the next call makes another."""
+        """Closes the connection; the next call opens another."""
         self._connection.close()
 
     def models(self) -> list[str]:
-        """Names of the models that it lists; none where it lists none.
+        """Names of the models that the server lists; empty if it lists none.
 
         Raises:
-            StartupError: no server answers there, or it is not ready, or it wants a key.
+            StartupError: no server answers there, or it is not ready, or it requires a key.
         """
         status, answer = self._ask("GET", "/v1/models", None)
         if status == 401:
@@ -58,7 +58,7 @@ class ServerApi:
         return [str(model["id"]) for model in found or () if isinstance(model, dict) and "id" in model]
 
     def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """(status, answer); the answer is empty where it is no JSON object.
+        """Posts a body; returns (status, answer). The answer is empty if it is not a JSON object.
 
         Raises:
             StartupError: no server answers there.
@@ -66,7 +66,7 @@ class ServerApi:
         return self._ask("POST", path, json.dumps(body).encode())
 
     def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
-        for may_try_again in (True, False):  # the server may have closed a connection that was idle
+        for may_try_again in (True, False):  # the server may have closed an idle connection
             try:
                 self._connection.request(method, self._path + path, body, self._headers)
                 response = self._connection.getresponse()

@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Computes when requests are sent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from quire.options.bench import BenchTrafficOptions
 
 
 def arrivals(count: int, options: BenchTrafficOptions) -> list[float]:
-    """Seconds from the beginning at which each request is sent.
+    """The time in seconds, from the beginning, at which each request is sent.
 
-    At a steady rate they are stretched to end when they should, so that every seed has the same rate.
+    At a constant rate the times are scaled to the expected total duration, so that every seed has the same rate.
 
     Raises:
         StartupError: the options contradict each other.
@@ -28,7 +28,7 @@ def arrivals(count: int, options: BenchTrafficOptions) -> list[float]:
 
 
 def _rate(progress: float, options: BenchTrafficOptions) -> float:
-    """Requests per second when so much of them are sent."""
+    """Requests per second once this fraction of them has been sent."""
     start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
     if options.ramp_up_strategy is None:
         if start is not None or end is not None:

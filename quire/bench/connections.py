@@ -1,4 +1,4 @@
-"""Connections that requests are sent on, kept for the next as long as the server keeps them."""
+"""The connections that requests are sent on, reused as long as the server keeps them open."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MAX_ERROR_BYTES = 4096
 
 @dataclass(frozen=True)
 class Target:
-    """What requests are sent to.
+    """The endpoint that requests are sent to.
 
     Attributes:
-        headers: lines of every request, each with its end.
-        tls: of an https server.
-        reads: the answers.
+        headers: header lines of every request, each with its line end.
+        tls: TLS context for an https server.
+        reads: creates the reader of an answer.
     """
 
-    url: str  # with the endpoint's path
+    url: str  # including the endpoint's path
     headers: str
     tls: ssl.SSLContext | None
     reads: Callable[[Answer], AnswerReader] = EventReader
-    socket: str = ""  # file of a Unix socket, which is asked in place of the URL's host
+    socket: str = ""  # path of a Unix socket to connect to instead of the URL's host
 
     def request(self, body: bytes, request_id: str) -> bytes:
         """The bytes of one request."""
@@ -43,14 +43,14 @@ class Target:
 
 
 class Connections:
-    """Sends requests, each on a connection of its own while it lasts."""
+    """Sends requests, each on a connection of its own while it runs."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._idle: list[_Connection] = []
 
     async def ask(self, body: bytes, request_id: str, answer: Answer) -> None:
-        """Sends one request and fills the answer in; what goes wrong is in the answer."""
+        """Sends one request and fills in the answer, including any error."""
         message = self._target.request(body, request_id)
         try:
             while connection := self._pop():
@@ -68,7 +68,7 @@ class Connections:
             answer.fail(f"no connection: {error}")
 
     def close(self) -> None:
-        """Closes what is idle."""
+        """Closes the idle connections."""
         while connection := self._pop():
             connection.close()
 
@@ -92,21 +92,21 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One, with at most one request under way."""
+    """A connection with at most one request in progress."""
 
     def __init__(self, reads: Callable[[Answer], AnswerReader]) -> None:
         self._reads = reads
         self.is_closed = False
-        self.was_stale = False  # it ended before anything came
+        self.was_stale = False  # it ended before any response
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
         self._reader = ResponseReader(self._take)
         self._body: AnswerReader | None = None
         self._answer = Answer(0)
-        self._other = b""  # the beginning of an answer that is no stream
+        self._other = b""  # beginning of an error response
 
     async def exchange(self, message: bytes, answer: Answer) -> bool:
-        """Sends a request and waits for the end of its answer; whether the connection is good for another."""
+        """Sends a request and waits for the end of its answer; returns whether the connection can be reused."""
         assert self._transport is not None
         self._answer, self._body, self._other = answer, self._reads(answer), b""
         self._reader, self.was_stale = ResponseReader(self._take), False
@@ -125,13 +125,13 @@ class _Connection(asyncio.Protocol):
         return self._reader.keeps_connection and not self.is_closed
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self.is_closed = True
         if self._transport:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not derive from it
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark, by kind; the same seed makes the same ones."""
+"""The prompts of a benchmark, by kind of dataset; the same seed yields the same prompts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quire.bench.verse import verse
 from quire.errors import StartupError
 from quire.options.dataset import DatasetOptions
 
-# Of conversations, only those are taken that are likely to fit any model.
+# Token limits for conversations: only ones that are likely to fit any model are used.
 _LEAST_TOKENS, _MOST_PROMPT_TOKENS, _MOST_TOKENS = 4, 1024, 2048
-# Fewer than a line of verse has; what is missing of a prompt comes at random.
+# Less than the number of tokens in a line of verse; missing tokens of a prompt are drawn at random.
 _LINE_TOKENS = 4
 _ASK = "Go on with the poem that these lines are from:\n"
 
@@ -29,13 +29,13 @@ Dataset = Callable[[DatasetOptions, Random, Tokenizer], Sequence[Sample]]
 
 
 def samples(options: DatasetOptions, seed: int, tokenizer: Tokenizer) -> list[Sample]:
-    """As many as are asked for, or as the file has.
+    """The samples, as many as requested, or as many as the file has.
 
     Args:
-        tokenizer: makes it, where the dataset needs one.
+        tokenizer: creates the tokenizer, if the dataset needs one.
 
     Raises:
-        StartupError: options contradict each other, or the file is missing or not as it should be.
+        StartupError: options contradict each other, or the file is missing or malformed.
     """
     source = Random(seed)  # noqa: S311  (prompts are no secrets)
     found = list(DATASETS[options.dataset_name](options, source, tokenizer))
@@ -126,7 +126,7 @@ def _custom(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> Se
     if not options.custom_output_len:
         raise StartupError("--custom-output-len 0: expected at least 1, or -1 for the output_tokens of each line.")
     fixed = options.output_len or (options.custom_output_len if options.custom_output_len > 0 else None)
-    lines = enumerate(_read(path).split("\n"), 1)  # JSON may hold what Unicode has for line ends besides
+    lines = enumerate(_read(path).split("\n"), 1)  # JSON may contain Unicode's other line separators
     found = [_line_sample(path, number, line, fixed) for number, line in lines if line.strip()]
     if not found:
         raise StartupError(f"{path} is empty.")
@@ -145,13 +145,13 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
 
 
 def _sample(words: PromptTokenizer, prefix: list[int], length: int, outputs: int, source: Random) -> Sample:
-    """One whose prompt is so many tokens at random behind a prefix."""
+    """A sample whose prompt is a prefix followed by `length` random tokens."""
     text, count = words.fit(prefix + words.draw(length, source), source)
     return Sample(text, count + words.num_special_tokens, outputs)
 
 
 def _tokens(words: PromptTokenizer, length: int, source: Random) -> list[int]:
-    """Tokens at random that stay these when they are text."""
+    """Random tokens that survive decoding and encoding."""
     return words.encode(words.fit(words.draw(length, source), source)[0]) if length else []
 
 
@@ -161,7 +161,7 @@ def _near(length: int, ratio: float, source: Random, least: int = 1) -> int:
 
 
 def _range_ratios(text: str) -> tuple[float, float]:
-    """Of inputs and of outputs."""
+    """The ratios for inputs and for outputs."""
     with contextlib.suppress(ValueError, TypeError):
         given = json.loads(text)
         ratios = (given.get("input", 0.0), given.get("output", 0.0)) if isinstance(given, dict) else (given, given)
@@ -177,7 +177,7 @@ def _shuffled(items: Sequence[Any], source: Random) -> list[Any]:
 
 
 def _lines(lines: Sequence[str], source: Random, count: int) -> Iterator[str]:
-    """Lines at random, one more than once if need be."""
+    """Random lines, possibly with repetitions."""
     return (source.choice(lines) for _ in range(count))
 
 
@@ -202,7 +202,7 @@ def _read(path: str) -> str:
 
 
 def _first_turns(entry: Any) -> tuple[str, str] | None:
-    """Question and answer that a conversation begins with."""
+    """The question and answer that a conversation begins with."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or len(turns) < 2:
         return None

@@ -1,4 +1,4 @@
-"""What a run comes to, by the keys that vLLM's result files have."""
+"""Computes a run's metrics, with the keys of vLLM's result files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 def values_of(metric: str, answers: Sequence[Answer]) -> list[float]:
-    """Seconds of those that succeeded: one for each, or for each piece of it."""
+    """The metric's values in seconds over successful requests: one for each request, or for each of its pieces."""
     good = [answer for answer in answers if answer.succeeded]
     if metric == "ttft":
         return [answer.first for answer in good]
@@ -46,7 +46,7 @@ def totals(run: Run, objectives: Mapping[str, float]) -> dict[str, Any]:
     """Counts and rates.
 
     Args:
-        objectives: most seconds of a request's ttft, tpot and e2el.
+        objectives: upper limits in seconds on a request's ttft, tpot and e2el.
     """
     good = [answer for answer in run.answers if answer.succeeded]
     inputs = sum(answer.prompt_tokens for answer in good)
@@ -69,7 +69,8 @@ def totals(run: Run, objectives: Mapping[str, float]) -> dict[str, Any]:
 
 
 def spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
-    """Mean, median, standard deviation and percentiles of seconds, in milliseconds; 0 where there are no values."""
+    """Mean, median, standard deviation and percentiles of values in seconds, in milliseconds; 0 if there are no
+    values."""
     ordered = sorted(values) or [0.0]
     figures = {
         f"mean_{metric}_ms": statistics.fmean(ordered),
@@ -81,7 +82,7 @@ def spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) -
 
 
 def percentile(ordered: Sequence[float], number: float) -> float:
-    """Between the two values that are nearest to it, in proportion."""
+    """The percentile, linearly interpolated between the two nearest values."""
     place = (len(ordered) - 1) * number / 100
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -89,7 +90,7 @@ def percentile(ordered: Sequence[float], number: float) -> float:
 
 
 def details(answers: Sequence[Answer]) -> dict[str, list[Any]]:
-    """What is told of each request."""
+    """The per-request data of the result."""
     return {
         "input_lens": [answer.prompt_tokens for answer in answers],
         "output_lens": [answer.output_tokens if answer.succeeded else 0 for answer in answers],
@@ -104,9 +105,10 @@ def details(answers: Sequence[Answer]) -> dict[str, list[Any]]:
 
 
 def parse_metrics(text: str) -> list[str]:
-    """
+    """Parses --percentile-metrics.
+
     Raises:
-        StartupError: --percentile-metrics names another.
+        StartupError: it names an unknown metric.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
@@ -116,9 +118,10 @@ def parse_metrics(text: str) -> list[str]:
 
 
 def parse_percentiles(text: str) -> list[float]:
-    """
+    """Parses --metric-percentiles.
+
     Raises:
-        StartupError: --metric-percentiles has something else.
+        StartupError: it has something other than percentiles.
     """
     try:
         found = [float(number) for number in text.split(",")]
@@ -130,10 +133,10 @@ def parse_percentiles(text: str) -> list[float]:
 
 
 def parse_objectives(items: Sequence[str]) -> dict[str, float]:
-    """Metric → seconds.
+    """Parses --goodput: metric → seconds.
 
     Raises:
-        StartupError: --goodput is not as it should be.
+        StartupError: it is malformed.
     """
     return dict(_parse_objectives(items))
 
@@ -156,9 +159,9 @@ def _keeps(answer: Answer, objectives: Mapping[str, float]) -> bool:
 
 
 def _peaks(answers: Sequence[Answer]) -> tuple[float, int]:
-    """Most tokens that came, and most requests that were under way, in any one second.
+    """The maximum number of tokens received, and of requests in progress, in any one second.
 
-    A server tells how many tokens a whole answer has: its pieces have the same share each.
+    Servers report only the token count of a whole answer, which is spread evenly over its pieces.
     """
     if not answers:
         return 0.0, 0

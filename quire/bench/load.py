@@ -1,4 +1,4 @@
-"""Sends requests when they are due and collects what comes of them."""
+"""Sends requests when they are due and collects the answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quire.bench.connections import Connections
 
 @dataclass(frozen=True)
 class Call:
-    """One request, ready to be sent.
+    """A request that is ready to be sent.
 
     Attributes:
-        due: seconds from the beginning.
+        due: when to send it, in seconds from the beginning.
     """
 
     body: bytes
@@ -28,7 +28,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of all requests, in their order."""
+    """The answers to all requests, in order, and the total duration."""
 
     seconds: float
     answers: Sequence[Answer]
@@ -37,12 +37,12 @@ class Run:
 async def run_load(
     connections: Connections, calls: Sequence[Call], limit: int | None, timeout: float, on_done: Callable[[], None]
 ) -> Run:
-    """Sends all requests.
+    """Sends all requests and returns their answers.
 
     Args:
-        limit: of requests under way at any time.
-        timeout: seconds that one may take.
-        on_done: called after each.
+        limit: maximum number of concurrent requests; None means no limit.
+        timeout: seconds that a request may take.
+        on_done: called after each request.
     """
     gate = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
     start = time.perf_counter()
@@ -64,7 +64,7 @@ async def run_load(
 
 
 async def ask(connections: Connections, call: Call, answer: Answer, timeout: float) -> None:
-    """One request, with its deadline."""
+    """Sends one request, with a deadline."""
     try:
         async with asyncio.timeout(timeout):
             await connections.ask(call.body, call.request_id, answer)
@@ -74,7 +74,7 @@ async def ask(connections: Connections, call: Call, answer: Answer, timeout: flo
 
 
 async def wait_until_ready(connections: Connections, call: Call, seconds: float) -> str:
-    """Sends a request until it succeeds; returns what was wrong last, if it never did."""
+    """Sends a request until it succeeds; returns the last error, or an empty string on success."""
     deadline = time.monotonic() + seconds
     while True:
         answer = Answer(call.prompt_tokens)

@@ -1,4 +1,4 @@
-"""How times are distributed, drawn as SVG."""
+"""Plots the distribution of times as SVG."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STYLE = (
 
 
 def distributions(title: str, panels: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """One histogram beside the other.
+    """Draws histograms side by side.
 
     Args:
-        panels: name and seconds of each.
+        panels: name and values in seconds of each histogram.
     """
     width = _WIDTH * len(panels)
     drawn = "".join(

@@ -1,4 +1,4 @@
-"""How far a benchmark is, on a terminal."""
+"""Shows a benchmark's progress on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WIDTH = 30
 
 
 class Progress:
-    """One line that is written over, a few times a second; nothing where it is not wanted, or not seen."""
+    """A progress line that is redrawn a few times a second; nothing if not wanted, or if the stream is no terminal."""
 
     def __init__(self, total: int, *, shown: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -20,7 +20,7 @@ class Progress:
         self._begin = self._last = time.monotonic()
 
     def advance(self) -> None:
-        """One more is done."""
+        """Counts one more finished request."""
         self._done += 1
         now = time.monotonic()
         if self._shown and (now - self._last >= _SECONDS or self._done == self._total):
@@ -32,6 +32,6 @@ class Progress:
             self._stream.flush()
 
     def close(self) -> None:
-        """Leaves the line."""
+        """Ends the line."""
         if self._shown and self._done:
             self._stream.write("\n")

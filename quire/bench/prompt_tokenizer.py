@@ -1,4 +1,4 @@
-"""What texts are measured with: a tokenizer's files, or a server that has one."""
+"""The tokenizer that prompts are measured with: from files, or of a server."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ _FILLERS = (" a", " the", "a", ".", "\n")
 
 
 class PromptTokenizer(ABC):
-    """Texts from tokens and tokens from texts."""
+    """Converts texts to tokens and back."""
 
     @abstractmethod
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """
+        """Token ids of a text.
+
         Args:
-            special_tokens: whether those are added that go around a prompt.
+            special_tokens: whether to add the special tokens that surround a prompt.
         """
 
     @abstractmethod
     def decode(self, token_ids: list[int]) -> str:
-        """The text."""
+        """The text of token ids."""
 
     @abstractmethod
     def draw(self, count: int, source: Random) -> list[int]:
-        """Ordinary tokens at random."""
+        """Random ordinary tokens."""
 
     @cached_property
     def num_special_tokens(self) -> int:
-        """How many tokens go around a prompt."""
+        """Number of special tokens that surround a prompt."""
         return len(self.encode("a", special_tokens=True)) - len(self.encode("a"))
 
     def fit(self, token_ids: list[int], source: Random) -> tuple[str, int]:
-        """A text that is as many tokens as these when it is tokenized, and how many it is.
+        """A text that encodes to as many tokens as these, and its actual number of tokens.
 
-        It begins as theirs. Tokens at random join to others when they are text; whatever is then too much is cut off,
-        and what is missing comes at random.
+        It begins like their text. Random tokens may merge with others once they are text; excess tokens are cut off,
+        and missing ones are drawn at random.
         """
         wanted, text = len(token_ids), ""
         for _ in range(_TRIES):
@@ -57,7 +58,7 @@ class PromptTokenizer(ABC):
         return self._fill(token_ids, wanted) or (text, len(self.encode(text)))
 
     def _fill(self, token_ids: list[int], wanted: int) -> tuple[str, int] | None:
-        """Cuts off what does not stay as it is, and adds words of one token; None if there is no way."""
+        """Cuts off tokens that do not survive encoding, and adds words of one token; None if there is no way."""
         for cut in range(1, min(wanted, 8) + 1):
             text = self.decode(token_ids[: wanted - cut])
             missing = wanted - len(self.encode(text))
@@ -68,15 +69,15 @@ class PromptTokenizer(ABC):
 
 
 class FolderTokenizer(PromptTokenizer):
-    """One of files on this machine, or of the hub."""
+    """A tokenizer from files on this machine, or from the hub."""
 
     def __init__(self, model: ModelOptions) -> None:
         """
         Args:
-            model: whose tokenizer it is, with the place of it.
+            model: the model whose tokenizer it is, and where to find it.
 
         Raises:
-            StartupError: there is none of that name, or it cannot be read.
+            StartupError: there is no tokenizer of that name, or it cannot be read.
         """
         with needed("--tokenizer", "tokenizers", "tokenizer"):
             from quire.tokenizer.files import read_tokenizer_files, tokenizer_folder
@@ -103,7 +104,8 @@ class FolderTokenizer(PromptTokenizer):
         return drawn + self.encode(_FILLERS[0])[:1] * (count - len(drawn))
 
     def _ordinary(self, token_id: int) -> bool:
-        """Whether it stands for a text that is this token, and not for part of a character or a special token."""
+        """Whether the token's text encodes back to it, so that it is neither part of a character nor a special
+        token."""
         found = self._is_ordinary.get(token_id)
         if found is None:
             text = self._tokenizer.decode([token_id])  # a special token has no text here
@@ -112,12 +114,12 @@ class FolderTokenizer(PromptTokenizer):
 
 
 class ServerTokenizer(PromptTokenizer):
-    """That of a server: vLLM's and SGLang's interface, or llama.cpp's."""
+    """A server's tokenizer, over vLLM's and SGLang's interface, or llama.cpp's."""
 
     def __init__(self, api: ServerApi, model: str) -> None:
         """
         Raises:
-            StartupError: the server has neither interface, or not the model.
+            StartupError: the server has neither interface, or does not serve the model.
         """
         self._api, self._model = api, model
         for self._text_key, self._special_key in (
@@ -158,7 +160,7 @@ class ServerTokenizer(PromptTokenizer):
 
     @cached_property
     def _words(self) -> list[int]:
-        """Tokens of ordinary text; a server does not say which others there are."""
+        """Tokens of ordinary text; a server does not list its other tokens."""
         return sorted(set(self.encode("\n".join(verse()))))
 
     def draw(self, count: int, source: Random) -> list[int]:
@@ -166,7 +168,8 @@ class ServerTokenizer(PromptTokenizer):
 
 
 def choose_tokenizer(name: str | None, model: str | None, api: ServerApi, served: str) -> PromptTokenizer:
-    """
+    """The tokenizer from files if one is named or the model is a folder, else the server's.
+
     Args:
         name: --tokenizer.
         model: --model.

@@ -1,4 +1,4 @@
-"""The result of a benchmark, as a table and as a file."""
+"""Reports the result of a benchmark as a table and as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN_ERRORS = 5
 
 
 def table(result: Mapping[str, Any], traffic: BenchTrafficOptions, metrics: Sequence[str]) -> str:
-    """The lines that vLLM prints, too."""
+    """The result as the table that vLLM prints."""
     lines = [
         f"{' Serving Benchmark Result ':=^{_WIDTH}}",
         _line("Successful requests:", result["completed"]),
@@ -62,15 +62,16 @@ def _line(label: str, value: float) -> str:
 
 
 def errors(answers: Sequence[Answer]) -> str:
-    """What went wrong, the most frequent first; empty where nothing did."""
+    """The errors, most frequent first; empty if there are none."""
     counts = Counter(answer.error for answer in answers if answer.error)
     return "\n".join(f"{count} failed: {error}" for error, count in counts.most_common(_SHOWN_ERRORS))
 
 
 def parse_metadata(items: Sequence[str]) -> dict[str, str]:
-    """
+    """Parses --metadata.
+
     Raises:
-        StartupError: one has no equals sign.
+        StartupError: an item has no equals sign.
     """
     pairs = [item.partition("=") for item in items]
     for name, equals, _ in pairs:
@@ -82,7 +83,7 @@ def parse_metadata(items: Sequence[str]) -> dict[str, str]:
 def result_path(
     options: BenchResultOptions, server: BenchServerOptions, traffic: BenchTrafficOptions, model: str, date: str
 ) -> Path:
-    """Where the result goes."""
+    """Path of the result file."""
     rate = f"{traffic.request_rate}qps"
     if traffic.ramp_up_strategy:
         rate = f"ramp-up-{traffic.ramp_up_strategy}-{traffic.ramp_up_start_rps:g}qps-{traffic.ramp_up_end_rps:g}qps"
@@ -92,7 +93,8 @@ def result_path(
 
 
 def write_result(path: Path, result: Mapping[str, Any], *, append: bool) -> None:
-    """
+    """Writes the result file, or appends to it.
+
     Raises:
         StartupError: the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""HTTP/1.1 responses from bytes as they come, without a line of Python more per token than it takes."""
+"""An incremental HTTP/1.1 response parser, with as little Python per token as possible."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _MAX_HEAD_BYTES = 64 * 2**10
 class _Body(enum.Enum):
     SIZED = enum.auto()
     CHUNKED = enum.auto()
-    TO_THE_END = enum.auto()  # of the connection
+    TO_THE_END = enum.auto()  # until the connection ends
 
 
 class ResponseReader:
-    """One response: hands pieces of its body on as they come.
+    """Parses one response: passes pieces of its body on as they arrive.
 
     Attributes:
-        status: 0 before it is known.
-        is_complete: nothing more of it comes.
-        keeps_connection: whether another request may follow on it.
+        status: the HTTP status; 0 until known.
+        is_complete: whether the whole response has arrived.
+        keeps_connection: whether the connection can be reused for another request.
     """
 
     def __init__(self, on_body: Callable[[bytes], None]) -> None:
@@ -30,10 +30,10 @@ class ResponseReader:
         self._on_body = on_body
         self._buffer = b""
         self._body = _Body.TO_THE_END
-        self._left = 0  # of a sized body, or of the chunk; with the line end behind it
+        self._left = 0  # bytes left of a sized body, or of the chunk including its line end
 
     def feed(self, data: bytes) -> None:
-        """Takes what came.
+        """Processes received bytes.
 
         Raises:
             ValueError: it is not HTTP.
@@ -53,7 +53,7 @@ class ResponseReader:
             self._buffer = b""
 
     def end(self) -> None:
-        """The connection ended; so does a body without a length."""
+        """Handles the end of the connection, which also ends a body without a length."""
         self.is_complete = self.is_complete or bool(self.status and self._body is _Body.TO_THE_END)
         self.keeps_connection = False
 
@@ -67,7 +67,7 @@ class ResponseReader:
         headers = {name.strip().lower(): value.strip().lower() for name, _, value in (x.partition(":") for x in lines)}
         version, _, status = first.partition(" ")
         self.status = int(status[:3])
-        if 100 <= self.status < 200:  # told in between; the response follows
+        if 100 <= self.status < 200:  # interim response; the final one follows
             self.status, self._buffer = 0, rest
             return self._read_head()
         self._buffer = rest
@@ -85,11 +85,11 @@ class ResponseReader:
                 if not found:
                     return
                 length = int(size.partition(b";")[0], 16)
-                self.is_complete = not length  # trailers are passed over
+                self.is_complete = not length  # trailers are ignored
                 self._left, self._buffer = length + 2, rest
                 continue
             piece = self._buffer[: self._left]
             self._buffer = self._buffer[self._left :]
             self._left -= len(piece)
-            past = max(0, 2 - self._left)  # of the line end
+            past = max(0, 2 - self._left)  # bytes of the line end in this piece
             self._on_body(piece[: len(piece) - past] if past else piece)

@@ -1,4 +1,4 @@
-"""What a benchmark asks for."""
+"""The requests of a benchmark."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Sample:
     """One request.
 
     Attributes:
-        prompt_tokens: with what the tokenizer puts around a prompt; 0 where they were not counted.
-        output_tokens: at most.
+        prompt_tokens: including the special tokens around a prompt; 0 if not counted.
+        output_tokens: maximum number of output tokens.
     """
 
     prompt: str

@@ -1,4 +1,4 @@
-"""`quire bench serve`: measures a server with an OpenAI API, as its clients see it."""
+"""`quire bench serve`: measures a server with an OpenAI API from a client's perspective."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OPEN_FILES = 65536
 
 
 def main(**groups: Any) -> None:
-    """Measures and reports.
+    """Runs the benchmark and reports the result.
 
     Raises:
         StartupError: no server answers, a file is missing, options contradict each other; or every request failed.
@@ -78,7 +78,7 @@ def _listed(api: ServerApi, seconds: float) -> list[str]:
     """Names of the server's models, once it answers.
 
     Raises:
-        StartupError: it does not within that time.
+        StartupError: it does not answer within that time.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -103,7 +103,7 @@ def _calls(benchmark: ServeBenchmark, api: ServerApi, model: str, due: Sequence[
 
 
 def _allow_many_connections() -> None:
-    """Each request under way is an open file."""
+    """Raises the limit on open files, as each concurrent request needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -140,7 +140,7 @@ async def _run(benchmark: ServeBenchmark, calls: Sequence[Call]) -> Run:
 
 
 def _keep(benchmark: ServeBenchmark, result: dict[str, Any], run: Run) -> None:
-    """Writes what is to be written."""
+    """Writes the result file and the plot, as far as requested."""
     options = benchmark.result
     path = result_path(options, benchmark.server, benchmark.traffic, str(result["model_id"]), str(result["date"]))
     if options.save_result or options.append_result or options.save_detailed:

@@ -1,1 +1,1 @@
-"""Outputs that follow a grammar: compiled in the tokenizer service, followed token by token in an engine."""
+"""Structured output: grammars are compiled in the tokenizer service, and followed token by token in an engine."""

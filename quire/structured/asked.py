@@ -1,4 +1,4 @@
-"""A constraint as it is asked of the tokenizer service."""
+"""A constraint as a caller asks the tokenizer service for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quire.structured.base import ConstraintRequest
 
 @dataclass(frozen=True)
 class AskedConstraint:
-    """What an output has to be, and how a backend is chosen for it; nobody has looked into it yet."""
+    """What an output must look like, and how a backend is chosen for it; not validated yet."""
 
     request: ConstraintRequest
-    backend: str = ""  # empty or auto for the service's own choice
-    disable_fallback: bool = False  # rather fail than have another backend follow it
+    backend: str = ""  # empty or "auto" means the service's choice
+    disable_fallback: bool = False  # fail instead of trying another backend

@@ -1,4 +1,5 @@
-"""Which backends are worth a try where another cannot express a constraint. Needs none of them: some start slowly."""
+"""Which backends are worth trying when another cannot express a constraint. Imports none of them, as some are slow to
+import."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from quire.errors import InvalidRequest
 from quire.structured.base import ConstraintRequest, Form
 from quire.structured.json_keywords import OBEYED, parse_schema
 
-_IRREGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]")  # what is ahead or behind, and what was matched before
+_IRREGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]")  # lookahead, lookbehind, and backreferences
 
 
 def may_express(backend: str, request: ConstraintRequest) -> bool:
-    """Whether the backend could; what it makes of it in the end is another matter."""
+    """Whether the backend may be able to express the constraint; only compiling decides."""
     if request.form is Form.REGEX:
         return not _IRREGULAR.search(request.text)
     if backend not in OBEYED:

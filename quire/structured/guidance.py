@@ -1,6 +1,6 @@
-"""llguidance: an Earley parser over a lexer of regular-expression derivatives, whose masks take microseconds.
+"""llguidance: an Earley parser over a lexer of regular-expression derivatives, which computes masks in microseconds.
 
-Its compiled form is its own grammar text: an engine makes a parser of that in a millisecond.
+The compiled form is llguidance's grammar text: an engine builds a parser from it in a millisecond.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# Between the parts of JSON: a line break with what indents the next line, or a few spaces. A model that is not sure
-# what comes next would otherwise go on with whitespace until its tokens run out.
+# Whitespace between the parts of JSON: a line break with indentation, or a few spaces. A model that is unsure what
+# comes next would otherwise generate whitespace until its tokens run out.
 _WHITESPACE = r"[ \t]{0,8}(\r?\n[ \t]{0,64})?"
-# What llguidance says of schemas that are right and that it cannot express.
+# Parts of llguidance's messages on schemas that are valid but that it cannot express.
 _UNIMPLEMENTED = ("Unimplemented", "not supported", "Unknown format", "Enable 'coerce_one_of'")
-# And of a grammar in which nothing ever ends.
+# Start of its message on a grammar in which no output ever ends.
 _DEAD_END = "NoExtension"
 # llguidance walks a grammar recursively: it must fit the stack of the thread that reads it (see STACK_BYTES). The
-# shortest rules that lead to one another make about 45,000 of this.
+# shortest rules that refer to one another yield about 45,000 of them in this size.
 _MOST_GRAMMAR_BYTES = 2**19
 _MOST_MESSAGE = 500
-# That may be open at a time: more than a grammar of the size above has.
+# Bound on simultaneously open alternatives: more than a grammar of the size above has.
 _MOST_ALTERNATIVES = 20_000
 _SILENT = 0
 
@@ -77,11 +77,11 @@ class GuidanceBackend(Backend):
         _check_size(grammar)
         try:
             matcher = LLMatcher(self._tokenizer, grammar.decode(), log_level=_SILENT, limits=_limits())
-        except ValueError as error:  # bytes that are no text among them
+        except ValueError as error:  # includes UnicodeDecodeError
             raise _refusal(str(error)) from error
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        matcher.compute_bitmask()  # what the first mask finds out of the vocabulary is kept for all sequences
+        matcher.compute_bitmask()  # warms up vocabulary data that all sequences share
         return GuidanceGrammar(matcher, self._eos_token_ids)
 
     @property
@@ -114,7 +114,7 @@ class GuidanceMatcher(Matcher):
 
     def __init__(self, matcher: LLMatcher, eos: list[tuple[int, int]]) -> None:
         self._matcher = matcher
-        self._eos = eos  # word and complement of the bit of each
+        self._eos = eos  # for each token: its word, and the complement of its bit
 
     @property
     def error(self) -> str:
@@ -148,14 +148,14 @@ class GuidanceMatcher(Matcher):
 
 
 def _end_of_sequence(vocabulary: Vocabulary) -> tuple[int, ...]:
-    """The tokens that end a sequence. llguidance needs one: where the model has none, one that stands for no text."""
+    """The tokens that end a sequence. llguidance needs at least one: if the model has none, uses one without text."""
     no_text = (token_id for token_id, token in enumerate(vocabulary.tokens) if not token)
     spare = min(vocabulary.special_token_ids, default=next(no_text, vocabulary.size - 1))
     return vocabulary.eos_token_ids or (spare,)
 
 
 class _Wrapper:
-    """The vocabulary as llguidance asks for it."""
+    """The vocabulary in the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -168,7 +168,7 @@ class _Wrapper:
         self.special_token_ids = sorted(vocabulary.special_token_ids)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens for bytes that the grammar leaves no choice about."""
+        """Tokens for bytes that are forced by the grammar."""
         return self._vocabulary.encode(text.encode() if isinstance(text, str) else text)
 
 
@@ -180,7 +180,8 @@ def _json_schema(request: ConstraintRequest) -> str:
 
 
 def _with_whitespace(schema: dict[str, Any] | bool, request: ConstraintRequest) -> dict[str, Any]:
-    """The schema with what may stand between the parts of its values; what it says of that itself is not obeyed."""
+    """The schema with the whitespace allowed between the parts of its values; overrides what the schema says about
+    that."""
     schema = ({} if schema else {"enum": []}) if isinstance(schema, bool) else dict(schema)
     pattern = request.whitespace_pattern or _WHITESPACE
     schema["x-guidance"] = (
@@ -190,14 +191,14 @@ def _with_whitespace(schema: dict[str, Any] | bool, request: ConstraintRequest) 
 
 
 def _close(schema: Any) -> None:
-    """Objects that do not say what else they may have, have nothing else."""
+    """Disallows further properties in objects that do not say whether they allow them."""
     for each in _parts(schema):
         if "properties" in each:
             each.setdefault("additionalProperties", False)
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a schema."""
+    """Yields every object in a schema."""
     todo = [schema]
     while todo:
         part = todo.pop()
@@ -216,14 +217,15 @@ def _regex(request: ConstraintRequest) -> str:
 def _grammar(request: ConstraintRequest) -> str:
     try:
         lark = any_to_lark(request.text)
-    except Exception as error:  # whatever its parser stumbles over
+    except Exception as error:  # its parser may raise anything
         raise ValueError(f"it is neither Lark's nor GBNF's notation: {error}") from error
     grammar: str = LLMatcher.grammar_from_lark(lark)
     return grammar
 
 
 def _choices(request: ConstraintRequest) -> str:
-    """One token of the lexer, whose automaton they share: as a rule's alternatives, there could be 2,000 of them."""
+    """The choices as one token of the lexer, which share its automaton: as alternatives of a rule, at most 2,000 would
+    be possible."""
     texts = " | ".join(map(json.dumps, request.choices))
     grammar: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     return grammar
@@ -268,7 +270,7 @@ def _check_size(grammar: bytes) -> None:
 
 
 def _refusal(message: str) -> InvalidRequest:
-    """What llguidance says, for the caller."""
+    """The error for the caller for a message of llguidance."""
     if message.startswith(_DEAD_END):
         return InvalidRequest("The constraint cannot be followed: no output satisfies it.")
     kind = Inexpressible if any(word in message for word in _UNIMPLEMENTED) else InvalidRequest
@@ -276,7 +278,7 @@ def _refusal(message: str) -> InvalidRequest:
 
 
 def _shortened(message: str) -> str:
-    """Without the parser's state, which llguidance puts behind what it says in angle brackets."""
+    """The message without the parser's state, which llguidance appends in angle brackets."""
     return message.partition("\n<")[0].strip()[:_MOST_MESSAGE]
 
 

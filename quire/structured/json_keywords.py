@@ -1,4 +1,4 @@
-"""Which keywords of JSON schema a backend obeys: what it would pass over in silence has to be refused."""
+"""The JSON schema keywords that each backend honors: schemas with keywords it would silently ignore must be refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.structured.base import Inexpressible
 
-# They say nothing about what is valid.
+# Keywords that do not affect validity.
 _ANNOTATIONS = frozenset(
     [
         "$schema",
@@ -27,7 +27,7 @@ _ANNOTATIONS = frozenset(
         "writeOnly",
     ]
 )
-# What backends obey as the specification says, or more strictly; they pass over the rest, or read it otherwise.
+# Keywords that backends honor as specified, or more strictly; they ignore the rest, or interpret it differently.
 _COMMON = (
     "type properties required additionalProperties items minItems maxItems enum const anyOf $ref minLength maxLength"
 )
@@ -42,11 +42,11 @@ _SINGLE = ("items", "additionalProperties")
 
 
 def parse_schema(text: str, backend: str) -> dict[str, Any]:
-    """The schema, as an object.
+    """Parses a schema into an object.
 
     Raises:
-        InvalidRequest: it is none.
-        Inexpressible: it has keywords that the backend does not obey.
+        InvalidRequest: it is not a satisfiable schema.
+        Inexpressible: it has keywords that the backend does not honor.
     """
     try:
         schema = json.loads(text)
@@ -70,23 +70,24 @@ def _check(part: Any, backend: str) -> None:
         raise Inexpressible(f"{backend} does not obey {', '.join(others)[:200]} in JSON schemas.")
     if not str(part.get("$ref", "#")).startswith("#"):
         raise InvalidRequest(f"$ref refers to another document ({str(part['$ref'])[:100]!r}); put it into $defs.")
-    for alone in ("$ref", "anyOf", "enum", "const"):  # what stands beside these is easily passed over
+    for alone in ("$ref", "anyOf", "enum", "const"):  # keywords beside these are easily ignored
         beside = sorted(part.keys() - _ANNOTATIONS - {alone}) if alone in part else []
         if beside and not (alone in ("enum", "const") and beside == ["type"] and _is_of_type(part)):
             raise Inexpressible(f"{backend} does not obey {', '.join(beside)[:200]} beside {alone}.")
 
 
 def _is_of_type(part: dict[str, Any]) -> bool:
-    """Whether all values that it lists have the type that it names."""
+    """Whether all values that the schema lists have the type that it names."""
     kind = _TYPES.get(str(part["type"]))
     values = part.get("enum", [part.get("const")])
     return kind is not None and isinstance(values, list) and all(type(value) is kind for value in values)
 
 
 def check_no_recursion(schema: dict[str, Any], backend: str) -> None:
-    """
+    """Checks that references are to non-recursive definitions.
+
     Raises:
-        Inexpressible: a definition refers to itself, or a reference to something that is no definition.
+        Inexpressible: a definition refers to itself, or a reference is to something other than a definition.
     """
     named = {f"#/{kind}/{name}": part for kind in ("$defs", "definitions")
              if isinstance(schema.get(kind), dict) for name, part in schema[kind].items()}  # fmt: skip
@@ -104,7 +105,7 @@ def _references(schema: Any) -> set[str]:
 
 
 def schemas_in(schema: Any) -> Iterator[Any]:
-    """The schema and all that are in it; `additionalProperties: false` is no schema here."""
+    """Yields the schema and all schemas in it; `additionalProperties: false` does not count as one."""
     todo = [schema]
     while todo:
         part = todo.pop()

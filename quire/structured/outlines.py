@@ -1,8 +1,7 @@
-"""outlines-core: an automaton over tokens, worked out in full when a constraint is compiled.
+"""outlines-core: an automaton over tokens, computed in full when a constraint is compiled.
 
-Its compiled form is that automaton, as arrays of our own: an engine needs nothing of the library to follow it, and
-nothing in it can do more than be refused. Only what is regular can be said so, and large vocabularies make large
-automata.
+The compiled form is that automaton, in arrays of our own format: an engine does not need the library to follow it, and
+malformed data can only be refused. It can express only regular languages, and large vocabularies make large automata.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from quire.structured.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Behind every text, and in none: where a text might end, outlines follows no way on that would not end with its next
-# token, nor any alternative behind the one that it ends.
+# Appended to every text, and in none: where a text may end, outlines would otherwise drop continuations that do not end
+# with their next token, and alternatives that continue after another one ends.
 _END = b"\0"
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 _MOST_MESSAGE = 500
-_HEADER = struct.Struct("<4I")  # vocabulary, states, transitions, first state
+_HEADER = struct.Struct("<4I")  # vocabulary size, number of states, number of transitions, start state
 _INT = np.dtype("<u4")
 
 
@@ -43,7 +42,7 @@ class OutlinesBackend(Backend):
         """See Backend.compile."""
         from outlines_core import Index, Vocabulary  # engines follow without it
 
-        end = self._vocabulary.size  # no token's: it stands for the end of the text
+        end = self._vocabulary.size  # an id beyond the vocabulary, for the end of the text
         ids: dict[bytes, list[int]] = {_END: [end]}
         for token_id, token in enumerate(self._vocabulary.tokens):
             if token and _END not in token and token_id not in self._vocabulary.special_token_ids:
@@ -60,7 +59,7 @@ class OutlinesBackend(Backend):
 
 
 class OutlinesGrammar(Grammar):
-    """See Grammar. The transitions of state s are those from first[s] to first[s + 1], by token id."""
+    """See Grammar. The transitions of state s are at indices first[s] to first[s + 1], ordered by token id."""
 
     def __init__(self, grammar: bytes, vocab_size: int) -> None:
         if len(grammar) < _HEADER.size:
@@ -86,7 +85,7 @@ class OutlinesMatcher(Matcher):
 
     def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
-        self._states = [grammar.start]  # that it has been in; the last one is where it is
+        self._states = [grammar.start]  # history of states; the last one is the current one
 
     @property
     def error(self) -> str:
@@ -125,7 +124,7 @@ class OutlinesMatcher(Matcher):
         row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def _transitions(self) -> npt.NDArray[np.uint32]:
-        """Tokens that may follow, in order."""
+        """The ids of the tokens that may follow, ascending."""
         state = self._states[-1]
         found: npt.NDArray[np.uint32] = self._grammar.token_ids[
             self._grammar.first[state] : self._grammar.first[state + 1]
@@ -134,7 +133,7 @@ class OutlinesMatcher(Matcher):
 
 
 def _pack(index: Any, end: int) -> bytes:
-    """The automaton as OutlinesGrammar reads it: without the token that stands for the end."""
+    """Serializes the automaton as OutlinesGrammar reads it, without the id that stands for the end."""
     transitions: dict[int, dict[int, int]] = index.get_transitions()
     ended, start = set(index.get_final_states()), index.get_initial_state()
     finals = {state for state, targets in transitions.items() if targets.get(end) in ended}
@@ -171,7 +170,7 @@ def _regex_of_schema(request: ConstraintRequest) -> str:
     schema = parse_schema(request.text, "outlines")
     check_no_recursion(schema, "outlines")
     for part in schemas_in(schema):
-        # Its objects have the properties alone that are named, which satisfies whatever the schema says of others.
+        # Its objects have only the named properties, which satisfies anything the schema says about others.
         if isinstance(part, dict) and part.get("properties"):
             part.pop("additionalProperties", None)
         elif isinstance(part, dict) and "additionalProperties" in part:
@@ -186,6 +185,6 @@ def _escaped(text: str) -> str:
 
 
 def _refusal(message: str) -> InvalidRequest:
-    # It does not tell an expression that is malformed from one that it does not know.
+    # It does not distinguish malformed expressions from unsupported ones.
     known = any(word in message for word in ("Failed to build", "Unsupported", "unsupported"))
     return (Inexpressible if known else InvalidRequest)(f"The constraint cannot be followed: {message[:_MOST_MESSAGE]}")

@@ -1,4 +1,4 @@
-"""Which backends there are, and how to get those that are not installed."""
+"""Registry of structured-output backends, with how to install them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quire.structured.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """Where a backend is."""
+    """Location of a backend."""
 
     place: str  # module:class, imported when it is first used
-    module: str  # that it needs
-    package: str  # which has that, as pip takes it
+    module: str  # that it requires
+    package: str  # which provides that module, as pip names it
 
 
 BACKENDS: dict[str, BackendEntry] = {
@@ -26,7 +26,7 @@ BACKENDS: dict[str, BackendEntry] = {
     "xgrammar": BackendEntry("quire.structured.xgrammar:XGrammarBackend", "xgrammar", "quire[xgrammar]"),
     "outlines": BackendEntry("quire.structured.outlines:OutlinesBackend", "outlines_core", "quire[outlines]"),
 }
-# Names that other servers know, and why there is nothing behind them.
+# Backends that other servers have, and why Quire does not.
 REFUSED: dict[str, str] = {
     "lm-format-enforcer": "it works through the vocabulary in Python at each token, which would hold up every other "
     "stream of its engine, and where it meets an error of its own it lets the output end, valid or not",
@@ -34,10 +34,11 @@ REFUSED: dict[str, str] = {
 
 
 def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
-    """
+    """Creates a backend for a vocabulary.
+
     Raises:
         InvalidRequest: there is no backend of that name.
-        FailedPrecondition: it is not installed; says how to.
+        FailedPrecondition: it is not installed; the message says how to install it.
     """
     check_installed(name)
     module, _, attribute = BACKENDS[name].place.partition(":")
@@ -47,15 +48,16 @@ def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
 
 
 def is_installed(name: str) -> bool:
-    """Whether what the backend needs is here."""
+    """Whether the module that the backend requires is installed."""
     return importlib.util.find_spec(BACKENDS[name].module) is not None
 
 
 def check_installed(name: str) -> None:
-    """
+    """Checks that a backend exists and is installed.
+
     Raises:
         InvalidRequest: there is no backend of that name.
-        FailedPrecondition: it is not installed; says how to.
+        FailedPrecondition: it is not installed; the message says how to install it.
     """
     check_backend(name)
     if not is_installed(name):
@@ -67,7 +69,8 @@ def check_installed(name: str) -> None:
 
 
 def check_backend(name: str) -> None:
-    """
+    """Checks that a backend with this name exists.
+
     Raises:
         InvalidRequest: there is no backend of that name.
     """

@@ -1,8 +1,8 @@
-"""Structural tags as llguidance's grammars: free text, and parts of it that follow a form of their own.
+"""Writes structural tags as grammars for llguidance: free text, parts of which follow a format of their own.
 
-A tag is a tree, as XGrammar and those after it write it (`format`): texts, schemas and expressions, in sequence, in
-choice, between a beginning and an end, or wherever a trigger stands in free text. The older `structures` and `triggers`
-are one such tree.
+A tag is a tree in the format of XGrammar and its successors (`format`): texts, schemas and regular expressions, in
+sequence, as alternatives, between a begin and an end marker, or after a trigger in free text. The older `structures`
+and `triggers` are converted to such a tree.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 _MOST_DEPTH = 16
 _TEXT = r"TEXT: /(.|\n)*/"
-# What would end an expression in the grammar, and how it is written there; what is escaped already stays.
+# Characters that would end a regular expression in the grammar, with their escapes; escaped ones stay as they are.
 _DELIMITERS = re.compile(r"\\.|/|\n", re.DOTALL)
 _ESCAPED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
@@ -27,8 +27,8 @@ class TagGrammar:
     def __init__(self, special_tokens: Mapping[str, int], schema_text: SchemaText) -> None:
         """
         Args:
-            special_tokens: text → id; where a fixed text has one, the token may stand for it.
-            schema_text: a JSON schema as the grammar has it.
+            special_tokens: text → id; in a fixed text, the token may stand for its text.
+            schema_text: formats a JSON schema for the grammar.
         """
         self._special_tokens = special_tokens
         self._special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or r"(?!)")
@@ -36,11 +36,11 @@ class TagGrammar:
         self._rules: list[str] = []
 
     def write(self, tag: Any) -> str:
-        """The grammar.
+        """Writes the grammar.
 
         Raises:
-            ValueError: the tag is malformed; says where.
-            NotImplementedError: it has parts that are known elsewhere.
+            ValueError: the tag is malformed; the message says where.
+            NotImplementedError: it has element types that only other servers support.
         """
         if not isinstance(tag, dict):
             raise ValueError("a structural tag is an object")
@@ -49,7 +49,7 @@ class TagGrammar:
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
 
     def _element(self, element: Any, place: str, depth: int) -> str:
-        """Rules of an element; what stands for it in others."""
+        """Adds the rules of an element; returns the name to use in other rules."""
         kind = element.get("type") if isinstance(element, dict) else None
         if depth > _MOST_DEPTH:
             raise ValueError(f"{place} is nested more than {_MOST_DEPTH} deep")
@@ -66,7 +66,7 @@ class TagGrammar:
         return name
 
     def _literal(self, text: str) -> str:
-        """A fixed text, in which special tokens may stand for themselves."""
+        """A fixed text in which special tokens may also be generated as such."""
         parts, at = [], 0
         for found in self._special.finditer(text):
             if found.start() > at:
@@ -109,7 +109,7 @@ class TagGrammar:
         return self._rule(self._tag_from(element, place, depth, ""))
 
     def _tag_from(self, element: Mapping[str, Any], place: str, depth: int, begun: str) -> str:
-        """A tag whose beginning stands there already, as far as `begun`."""
+        """A tag whose beginning has been generated already, as far as `begun`."""
         begin, end = (_string(element, key, place) for key in ("begin", "end"))
         rest, content = begin[len(begun) :], element.get("content")
         parts = [self._literal(rest)] if rest else []
@@ -119,14 +119,14 @@ class TagGrammar:
         return " ".join([*parts, self._literal(end)] if end else parts)
 
     def _text_up_to(self, word: str) -> str:
-        """Free text, and the first of this word in it."""
+        """Free text up to and including the first occurrence of this word."""
         lazy = self._rule(f"TEXT {json.dumps(word)}", "[lazy]")
         if word not in self._special_tokens:
             return lazy
         return self._rule(f"{lazy} | TEXT <[{self._special_tokens[word]}]>")
 
     def _triggered(self, element: Mapping[str, Any], place: str, depth: int) -> str:
-        """Free text up to a trigger; from there on a tag that begins with it."""
+        """Free text up to a trigger, followed by a tag that begins with it."""
         tags = _tags(element, place)
         triggered = []
         for index, trigger in enumerate(_list(element, "triggers", place)):
@@ -147,7 +147,7 @@ class TagGrammar:
         return first if element.get("stop_after_first") else self._rule(f"{first} {each}* {text}")
 
     def _separated(self, element: Mapping[str, Any], place: str, depth: int) -> str:
-        """Tags, with a separator between them."""
+        """Tags with a separator between them."""
         _tags(element, place)
         each = self._rule(" | ".join(self._elements(element, "tags", place, depth)))
         separator = _string(element, "separator", place)
@@ -171,7 +171,7 @@ _ELSEWHERE = ("grammar", "qwen_xml_parameter")
 
 
 def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
-    """The older form as the newer one."""
+    """Converts the older format to the newer one."""
     structures = _list(tag, "structures", "the structural tag")
     tags = []
     for index, each in enumerate(structures):
@@ -183,7 +183,7 @@ def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tags(element: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, Any]]]:
-    """Tags with their numbers."""
+    """The tags with their indices."""
     tags = list(enumerate(_list(element, "tags", place)))
     for index, tag in tags:
         if not isinstance(tag, dict):

@@ -1,4 +1,4 @@
-"""Threads that read grammars."""
+"""Threads for reading grammars."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 
-# A call into a library cannot be ended. What has taken so long counts as lost with its thread, and another takes its
-# place, up to so many times the threads there were to be.
+# A call into a library cannot be aborted. Work that takes longer than this is written off together with its thread,
+# which is replaced, until there are this many times the intended number of threads.
 _PATIENCE_SECONDS = 30.0
 _MOST_REPLACED = 4
 
 
 class DeepThreads:
-    """A few threads with large stacks, for work that recurses as deep as what it was given. In the order given."""
+    """A few threads with large stacks, for work whose recursion depth depends on its input. Work is started in
+    order."""
 
     def __init__(self, name: str, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -31,12 +32,12 @@ class DeepThreads:
         self._clock = clock
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
-        self._began: dict[int, float] = {}  # number of a thread → when what it does now began; infinity for nothing
+        self._began: dict[int, float] = {}  # thread number → start time of its current work; infinity while idle
         for _ in range(count):
             self._start()
 
     def submit(self, work: Work) -> None:
-        """Has it called in one of the threads; it must not raise. Called from one thread."""
+        """Queues work for one of the threads; it should not raise. Called from one thread."""
         self._work.put(work)
         late = self._clock() - _PATIENCE_SECONDS
         alive = sum(began > late for began in list(self._began.values()))
@@ -45,7 +46,7 @@ class DeepThreads:
             self._start()
 
     def close(self) -> None:
-        """Ends the threads once they have done what they do now; what waits is not done."""
+        """Ends the threads after their current work; queued work is dropped."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._work.get_nowait()

@@ -1,4 +1,4 @@
-"""What a model's tokens say, byte for byte: what grammars over texts are followed by."""
+"""The bytes that a model's tokens stand for, over which grammars are followed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quire.tokenizer.token_bytes import TokenBytes, make_token_bytes
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The table, and the tokenizer that it is of."""
+    """The bytes of all tokens, and the tokenizer they belong to."""
 
-    tokens: tuple[bytes, ...]  # by id, up to the model's vocabulary size; empty for ids that stand for nothing
+    tokens: tuple[bytes, ...]  # by id, up to the model's vocabulary size; empty for unused ids
     special_token_ids: frozenset[int]  # never part of a text
-    eos_token_ids: tuple[int, ...]  # what ends a sequence; all of them special, whatever the tokenizer says
-    names: dict[str, int] = field(default_factory=dict, repr=False)  # of special tokens, as templates write them
+    eos_token_ids: tuple[int, ...]  # ids that end a sequence; all count as special, whatever the tokenizer says
+    names: dict[str, int] = field(default_factory=dict, repr=False)  # names of special tokens, as in templates → ids
     tokenizer: tokenizers.Tokenizer | None = field(default=None, repr=False)
 
     @property
@@ -29,7 +29,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, text: bytes) -> list[int]:
-        """Tokens that spell these bytes, as the tokenizer would where it can, and otherwise the longest that fit."""
+        """Tokens that spell these bytes: as the tokenizer encodes them if it can, otherwise the longest that fit."""
         if self.tokenizer is not None:
             try:
                 token_ids: list[int] = self.tokenizer.encode(text.decode(), add_special_tokens=False).ids
@@ -45,7 +45,7 @@ class Vocabulary:
         while at < len(text):
             ends = range(min(len(text), at + self._longest), at, -1)
             end = next((end for end in ends if text[at:end] in self._ids), None)
-            if end is None:  # no token is this byte: the rest cannot be spelled
+            if end is None:  # no token for this byte: the rest cannot be spelled
                 break
             found.append(self._ids[text[at:end]])
             at = end
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """Bytes → the first token that is them."""
+        """Bytes → the lowest id of a token with these bytes."""
         spelled = reversed([*enumerate(self.tokens)])
         return {token: token_id for token_id, token in spelled if token and token_id not in self.special_token_ids}
 
@@ -63,10 +63,10 @@ class Vocabulary:
 
 
 def token_table(files: TokenizerFiles) -> TokenBytes:
-    """What each token says.
+    """The bytes of each token.
 
     Raises:
-        FailedPrecondition: that depends on its neighbours, so that no grammar can be followed.
+        FailedPrecondition: a token's text depends on its neighbors, so that no grammar can be followed.
     """
     table = make_token_bytes(files.tokenizer, files.definition)
     if table is None:
@@ -79,14 +79,14 @@ def token_table(files: TokenizerFiles) -> TokenBytes:
 
 
 def make_vocabulary(files: TokenizerFiles, vocab_size: int = 0, eos_token_ids: Sequence[int] = ()) -> Vocabulary:
-    """The vocabulary of a model's tokenizer; takes about a second for 150,000 tokens.
+    """Builds the vocabulary of a model's tokenizer; takes about a second for 150,000 tokens.
 
     Args:
-        vocab_size: of the model, which may be larger than the tokenizer's; 0 for the tokenizer's own.
-        eos_token_ids: what ends a sequence; the tokenizer's own end-of-sequence token when empty.
+        vocab_size: vocabulary size of the model, which may exceed the tokenizer's; 0 means the tokenizer's own.
+        eos_token_ids: ids that end a sequence; empty means the tokenizer's own end-of-sequence token.
 
     Raises:
-        FailedPrecondition: what a token says depends on its neighbours, so that no grammar can be followed.
+        FailedPrecondition: a token's text depends on its neighbors, so that no grammar can be followed.
     """
     table = token_table(files)
     size = vocab_size or files.tokenizer.get_vocab_size(with_added_tokens=True)

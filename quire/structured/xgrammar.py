@@ -1,8 +1,8 @@
-"""XGrammar: a pushdown automaton whose masks are worked out for each of its states when a grammar is compiled.
+"""XGrammar: a pushdown automaton whose masks are precomputed for each of its states when a grammar is compiled.
 
-Its compiled form is the JSON that it writes itself. Both halves see the vocabulary without the ids of no
-meaning at its end, so that a model that pads its own is no other. One more id stands for the end of the text: it is how
-XGrammar says that an output may end, and no token of the model's.
+The compiled form is XGrammar's own JSON serialization. Both halves see the vocabulary without the unused ids at its
+end, so that a model which pads its vocabulary makes no difference. An additional id stands for the end of the text:
+XGrammar uses it to say that an output may end; it is not one of the model's tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _MOST_WHITESPACE = 8
-# Characters that stand for themselves in JSON's strings: no quotes, backslashes, controls or halves of others.
+# Characters that stand for themselves in JSON strings: no quotes, backslashes, control characters or surrogates.
 _PLAIN = " !#-\\[\\]-\ud7ff\ue000-\U0010ffff"
 _MOST_MESSAGE = 500
 _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
@@ -53,7 +53,7 @@ class XGrammarBackend(Backend):
         try:
             compiled = _compile(compiler, request)
         except (RuntimeError, ValueError) as error:
-            # It does not tell what is malformed from what it does not know.
+            # It does not distinguish malformed constraints from unsupported ones.
             kind = InvalidRequest if request.form is Form.JSON_SCHEMA else Inexpressible
             raise kind(f"The constraint cannot be followed: {_first_line(error)}") from error
         grammar: bytes = compiled.serialize_json().encode()
@@ -67,7 +67,7 @@ class XGrammarBackend(Backend):
         """See Backend.read."""
         try:
             compiled = xgrammar.CompiledGrammar.deserialize_json(grammar.decode(), self._tokenizer)
-        except (RuntimeError, ValueError) as error:  # bytes that are no text among them
+        except (RuntimeError, ValueError) as error:  # includes UnicodeDecodeError
             raise InvalidRequest(f"The constraint cannot be followed: {_first_line(error)}") from error
         return XGrammarGrammar(compiled, self._end)
 
@@ -107,7 +107,7 @@ class XGrammarMatcher(Matcher):
 
     @property
     def is_stopped(self) -> bool:
-        """See Matcher.is_stopped: an empty mask says so."""
+        """See Matcher.is_stopped: an empty mask shows it."""
         return False
 
     def accept(self, token_ids: Sequence[int]) -> int:
@@ -150,7 +150,8 @@ def _compile(compiler: xgrammar.GrammarCompiler, request: ConstraintRequest) -> 
 
 
 def _bound_length(part: Any) -> None:
-    """XGrammar's own bounds of a string's length let in what no JSON has; a pattern does not."""
+    """Replaces bounds on a string's length by a pattern: XGrammar's own length bounds allow strings that are invalid
+    JSON."""
     if not isinstance(part, dict) or not part.keys() & {"minLength", "maxLength"}:
         return
     if part.get("type") != "string":
@@ -169,6 +170,6 @@ def _switches(request: ConstraintRequest) -> dict[str, Any]:
 
 
 def _first_line(error: Exception) -> str:
-    """What it says, without the place in XGrammar's sources that comes before it."""
+    """The error's first line, without the leading location in XGrammar's sources."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return _PLACE.sub("", line)[:_MOST_MESSAGE]
