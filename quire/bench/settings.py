@@ -1,4 +1,4 @@
-"""What `quire bench serve` was asked for."""
+"""The settings of a `quire bench serve` run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUEUED = ("client_queue_time", "e2el_including_client_queue")
 
 @dataclass(frozen=True)
 class ServeBenchmark:
-    """All that was asked for."""
+    """All options of a run, and what follows from them."""
 
     server: BenchServerOptions
     traffic: BenchTrafficOptions
@@ -39,7 +39,7 @@ class ServeBenchmark:
 
     @property
     def url(self) -> str:
-        """Of the server."""
+        """Base URL of the server."""
         given = self.server.base_url or f"http://{_bracketed(self.server.host)}:{self.server.port}"
         return given.rstrip("/").removesuffix("/v1")
 
@@ -49,12 +49,12 @@ class ServeBenchmark:
 
     @property
     def answers_come_whole(self) -> bool:
-        """Of pooling models; others are streamed."""
+        """Whether answers are not streamed, as those of pooling models."""
         return self.server.backend in POOLING
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of each request.
+        """The headers of each request.
 
         Raises:
             StartupError: --header is not NAME=VALUE.
@@ -68,20 +68,20 @@ class ServeBenchmark:
 
     @property
     def metrics(self) -> list[str]:
-        """Those that are reported, in the order of the report.
+        """The metrics to report, in the order of the report.
 
         Raises:
-            StartupError: there is no such metric.
+            StartupError: a chosen metric does not exist.
         """
         chosen = parse_metrics(self.result.percentile_metrics)
-        if self.answers_come_whole:  # there is no token before the last
+        if self.answers_come_whole:  # there is no first token to time
             chosen = ["e2el", *(name for name in chosen if name in _QUEUED)]
         if self.traffic.max_concurrency is None:
             chosen = [name for name in chosen if name not in _QUEUED]
         return [name for name in METRICS if name in chosen]
 
     def body(self, model: str, sample: Sample) -> bytes:
-        """Of one request."""
+        """The body of one request."""
         if self.answers_come_whole:
             return json.dumps({"model": model, **self._pooling_fields(sample), **self.server.extra_body}).encode()
         fields = {name: value for name, value in asdict(self.sampling).items() if value is not None}
@@ -100,7 +100,7 @@ class ServeBenchmark:
         return json.dumps({**body, **fields, **self.server.extra_body}).encode()
 
     def _pooling_fields(self, sample: Sample) -> dict[str, Any]:
-        """Vectors are asked for as OpenAI's clients do: in base64."""
+        """The fields of a pooling request; embeddings are requested in base64, as OpenAI's clients do."""
         backend = self.server.backend
         if backend == "vllm-rerank":
             words = sample.prompt.split(" ")
@@ -112,7 +112,7 @@ class ServeBenchmark:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """Of an https server."""
+        """The TLS context for an https server."""
         if not self.url.startswith("https:"):
             return None
         context = ssl.create_default_context()
@@ -121,13 +121,13 @@ class ServeBenchmark:
         return context
 
     def model_name(self, listed: Sequence[str]) -> str:
-        """The model's in requests.
+        """The model's name in requests.
 
         Args:
             listed: names that the server lists.
 
         Raises:
-            StartupError: there is none to go by.
+            StartupError: no name is known.
         """
         named, model = self.server.served_model_name, self.server.model
         if named or (model and (model in listed or not Path(model).exists())):
@@ -137,14 +137,14 @@ class ServeBenchmark:
         return listed[0]
 
     def asked_names(self, model: str, count: int) -> list[str]:
-        """Name of the model, or of the adapter, that each request asks for."""
+        """The name of the model or adapter for each request."""
         adapters = self.server.lora_modules or (model,)
         if self.server.lora_assignment == "round-robin":
             return [adapters[index % len(adapters)] for index in range(count)]
         return Random(self.traffic.seed).choices(adapters, k=count)  # noqa: S311  (no secrets)
 
     def setting(self, model: str, tokenizer: str, count: int) -> Mapping[str, Any]:
-        """What of it a result says."""
+        """The settings that a result records."""
         traffic, backend = self.traffic, self.server.backend
         ramp_up = {
             "ramp_up_strategy": traffic.ramp_up_strategy,
@@ -160,10 +160,10 @@ class ServeBenchmark:
 
 
 def _finite(number: float) -> float | str:
-    """JSON has no infinity."""
+    """The number, or "inf", as JSON has no infinity."""
     return "inf" if number == float("inf") else number
 
 
 def _bracketed(host: str) -> str:
-    """The host as an address has it."""
+    """The host as written in a URL."""
     return f"[{host}]" if ":" in host else host

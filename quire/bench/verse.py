@@ -1,4 +1,4 @@
-"""The verse of the package, which prompts of ordinary words are made of."""
+"""The package's verse, from which prompts of ordinary words are made."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _FILE = Path(__file__).with_name("verse.txt")
 
 
 def verse(path: str | None = None) -> Sequence[str]:
-    """Its lines, or those of another file; empty ones are left out."""
+    """The non-empty lines of the verse, or of another file."""
     text = (Path(path) if path else _FILE).read_text(encoding="utf-8")
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,1 +1,1 @@
-"""The page that says what of vLLM works here: `python -m quire.compatibility > docs/compatibility.md`."""
+"""Generates the page on compatibility with vLLM: `python -m quire.compatibility > docs/compatibility.md`."""

@@ -1,7 +1,7 @@
-"""What vLLM's documentation says that it can do, by kind, and what shows that Quire can.
+"""The capabilities that vLLM's documentation lists, by kind, and the evidence that Quire has them.
 
-Behind each name stands a test that uses it, as `file::function` below tests/; or the flag (`--name`) or route (`POST
-/path`) that it comes with, whose answer is its own; or, behind `refused:` or `no effect:`, why there is none.
+The value of each name is a test that uses it, as `file::function` below tests/; or the flag (`--name`) or route (`POST
+/path`) that provides it, whose own status applies; or, after `refused:` or `no effect:`, why there is none.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Values:
-    """Values of a flag, some of which may be refused by it.
+    """The values of a flag, some of which it may refuse.
 
     Attributes:
-        test: that uses those that work.
+        test: a test that uses the values that work.
     """
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ def _values(names: str, test: str) -> Values:
     return Values(tuple(names.split()), f"tests/{test}")
 
 
-# Flag → its values that vLLM names.
+# Flag → the values that vLLM documents.
 VALUES: Mapping[str, Values] = MappingProxyType(
     {
         "tool-call-parser": _values(
@@ -83,7 +83,7 @@ _NO_MEDIA = "refused: Models are served for text alone."
 _OTHER_HARDWARE = "refused: Quire runs on CPUs and NVIDIA's GPUs alone."
 _CUTS = "engine_svc/models/test_exactness.py"
 
-# Kind → name → what shows it.
+# Kind → name → evidence.
 CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "tools": {

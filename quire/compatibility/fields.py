@@ -1,11 +1,11 @@
-"""Fields of the requests of vLLM's `/v1/chat/completions` and `/v1/completions`, and the tests that use what works."""
+"""Request fields of vLLM's `/v1/chat/completions` and `/v1/completions`, and the tests that use the supported ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# Test → fields of both that it uses.
+# Test → the fields of both endpoints that it uses.
 _TESTS = {
     "tests/gateway/answers/test_reasoning.py": "include_reasoning",
     "tests/gateway/endpoints/test_answers.py": (

@@ -1,11 +1,11 @@
-"""Commands, metrics and routes of vLLM by name, and the tests that use what of them works."""
+"""Commands, metrics and routes of vLLM by name, and the tests that use the supported ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# With `vllm:` before each.
+# Without their prefix `vllm:`.
 _METRICS = """
 num_requests_running num_requests_waiting lora_requests_info num_requests_swapped gpu_cache_usage_perc
 cpu_cache_usage_perc cpu_prefix_cache_hit_rate gpu_prefix_cache_hit_rate gpu_prefix_cache_queries
@@ -18,7 +18,7 @@ spec_decode_draft_acceptance_rate spec_decode_efficiency spec_decode_num_accepte
 spec_decode_num_draft_tokens_total spec_decode_num_emitted_tokens_total
 """
 METRICS = tuple(_METRICS.split())
-# Those that are not exported, and why.
+# Metrics that are not exported → reason.
 METRICS_WITHOUT: Mapping[str, str] = MappingProxyType({})
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
@@ -49,10 +49,10 @@ POST /start_profile, POST /stop_profile, POST /pause, POST /resume, GET /is_paus
 POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep, POST /is_scaling_elastic_ep
 """
 
-# Method and path → the capability that is missing for it; empty where it is served.
+# Method and path → the capability that it still needs; empty if it is served.
 ROUTES: Mapping[str, str] = MappingProxyType(dict.fromkeys(" ".join(_SERVED.split()).split(", "), ""))
 
-# Test → flags that it uses.
+# Test → the flags that it uses.
 _TESTS = {
     "tests/clients/test_clients.py": "enable-tokenizer-info-endpoint",
     "tests/engine_svc/config_formats/test_registry.py": "config-format hf-config-path hf-overrides rope-theta",

@@ -1,4 +1,4 @@
-"""`docs/compatibility.md`, made from the options and from what is known of vLLM's names."""
+"""Generates `docs/compatibility.md` from the options and from the tables of vLLM's names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ This page is made by `make docs`.
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table."""
+    """A row of a table."""
 
     name: str
     status: str
@@ -62,7 +62,7 @@ def serve_fields() -> Mapping[str, OptionField]:
 
 
 def flag_rows() -> list[Row]:
-    """Of all flags, current ones and others."""
+    """Rows for all flags, current ones and others."""
     fields = serve_fields()
     return [_flag_row(name, fields.get(name)) for name in vllm_flags()]
 
@@ -77,7 +77,7 @@ def _flag_row(name: str, field: OptionField | None) -> Row:
 
 
 def command_rows() -> list[Row]:
-    """Of vLLM's commands."""
+    """Rows for vLLM's commands."""
     built = {name for name, _ in all_commands()}
     return [
         Row(f"vllm {name}", WORKS if name in built else NOT_BUILT, f"`quire {name}`" if name in built else "", test)
@@ -86,7 +86,7 @@ def command_rows() -> list[Row]:
 
 
 def variable_rows() -> list[Row]:
-    """Of vLLM's variables, those of libraries and of other programs too."""
+    """Rows for vLLM's environment variables, and for those of libraries and other programs."""
     acting = {
         name: Row(name, ACTS_AS, f"It is read as {field.environment_variable}, where that is not set.", _VARIABLES_TEST)
         for field in serve_fields().values()
@@ -101,7 +101,7 @@ def variable_rows() -> list[Row]:
 
 
 def metric_rows() -> list[Row]:
-    """Of vLLM's metrics."""
+    """Rows for vLLM's metrics."""
     test = "tests/gateway/metrics/test_compatibility.py"
     return [
         Row(f"vllm:{name}", NOT_BUILT if name in METRICS_WITHOUT else WORKS, METRICS_WITHOUT.get(name, ""), test)
@@ -110,7 +110,7 @@ def metric_rows() -> list[Row]:
 
 
 def route_rows() -> list[Row]:
-    """Of the routes of vLLM's server."""
+    """Rows for the routes of vLLM's server."""
     test = "tests/gateway/endpoints/test_compatibility.py"
     offered = [
         Row(route, NOT_BUILT if missing else WORKS, f"It needs {missing}." if missing else "", test)
@@ -120,14 +120,14 @@ def route_rows() -> list[Row]:
 
 
 def field_rows() -> list[Row]:
-    """Of the fields of chats and completions."""
+    """Rows for the request fields of chats and completions."""
     test = "tests/gateway/requests/test_fields.py"
     works = [Row(name, WORKS, "", found) for name, found in FIELDS.items()]
     return [*works, *(Row(name, REFUSED, f"{field.why}.", test) for name, field in REFUSED_FIELDS.items())]
 
 
 def value_rows() -> list[Row]:
-    """Of the values that vLLM names of flags which take one of several."""
+    """Rows for the values that vLLM documents for flags with a fixed set of values."""
     fields = serve_fields()
     return [
         Row(f"--{flag} {name}", *_value(flag, name, fields.get(flag)), values.test)
@@ -137,7 +137,7 @@ def value_rows() -> list[Row]:
 
 
 def _value(flag: str, name: str, field: OptionField | None) -> tuple[str, str]:
-    """(what becomes of it, the reason)."""
+    """(status, reason) of a flag's value."""
     if field is None:
         answer = ANSWERS[flag]
         return (WORKS, "It is so anyway.") if name in answer.taken else (answer.kind, answer.said)
@@ -148,7 +148,7 @@ def _value(flag: str, name: str, field: OptionField | None) -> tuple[str, str]:
 
 
 def capability_rows() -> list[Row]:
-    """Of what its documentation says that it can do."""
+    """Rows for the capabilities that vLLM's documentation lists."""
     known = {row.name: row for row in (*flag_rows(), *route_rows())}
     return [
         _capability_row(f"{kind}: {name}", shown, known)
@@ -158,9 +158,10 @@ def capability_rows() -> list[Row]:
 
 
 def _capability_row(name: str, shown: str, known: Mapping[str, Row]) -> Row:
-    """
+    """The row for a capability.
+
     Args:
-        shown: by what; see quire.compatibility.capabilities.
+        shown: the evidence; see quire.compatibility.capabilities.
     """
     status, is_said, reason = shown.partition(": ")
     if is_said and status in (REFUSED, NO_EFFECT):

@@ -1,4 +1,4 @@
-"""Fields that clients of other servers send and that ask for what Quire does not do: refused, never ignored."""
+"""Fields that clients of other servers send to request what Quire does not support: refused, never ignored."""
 
 from __future__ import annotations
 

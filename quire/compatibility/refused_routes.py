@@ -1,4 +1,5 @@
-"""Routes of vLLM and OpenAI that Quire will not have, and what to do in their place: gateways answer so."""
+"""Routes of vLLM and OpenAI that Quire does not provide, with the explanations and alternatives that gateways
+answer."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _REASONS = {
     "POST /weight_checker, GET /get_world_size": _WEIGHTS,
 }
 
-# Method and path → what is said.
+# Method and path → the answer.
 REFUSED_ROUTES: Mapping[str, str] = MappingProxyType(
     {route: reason for routes, reason in _REASONS.items() for route in routes.split(", ")}
 )

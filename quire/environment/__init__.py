@@ -1,1 +1,1 @@
-"""`quire collect-env`: what a report of a fault should say of the machine."""
+"""`quire collect-env`: the information on the machine that a bug report should include."""

@@ -1,4 +1,5 @@
-"""Looks at the machine, section by section. Whatever cannot be found out is left out, never an error."""
+"""Collects information on the machine, section by section. Whatever cannot be determined is left out, never an
+error."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Section = dict[str, str]
 
 _SECONDS = 10
 _OS_RELEASE = Path("/etc/os-release")
-# Those that Quire, or a library of its, goes by.
+# Prefixes of variables that affect Quire or a library it uses.
 _PREFIXES = (
     "QUIRE_", "VLLM_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "HF_", "HUGGINGFACE_",
     "TRANSFORMERS_", "SAFETENSORS_", "MODELSCOPE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_",
@@ -42,7 +43,7 @@ _PACKAGES = (
 
 
 def collect(secret_names: Collection[str]) -> dict[str, Section]:
-    """Section → what → value.
+    """Section → key → value.
 
     Args:
         secret_names: environment variables whose values are not shown.
@@ -53,13 +54,14 @@ def collect(secret_names: Collection[str]) -> dict[str, Section]:
 
 
 def variables(environment: Mapping[str, str], secret_names: Collection[str]) -> Section:
-    """Those that matter, without secrets."""
+    """The relevant environment variables, without secrets."""
     names = sorted(name for name in environment if name.startswith(_PREFIXES))
     return {name: without_secrets(name, environment[name], secret_names) for name in names}
 
 
 def _whatever_comes(look: Callable[[], Section]) -> Section:
-    """A machine that is not as others are is the very one that a report is about."""
+    """Collects a section; a failure is reported in it, as unusual machines are the very ones that bug reports are
+    about."""
     try:
         return look()
     except Exception as error:
@@ -147,7 +149,7 @@ def _packages() -> Section:
 
 
 def _torch() -> Section:
-    """What it was built for; looked up in torch itself, if it is there."""
+    """The build of torch, as torch itself reports it."""
     torch: Any = importlib.import_module("torch")
     return {
         "CUDA": str(torch.version.cuda or "none"),
@@ -174,7 +176,7 @@ _LOOKS: Mapping[str, Callable[[], Section]] = MappingProxyType(
 
 
 def _kernels() -> str:
-    """Levels of the engine's C++ kernels; the engine is found by name, for it need not be installed."""
+    """Available levels of the engine's C++ kernels; the engine is imported by name, as it need not be installed."""
     try:
         levels = importlib.import_module("engine_svc.native.levels").available_levels()
     except ImportError:
@@ -210,7 +212,7 @@ def _read(path: str) -> str:
 
 
 def _said(*command: str) -> str:
-    """What a program prints; empty where there is none, or it fails."""
+    """The output of a program; empty if it does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):

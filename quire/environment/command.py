@@ -1,4 +1,4 @@
-"""`quire collect-env`: prints what a report of a fault should say of the machine."""
+"""`quire collect-env`: prints the information on the machine that a bug report should include."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.options.command import OptionsCommand
 
 
 def main(collect_env: CollectEnvOptions) -> None:
-    """Prints it."""
+    """Prints the information, as text or JSON."""
     found = collect(secret_names())
     click.echo(json.dumps(found, indent=2, ensure_ascii=False) if collect_env.json else _text(found))
 
@@ -34,5 +34,5 @@ def _text(found: dict[str, Section]) -> str:
 
 
 def _indented(text: str) -> str:
-    """Further lines begin where the others do."""
+    """Indents the further lines of a value."""
     return text.replace("\n", "\n    ")

@@ -1,4 +1,4 @@
-"""Takes out of values what nobody else may know."""
+"""Removes secrets from values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ HIDDEN = "(hidden)"
 _NAMES = re.compile(
     r"(^|_)(API_?KEYS?|KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|CREDENTIALS?|AUTH)($|_)", re.I
 )
-# Words that stand for a count, a file or a switch, not for what opens a door.
+# Names of counts, files and switches, which are not secrets themselves.
 _HARMLESS = re.compile(r"_(FILE|PATH|DIR|COUNT|MAX|NUM|LEN|LENGTH|KEYFILE|CERTFILE)$|(^|_)(NUM|MAX)_", re.I)
 _IN_VALUES = (
-    (re.compile(r"(?<=://)[^/@\s]+(?=@)"), HIDDEN),  # a user and password in an address
+    (re.compile(r"(?<=://)[^/@\s]+(?=@)"), HIDDEN),  # user and password in a URL
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s,;\"']+"), rf"\1 {HIDDEN}"),
     (re.compile(r"(?i)([?&][^=&\s]*(?:key|token|secret|password|signature|sig)[^=&\s]*=)[^&\s]+"), rf"\1{HIDDEN}"),
     (re.compile(r"\b(?:hf|sk|ghp|gho|glpat|xox[a-z])[-_][A-Za-z0-9_-]{8,}"), HIDDEN),
@@ -24,10 +24,10 @@ _IN_VALUES = (
 
 
 def without_secrets(name: str, value: str, secret_names: Collection[str] = ()) -> str:
-    """The value of a variable, as far as others may know it.
+    """The value of a variable, with secrets replaced.
 
     Args:
-        secret_names: variables that are secret whatever they are called.
+        secret_names: variables that are secret whatever their name.
     """
     if value and (name in secret_names or (_NAMES.search(name) and not _HARMLESS.search(name))):
         return HIDDEN

@@ -1,1 +1,1 @@
-"""GGUF files, in which llama.cpp keeps a model: its weights, configuration and tokenizer in one file."""
+"""GGUF files, llama.cpp's format for a model: weights, configuration and tokenizer in one file."""

@@ -1,4 +1,4 @@
-"""A model in GGUF: one file, or several that are numbered."""
+"""A model in GGUF: one file, or several numbered ones."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from quire.gguf.header import Header, StoredTensor, read_header
 
 SUFFIX = ".gguf"
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-# Files beside a model that are none of text: of pictures and sound, and of quantisers.
+# GGUF files beside a model that are no text models: image and audio projectors, and importance matrices.
 _OTHERS = re.compile(r"(?i)mmproj|imatrix")
 
 
 @dataclass(frozen=True)
 class Gguf:
-    """A whole model."""
+    """A complete model."""
 
     files: Sequence[Path]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
 
     def text(self, name: str) -> str:
-        """A text of the metadata; empty where there is none."""
+        """A string in the metadata; empty if there is none."""
         found = self.metadata.get(name)
         return found if isinstance(found, str) else ""
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts of the metadata; empty where there is none."""
+        """A list of strings in the metadata; empty if there is none."""
         found = self.metadata.get(name)
         return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else []
 
     def number(self, name: str) -> int | None:
-        """A whole number of the metadata, such as a token's id; None where there is none."""
+        """An integer in the metadata, such as a token id; None if there is none."""
         found = self.metadata.get(name)
         return found if isinstance(found, int) else None
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it names a file of this form, there or not."""
+    """Whether the path names a GGUF file, existing or not."""
     return path.suffix == SUFFIX and not path.is_dir()
 
 
 def files_of(file: Path) -> list[Path]:
-    """All files of the model that one of them is of.
+    """All files of the model that a file belongs to.
 
     Raises:
         StartupError: one is missing.
@@ -69,10 +69,10 @@ def files_of(file: Path) -> list[Path]:
 
 
 def read_gguf(file: Path) -> Gguf:
-    """What all files of a model say; the first one's metadata are those of the model.
+    """Reads the headers of all files of a model; the metadata are those of the first.
 
     Raises:
-        StartupError: a file is missing or broken, or a tensor is in two of them.
+        StartupError: a file is missing or broken, or two files have the same tensor.
     """
     files = files_of(file)
     headers = [read_header(each) for each in files]
@@ -87,9 +87,10 @@ def read_gguf(file: Path) -> Gguf:
 
 
 def _check_split(files: Sequence[Path], headers: Sequence[Header], tensors: Mapping[str, StoredTensor]) -> None:
-    """
+    """Checks that the files are the parts of one model, in order.
+
     Raises:
-        StartupError: the files are not those of one model, in order.
+        StartupError: they are not.
     """
     for index, (file, header) in enumerate(zip(files, headers, strict=True)):
         told = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0)
@@ -104,10 +105,10 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header], tensors: Mapp
 
 
 def model_in(folder: Path) -> Path | None:
-    """The file, or the first of several parts, of the only model of this form in a folder; None where there is none.
+    """The only GGUF model in a folder: its file, or the first of several parts. None means that there is none.
 
     Raises:
-        StartupError: there are several.
+        StartupError: there are several models.
     """
     found = sorted(file for file in folder.glob(f"*{SUFFIX}") if not _OTHERS.search(file.name))
     models = [file for file in found if not (part := _NUMBERED.fullmatch(file.name)) or int(part[2]) == 1]

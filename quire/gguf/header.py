@@ -1,7 +1,7 @@
-"""What one GGUF file says of itself: metadata by name, and where its tensors are.
+"""Reads the header of a GGUF file: metadata by name, and the locations of its tensors.
 
-Files come from anywhere. Nothing is taken at its word: each count and length is held against the bytes that are left
-before anything of its size is made.
+Files come from anywhere and are not trusted: each count and length is checked against the remaining bytes before
+anything of that size is allocated.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_LEAST_ENTRY = 13  # bytes of one of the metadata, with an empty name
+_LEAST_ENTRY = 13  # bytes of a metadata entry with an empty name
 _LEAST_TENSOR = 24
 _MOST_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _MOST_ALIGNMENT = 1 << 20
 
-Value: TypeAlias = Any  # a number, a bool, a string, or a list of one kind of these
+Value: TypeAlias = Any  # a number, a bool, a string, or a list of one of these types
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is."""
+    """The location and type of a tensor."""
 
     name: str
     file: Path
     type: TensorType
-    shape: tuple[int, ...]  # the last dimension's values are neighbours
-    offset: int  # bytes from the beginning of the file
+    shape: tuple[int, ...]  # the last dimension is contiguous
+    offset: int  # in bytes from the beginning of the file
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
+        """Size in the file."""
         return math.prod(self.shape[:-1]) * self.type.row_bytes(self.shape[-1])
 
 
 @dataclass(frozen=True)
 class Header:
-    """All but the values."""
+    """Everything but the tensors' values."""
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, StoredTensor]
 
 
 class _Broken(Exception):
-    """The file is not what it should be."""
+    """The file is malformed."""
 
 
 def read_header(file: Path) -> Header:
-    """
+    """Reads the header of a file.
+
     Raises:
-        StartupError: the file cannot be read, is none of GGUF, or ends before what it announces.
+        StartupError: the file cannot be read, is not a GGUF file, or is truncated.
     """
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -122,7 +123,7 @@ class _Reader:
         return list(self._numbers(_SCALARS[kind], count))
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
-        """Name, number of its type, shape, and where it is behind the header."""
+        """Name, type number, shape, and offset after the header."""
         name, dimensions = self._string(), self._scalar("I")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
             raise _Broken(f"the tensor {name} has {dimensions} dimensions")
@@ -152,7 +153,7 @@ class _Reader:
         return self._strings(1)[0]
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary has hundreds of thousands."""
+        """Reads many strings in one loop: a vocabulary has hundreds of thousands."""
         content, at, size = self._content, self._at, len(self._content)
         found = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""Which files of a hub's repository are meant: `owner/name:file.gguf`, or `owner/name:Q4_K_M`."""
+"""Parses the choice of files in a hub repository: `owner/name:file.gguf`, or `owner/name:Q4_K_M`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PART = re.compile(r"-\d{5}-of-(\d{5}\.gguf)$")
 
 
 def split_name(model: str) -> tuple[str, str | None]:
-    """The repository, and a pattern of the model's files in it; None where none are named."""
+    """The repository, and a pattern for the model's files in it; None if no files are named."""
     repository, colon, name = model.partition(":")
     if not colon:
         return model, None
@@ -21,10 +21,10 @@ def split_name(model: str) -> tuple[str, str | None]:
 
 
 def chosen_file(folder: Path, pattern: str, model: str) -> Path:
-    """The file, or the first of several parts, of a repository that was downloaded.
+    """The matching file of a downloaded repository, or the first of several parts.
 
     Raises:
-        StartupError: there is none.
+        StartupError: no file matches.
     """
     found = sorted(file for file in folder.rglob(f"*{SUFFIX}") if fnmatch(str(file.relative_to(folder)), pattern))
     if not found:

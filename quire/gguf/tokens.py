@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from quire.gguf.files import Gguf
 
-# Tokens that end an answer in one of the chat formats, and that files seldom name as such.
+# Tokens that end an answer in some chat format, and that files seldom declare as such.
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<EOT>", "<|END_OF_TURN_TOKEN|>",
@@ -15,7 +15,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class TokenKind(IntEnum):
-    """As tokenizer.ggml.token_type numbers them."""
+    """Kinds of tokens, numbered as in tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -26,13 +26,14 @@ class TokenKind(IntEnum):
 
 
 def token_kinds(model: Gguf) -> list[int]:
-    """Of each token; all are normal where the file does not say."""
+    """The kind of each token; all are NORMAL if the file does not say."""
     count, found = len(model.texts("tokenizer.ggml.tokens")), model.metadata.get("tokenizer.ggml.token_type")
     return found if isinstance(found, list) and len(found) == count else [TokenKind.NORMAL] * count
 
 
 def end_token_ids(model: Gguf) -> list[int]:
-    """Those that end an answer: named so by the file, or control tokens that do it in a known chat format."""
+    """Ids of the tokens that end an answer: those that the file declares, and control tokens that do in a known chat
+    format."""
     named = {model.number(f"tokenizer.ggml.{key}") for key in _END_KEYS}
     tokens = zip(model.texts("tokenizer.ggml.tokens"), token_kinds(model), strict=True)
     known = {index for index, (text, kind) in enumerate(tokens) if kind == TokenKind.CONTROL and text in _ENDS}

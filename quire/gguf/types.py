@@ -1,4 +1,4 @@
-"""The types that tensors of a GGUF file have."""
+"""The data types of tensors in GGUF files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TensorType:
-    """So many values of a row stand in so many bytes."""
+    """A data type stored in blocks: `values` values of a row take `bytes` bytes."""
 
     name: str
     values: int
     bytes: int
 
     def row_bytes(self, values: int) -> int:
-        """Of a row with so many values.
+        """Size in bytes of a row with `values` values.
 
         Raises:
-            ValueError: the row would end inside of a block.
+            ValueError: the row would end inside a block.
         """
         if values % self.values:
             raise ValueError(f"rows of {values} values, and {self.name} has blocks of {self.values}")
@@ -27,7 +27,7 @@ class TensorType:
 F32, F16, BF16 = TensorType("F32", 1, 4), TensorType("F16", 1, 2), TensorType("BF16", 1, 2)
 PLAIN = (F32, F16, BF16)
 
-# By the numbers that files have for them.
+# Keys are the type numbers in files.
 TYPES = {0: F32, 1: F16, 30: BF16} | {
     number: TensorType(name, values, size)
     for number, name, values, size in (
@@ -40,7 +40,7 @@ TYPES = {0: F32, 1: F16, 30: BF16} | {
         (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17), (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18),
     )
 }  # fmt: skip
-# By name: those that a model may have, see engine_svc.quantization.gguf_blocks.
+# Names of the types that a model may use, see engine_svc.quantization.gguf_blocks.
 READ = (
     *(each.name for each in PLAIN), "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "MXFP4",

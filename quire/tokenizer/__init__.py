@@ -1,1 +1,1 @@
-"""A model's tokenizer files and what its tokens stand for: what tokenizer service and engine both read."""
+"""A model's tokenizer files, and the bytes of its tokens, as read by both tokenizer service and engine."""

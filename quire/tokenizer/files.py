@@ -1,7 +1,7 @@
-"""What a model folder says about its tokenizer, in the layouts of Transformers 4 and 5.
+"""Reads a model folder's tokenizer files, in the layouts of Transformers 4 and 5.
 
-As in Transformers 5, tokenizer.json alone decides what goes around a text; `add_bos_token` and `add_eos_token` in
-tokenizer_config.json speak to the slow tokenizers of old.
+As in Transformers 5, tokenizer.json alone determines the special tokens around a text; `add_bos_token` and
+`add_eos_token` in tokenizer_config.json concern the old slow tokenizers.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The parsed files."""
+    """The parsed tokenizer files."""
 
     tokenizer: tokenizers.Tokenizer
-    definition: dict[str, Any]  # tokenizer.json, as it is used
+    definition: dict[str, Any]  # tokenizer.json, as used
     config: dict[str, Any]  # tokenizer_config.json without the chat template
     special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
-    chat_templates: dict[str, str] = field(default_factory=dict)  # "default" and, of some models, others
-    conversations: Path | None = None  # file of Mistral's by which its package writes them, in place of a template
+    chat_templates: dict[str, str] = field(default_factory=dict)  # "default", and others in some models
+    conversations: Path | None = None  # from which Mistral's package renders conversations, without a template
 
 
 def tokenizer_folder(options: ModelOptions) -> Path:
-    """The tokenizer's folder, downloaded when it is a hub name; or the model's file.
+    """The tokenizer's folder, downloaded if it is a name on the hub; or the model's file.
 
     Raises:
-        StartupError: there is no such folder, or the hub does not give it.
+        StartupError: there is no such folder, or the hub does not provide it.
     """
     revision = options.tokenizer_revision or (None if options.tokenizer else options.revision)
     return model_folder(Wanted(options.tokenizer_name, revision, PATTERNS), options.hub)
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """
+    """Reads the tokenizer files.
+
     Args:
-        folder: of the tokenizer; or a model's file that has it.
+        folder: the tokenizer's folder, or a model's file that contains it.
 
     Raises:
         StartupError: a file is missing or cannot be parsed.
@@ -74,7 +75,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
         raise StartupError(f"{path} cannot be loaded: {error}") from error
-    # A length limit or padding that training left in the file would change prompts silently.
+    # A length limit or padding left in the file from training would silently change prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     try:
@@ -99,7 +100,7 @@ def _with_config(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any], fo
 
 
 def _lowering(normalizer: dict[str, Any] | None) -> dict[str, Any]:
-    """A normalizer that makes letters small before anything else, as sentence-transformers has it do."""
+    """A normalizer that lowercases before anything else, as in sentence-transformers."""
     own = [] if normalizer is None else [normalizer]
     return {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
 
@@ -117,7 +118,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text_of(token: Any) -> str | None:
-    """A token is written as its text or as an object with its properties."""
+    """The text of a token, which is given as its text or as an object with properties."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -133,7 +134,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _add_missing_tokens(
     tokenizer: tokenizers.Tokenizer, config: dict[str, Any], special_tokens: dict[str, str]
 ) -> None:
-    """Adds what only tokenizer_config.json knows, in the order in which Transformers numbers it."""
+    """Adds the tokens that only tokenizer_config.json lists, in the order in which Transformers numbers them."""
     by_id = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
     extra = config.get("extra_special_tokens")
     more = [*(config.get("additional_special_tokens") or ()), *(extra if isinstance(extra, list) else ())]
@@ -145,15 +146,15 @@ def _add_missing_tokens(
         properties = token if isinstance(token, dict) else {"special": True}
         known = {key: properties[key] for key in ("lstrip", "rstrip", "single_word", "normalized") if key in properties}
         tokenizer.add_tokens([tokenizers.AddedToken(text, special=bool(properties.get("special")), **known)])
-    # In the vocabulary already, but to be known as special.
+    # These are in the vocabulary already, but must be marked as special.
     named = [text for text in (*special_tokens.values(), *map(_text_of, more)) if text]
     tokenizer.add_special_tokens(named)
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Name → template. A file of its own wins over the one inside the configuration."""
+    """Name → template. A template in a file of its own takes precedence over one in the configuration."""
     inside = config.get("chat_template")
-    if isinstance(inside, list):  # several, each with its name
+    if isinstance(inside, list):  # several named templates
         found = {str(entry["name"]): str(entry["template"]) for entry in inside}
     else:
         found = {"default": inside} if isinstance(inside, str) else {}

@@ -1,4 +1,4 @@
-"""A tokenizer from a GGUF file, as tokenizer.json would have it."""
+"""Converts the tokenizer in a GGUF file to the form of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _OTHER = "Name the original model's tokenizer with --tokenizer."
 
 
 def gguf_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """(tokenizer.json, special tokens by name, chat templates by name).
+    """Returns (tokenizer.json, special tokens by name, chat templates by name).
 
     Raises:
-        StartupError: the file is broken, or has a tokenizer of a kind that is not known.
+        StartupError: the file is broken, or its kind of tokenizer is unknown.
     """
     model = read_gguf(file)
     kind = model.text("tokenizer.ggml.model")
@@ -58,7 +58,8 @@ def _byte_level(model: Gguf) -> dict[str, Any]:
 
 
 def _pieces(model: Gguf) -> dict[str, Any]:
-    """As SentencePiece has them: spaces are spelled, bytes are tokens, what is merged first has the highest score."""
+    """A SentencePiece-like tokenizer: spaces are spelled out, bytes are tokens, and merges with the highest score come
+    first."""
     is_gemma = model.text("general.architecture").startswith("gemma")
     tokens = model.texts("tokenizer.ggml.tokens")
     vocabulary = with_spelled_spaces(_vocabulary(model)) if is_gemma else _vocabulary(model)
@@ -101,10 +102,10 @@ def _definition(model: Gguf, bpe: dict[str, Any], *, after: dict[str, Any] | Non
 
 
 def _vocabulary(model: Gguf) -> dict[str, int]:
-    """Text → id, without those that only fill the model's matrix up.
+    """Text → id, without the unused tokens that only pad the model's matrix.
 
     Raises:
-        StartupError: two tokens have one text.
+        StartupError: two tokens have the same text.
     """
     tokens = model.texts("tokenizer.ggml.tokens")
     kinds = token_kinds(model)
@@ -123,7 +124,7 @@ def _scores(model: Gguf) -> list[float]:
 
 
 def _around(model: Gguf, rules: PreTokenizer | None) -> dict[str, Any] | None:
-    """What goes before and after a text. Files that do not say it follow their kind."""
+    """The post-processor that adds special tokens around a text. Files that do not specify them follow their kind."""
     begins = model.metadata.get("tokenizer.ggml.add_bos_token", rules is None or rules.begins)
     ends = model.metadata.get("tokenizer.ggml.add_eos_token", False)
     special = _special_tokens(model)
@@ -147,10 +148,10 @@ def _around(model: Gguf, rules: PreTokenizer | None) -> dict[str, Any] | None:
 
 
 def _special_tokens(model: Gguf) -> dict[str, str]:
-    """Name → text.
+    """Special tokens: name → text.
 
     Raises:
-        StartupError: the file names a token that it does not have.
+        StartupError: the file refers to a token that does not exist.
     """
     tokens, found = model.texts("tokenizer.ggml.tokens"), {}
     for name, key in _NAMED.items():
@@ -163,16 +164,17 @@ def _special_tokens(model: Gguf) -> dict[str, str]:
 
 
 def _chat_templates(model: Gguf) -> dict[str, str]:
-    """Name → template."""
+    """Chat templates: name → template."""
     prefix = "tokenizer.chat_template"
     found = {name: text for name in model.texts(f"{prefix}s") if (text := model.text(f"{prefix}.{name}"))}
     return found | ({"default": text} if (text := model.text(prefix)) else {})
 
 
 def build(definition: dict[str, Any], file: Path) -> tokenizers.Tokenizer:
-    """
+    """Builds the tokenizer.
+
     Raises:
-        StartupError: the parts do not fit each other, such as merges of tokens that there are not.
+        StartupError: the parts are inconsistent, such as merges of tokens that do not exist.
     """
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(definition))

@@ -1,4 +1,4 @@
-"""How byte-level vocabularies split a text before they merge, by the names that GGUF files have for it."""
+"""Rules by which byte-level vocabularies split a text before merging, under the names that GGUF files use."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """One way."""
+    """One set of rules."""
 
-    patterns: tuple[str, ...]  # one after the other; none: GPT-2's
-    digits: bool = False  # each by itself, before anything else
-    punctuation: bool = False  # apart, before anything else
-    triples: bool = False  # of digits, behind anything else
-    begins: bool = False  # texts begin with the vocabulary's token for it, where a file does not say
-    ignore_merges: bool = False  # words that are tokens are not merged from parts
+    patterns: tuple[str, ...]  # applied in order; empty means GPT-2's
+    digits: bool = False  # split into single digits first
+    punctuation: bool = False  # split off first
+    triples: bool = False  # split digits into groups of three last
+    begins: bool = False  # whether texts begin with the BOS token, if a file does not say
+    ignore_merges: bool = False  # words that are tokens are not built by merges
     composes: bool = False  # characters are composed first (NFC)
 
 
@@ -61,7 +61,7 @@ BYTE_LEVEL: Mapping[str, PreTokenizer] = {
 
 
 def byte_level_steps(rules: PreTokenizer) -> dict[str, Any]:
-    """As tokenizer.json has them."""
+    """The rules as the pre_tokenizer of tokenizer.json."""
     spelling = {
         "type": "ByteLevel",
         "add_prefix_space": False,

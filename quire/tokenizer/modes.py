@@ -1,4 +1,4 @@
-"""`--tokenizer-mode`: by what a model's tokenizer is read."""
+"""`--tokenizer-mode`: the readers for a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _PLUGINS = "quire.tokenizers"
 
 @dataclass(frozen=True)
 class TokenizerPlace:
-    """Where a tokenizer is, for processes that read it themselves."""
+    """The location of a tokenizer, for processes that read it themselves."""
 
     mode: str
-    name: str  # of a custom one
-    folder: str  # of all others
+    name: str  # for mode custom
+    folder: str  # for all other modes
 
     def read(self) -> TokenizerFiles:
-        """
+        """Reads the tokenizer.
+
         Raises:
             StartupError: it cannot be read.
         """
@@ -32,10 +33,10 @@ class TokenizerPlace:
 
 
 def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
-    """The model's, downloaded when it is a hub name.
+    """Locates the model's tokenizer, and downloads it if it is a name on the hub.
 
     Raises:
-        StartupError: it is not there.
+        StartupError: it does not exist.
     """
     folder = "" if model.tokenizer_mode == "custom" else str(tokenizer_folder(model))
     return TokenizerPlace(model.tokenizer_mode, model.tokenizer or "", folder)

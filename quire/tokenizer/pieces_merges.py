@@ -1,4 +1,5 @@
-"""Merges of a vocabulary of SentencePiece, which says in what order tokens come about and not from which parts."""
+"""Derives BPE merges for a SentencePiece vocabulary, which gives the order in which tokens are formed but not their
+parts."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ SPACE = "▁"
 
 
 def merges_of_pieces(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, those of the highest scores first.
+    """All pairs of tokens that form a token, ordered by descending score.
 
     Args:
-        scores: by the tokens' ids.
+        scores: score of each token, by id.
     """
     found = []
     for text, index in vocabulary.items():
@@ -24,5 +25,5 @@ def merges_of_pieces(vocabulary: Mapping[str, int], scores: Sequence[float]) -> 
 
 
 def with_spelled_spaces(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """The same with tokens that are nothing but spaces as SentencePiece spells them."""
+    """The vocabulary with tokens of only spaces spelled as SentencePiece does."""
     return {SPACE * len(text) if text and not text.strip(" ") else text: index for text, index in vocabulary.items()}

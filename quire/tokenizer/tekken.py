@@ -1,6 +1,7 @@
-"""tekken.json, Mistral's own form of a tokenizer, as a tokenizer of the library that Quire encodes with.
+"""Converts tekken.json, Mistral's tokenizer format, to a tokenizer of the library that Quire uses.
 
-It has byte strings by rank, the lower the sooner they are merged, behind special tokens of which it may name only some.
+The file has byte strings by rank, where lower ranks are merged first, after special tokens, only some of which it may
+name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.token_bytes import spelling_of
 
 FILE = "tekken.json"
-# Of files that name none.
+# Special tokens of files that name none.
 _FIRST = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -29,7 +30,8 @@ _NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_to
 
 
 def read_tekken(folder: Path) -> TokenizerFiles:
-    """
+    """Reads a folder's tekken.json.
+
     Raises:
         StartupError: the folder has no tekken.json, or one that cannot be read.
     """
@@ -69,18 +71,18 @@ def _tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(named: Sequence[Mapping[str, Any]] | None, count: int) -> list[str]:
-    """All of them, by their numbers."""
+    """All special tokens, in the order of their ids."""
     first = [token["token_str"] for token in sorted(named, key=lambda token: token["rank"])] if named else [*_FIRST]
     return first + [f"<SPECIAL_{number}>" for number in range(len(first), count)]
 
 
 def _words(vocab: Sequence[Mapping[str, Any]], count: int) -> dict[bytes, int]:
-    """Byte string → rank, of the first so many."""
+    """Byte string → rank, for ranks below `count`."""
     return {base64.b64decode(word["token_bytes"]): word["rank"] for word in vocab if word["rank"] < count}
 
 
 def _merges(words: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """Pairs that make a word, in the order in which they are to be merged: by the word's rank, then by the pair's."""
+    """Pairs that form a word, in merge order: by the word's rank, then by the pair's."""
     for word in sorted(words, key=words.__getitem__):
         cuts = [(word[:index], word[index:]) for index in range(1, len(word))]
         pairs = [(left, right) for left, right in cuts if left in words and right in words]

@@ -1,7 +1,7 @@
 """The bytes that a token stands for.
 
-Byte-level and SentencePiece-like vocabularies spell bytes in characters of their own. What a sequence of tokens says is
-the concatenation of their bytes, which is what makes exact incremental detokenization possible.
+Byte-level and SentencePiece-like vocabularies spell bytes with characters of their own. The text of a sequence of
+tokens is the concatenation of their bytes, which is what makes exact incremental detokenization possible.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Spelling = Callable[[str], bytes]
 
 
 class TokenBytes:
-    """Token id → bytes, for vocabularies whose decoder treats each token alone.
+    """Maps token ids to bytes, for vocabularies whose decoder treats each token separately.
 
     Attributes:
-        strips_first_space: a sequence's very first space belongs to the spelling and not to the text.
+        strips_first_space: whether the first space of a sequence belongs to the spelling and not to the text.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, spelling: Spelling, strips_first_space: bool) -> None:
@@ -31,7 +31,7 @@ class TokenBytes:
         self.strips_first_space = strips_first_space
 
     def __getitem__(self, token_id: int) -> bytes:
-        """The token's bytes; none for an id past the vocabulary, as models pad theirs."""
+        """The token's bytes; empty for an id beyond the vocabulary, as models pad theirs."""
         found = self._cache.get(token_id)
         if found is None:
             token = self._tokenizer.id_to_token(token_id)
@@ -42,10 +42,10 @@ class TokenBytes:
 
 
 def make_token_bytes(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any]) -> TokenBytes | None:
-    """The table for a tokenizer; None when its decoder looks at several tokens at once.
+    """The table for a tokenizer; None if its decoder combines several tokens.
 
     Args:
-        definition: tokenizer.json.
+        definition: the parsed tokenizer.json.
     """
     steps = list(_decoder_steps(definition.get("decoder")))
     kinds = [step["type"] for step in steps]
@@ -72,7 +72,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character → byte: printable Latin-1 stands for itself, the rest is moved up from 256 on (GPT-2's table)."""
+    """Character → byte: printable Latin-1 stands for itself, the rest is moved to 256 and up (GPT-2's table)."""
     itself = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     moved = [byte for byte in range(256) if byte not in set(itself)]
     return {chr(byte): byte for byte in itself} | {chr(256 + index): byte for index, byte in enumerate(moved)}
@@ -83,7 +83,7 @@ _CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
 
 
 def spelling_of(text: bytes) -> str:
-    """How byte-level vocabularies spell it."""
+    """The bytes as byte-level vocabularies spell them."""
     return "".join(map(_CHARACTERS.__getitem__, text))
 
 
