@@ -1,1 +1,2 @@
-"""Options: typed dataclasses, one file per group, from which flags, environment variables, YAML and docs are made."""
+"""Options: typed dataclasses, one file per group, from which flags, environment variables, YAML keys and docs are
+derived."""

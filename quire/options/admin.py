@@ -28,12 +28,13 @@ class AdminOptions:
     )  # fmt: skip
 
     def check(self, port: int, api_keys: Collection[str], *, insecure: bool) -> None:
-        """
+        """Checks that the admin port is protected from clients and from other machines.
+
         Args:
-            port, api_keys: those of clients.
+            port, api_keys: the clients' port and keys.
 
         Raises:
-            StartupError: anybody could use it, or any client.
+            StartupError: anyone, or any client, could use it.
         """
         if not self.admin_port:
             return

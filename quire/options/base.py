@@ -1,10 +1,11 @@
-"""From a dataclass to flags, environment variables, YAML keys and documentation.
+"""Derives flags, environment variables, YAML keys and documentation from a dataclass.
 
 A field made with `option(...)` is one option: `max_model_len` is `--max-model-len` on the command line,
-`QUIRE_MAX_MODEL_LEN` in the environment and `max-model-len` in a `--config` file. The command line wins over the
-environment, that over the file, that over the default.
+`QUIRE_MAX_MODEL_LEN` in the environment and `max-model-len` in a `--config` file. The command line takes precedence
+over the environment, which does over the file, which does over the default.
 
-A field of a dataclass of options may be such a dataclass itself: a group, which its component gets as it is.
+A field of an options dataclass may be another options dataclass: a group, which is passed to its component as is. The
+first line of the class's docstring is the group's title in help and docs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from quire.options.parameter import as_value
 
 ENVIRONMENT_PREFIX = "QUIRE_"
-ANY_WORD = r"[^-]"  # that is no flag
+ANY_WORD = r"[^-]"  # any word but a flag
 T = TypeVar("T")
 
 
@@ -47,22 +48,23 @@ def option(
     affects_output: bool = False,
     deprecated: str = "",
 ) -> Any:
-    """A dataclass field that is an option.
+    """Declares a dataclass field that is an option.
 
     Args:
-        choices: the only values taken, for strings.
-        others: what to say to those who want other values.
-        refused: what to say to those who want one of these.
+        choices: the only values accepted, for strings.
+        others: message for other values than the choices.
+        refused: value → message for values that are refused with an explanation.
         aliases: further flags, such as `-tp`.
-        variables: further environment variables: those that other servers have for it.
-        minimum, maximum: bounds of a number, both included.
-        positional: may also be given without its flag, as the command's argument.
-        secret: never shown in help, logs or process titles; handed to child processes by environment.
-        bare: what the flag without a value stands for.
-        following: of several values: words behind the first that match this expression are further ones.
-        schema: keys of a JSON object, which is a `dict`; without one it may have any.
-        affects_output: the same request may get other tokens with another value: part of a worker's fingerprint.
-        deprecated: what to say in its place; whoever uses it is warned.
+        variables: further environment variables, as other servers name them.
+        minimum, maximum: inclusive bounds of a number.
+        positional: whether it may also be given without its flag, as the command's argument.
+        secret: whether its value is never shown in help, logs or process titles; passed to child processes by
+            environment.
+        bare: value of the flag when it is given without one.
+        following: for options with several values: words after the first that match this expression are further values.
+        schema: allowed keys of a JSON object (type `dict`); None allows any.
+        affects_output: whether the value may change a request's tokens, which makes it part of a worker's fingerprint.
+        deprecated: what to use instead; using the option prints a warning.
     """
     metadata = {
         "help": help, "choices": tuple(choices), "others": others, "refused": refused, "metavar": metavar,
@@ -78,7 +80,7 @@ def option(
 
 @dataclass(frozen=True)
 class OptionField:
-    """One option, as the command line, the environment and the docs see it."""
+    """One option, as seen by the command line, the environment and the docs."""
 
     name: str
     type: type  # str, int, float, bool or dict; the element type when `multiple`
@@ -96,22 +98,22 @@ class OptionField:
 
     @property
     def environment_variables(self) -> list[str]:
-        """That one, and others that are read where it is not set."""
+        """Its own variable, and further ones that are read if that is not set."""
         return [self.environment_variable, *self.metadata["variables"]]
 
     @property
     def names(self) -> list[str]:
-        """All that stands for it, on the command line and in the environment; a file's key goes with the flag."""
+        """All its names on the command line and in the environment; a file's key corresponds to the flag."""
         negative = [f"--no-{self.flag[2:]}"] if self.type is bool else []
         return [self.flag, *negative, *self.metadata["aliases"], *self.environment_variables]
 
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """A dataclass's options, without those of the groups in it.
+    """The options of one dataclass, without those of nested groups.
 
     Attributes:
-        name: as vLLM calls its own group of that kind, if it has one.
+        name: the name of vLLM's corresponding group, if it has one.
     """
 
     name: str
@@ -120,7 +122,7 @@ class OptionGroup:
 
 
 def groups_of(cls: type) -> list[OptionGroup]:
-    """The options of a dataclass by group: its own, if any, then those of each group in it."""
+    """The options of a dataclass by group: its own, if any, then those of each nested group."""
     name = getattr(cls, "group", f"{cls.__name__.removesuffix('Options')}Config")
     title = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
     own = [OptionGroup(name, title, fields)] if (fields := _own_fields(cls)) else []
@@ -128,12 +130,12 @@ def groups_of(cls: type) -> list[OptionGroup]:
 
 
 def fields_of(cls: type) -> list[OptionField]:
-    """The options of a dataclass, in order, those of its groups too."""
+    """The options of a dataclass, in order, including those of nested groups."""
     return [field for group in groups_of(cls) for field in group.fields]
 
 
 def values_of(options: Any) -> Iterator[tuple[OptionField, Any]]:
-    """All options, those of groups too, and what they are set to."""
+    """Yields all options, including those of nested groups, with their values."""
     for field in _own_fields(type(options)):
         yield field, getattr(options, field.name)
     for name in _nested(type(options)):
@@ -146,7 +148,7 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _nested(cls: type) -> dict[str, type]:
-    """Name of each field that is a group → its dataclass."""
+    """Name → dataclass of each field that is a group."""
     hints = _hints(cls)
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
@@ -174,10 +176,11 @@ def _element_type(hint: Any) -> tuple[type, bool]:
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of the dataclass, with its groups, from parsed values by name; what is missing keeps its default.
+    """Creates an instance of the dataclass, with its groups, from parsed values by name; missing ones keep their
+    defaults.
 
     Raises:
-        TypeError: it has no option of such a name.
+        TypeError: it has no option of some name.
     """
     if unknown := values.keys() - {field.name for field in fields_of(cls)}:
         raise TypeError(f"{cls.__name__} has no option {', '.join(sorted(unknown))}")
@@ -191,7 +194,7 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def to_arguments(options: Any) -> tuple[list[str], dict[str, str]]:
-    """(arguments, environment) that make a child process parse the same options; secrets go by environment."""
+    """(arguments, environment) that make a child process parse the same options; secrets are passed by environment."""
     arguments: list[str] = []
     environment: dict[str, str] = {}
     for field, value in values_of(options):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from quire.options.base import ANY_WORD, option
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-# Backend → its endpoint. The answers of the second come whole: vectors and scores.
+# Backend → its endpoint. Pooling backends are not streamed: their answers are embeddings and scores.
 GENERATING: Mapping[str, str] = MappingProxyType({"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT})
 POOLING: Mapping[str, str] = MappingProxyType(
     {

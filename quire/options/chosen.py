@@ -1,4 +1,4 @@
-"""Where each value of a command's options comes from: `--show-config`."""
+"""`--show-config`: shows the values of a command's options, and the source of each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HIDDEN = "(hidden)"
 def config_lines(
     groups: Iterable[OptionGroup], values: Mapping[str, Any], of_file: Collection[str], ctx: click.Context
 ) -> Iterator[str]:
-    """A file of YAML with all values, which may be given to --config; each line says where its value comes from.
+    """Lines of a YAML file with all values, usable as --config; each line names the source of its value.
 
     Args:
-        of_file: names of the options that the file of this start has set.
+        of_file: names of the options set by this start's config file.
     """
     for group in groups:
         yield f"# {group.name}: {group.title}"

@@ -1,4 +1,4 @@
-"""A click command made from option dataclasses: flags, environment, config file, grouped and searchable help."""
+"""A click command built from option dataclasses: flags, environment, config file, grouped and searchable help."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from quire.options.help import Help
 
 _OWN_NAMES = ("--config", "QUIRE_CONFIG", "-h", "--help", "--show-config")
-_OF_FILE = "quire.options.of_file"  # key of a context's notes: names of the options that the file has set
+_OF_FILE = "quire.options.of_file"  # key in click's context metadata: names of the options set by the config file
 
 
 class OptionsCommand(click.Command):
-    """Parses the options of several dataclasses and hands one instance of each to `run`."""
+    """Parses the options of several dataclasses and passes one instance of each to `run`."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class OptionsCommand(click.Command):
     ) -> None:
         """
         Args:
-            groups: keyword of `run` → dataclass of options. An option that two declare alike is one.
-            defaults: option name → default of this command, where it differs from the dataclass's.
+            groups: keyword argument of `run` → options dataclass. An option declared identically by two of them is one
+                option.
+            defaults: option name → default in this command, if it differs from the dataclass's.
         """
         self.groups = groups
         self._run = run
@@ -52,7 +53,7 @@ class OptionsCommand(click.Command):
         self._defaults = dict(defaults or {})
 
     def sections(self) -> Sequence[OptionGroup]:
-        """The groups with their options, each option once."""
+        """The groups with their options, each option in one group only."""
         return self._sections
 
     def _parameters(self) -> list[click.Parameter]:
@@ -71,12 +72,12 @@ class OptionsCommand(click.Command):
         return parameters
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Makes the command's own defaults known below environment and config file."""
+        """Applies the command's own defaults, which environment and config file override."""
         kwargs.setdefault("default_map", {}).update(self._defaults)
         return super().make_context(*args, **kwargs)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Understands what vLLM's users type, and says what of it is different here; see `quire.options.vllm`."""
+        """Accepts vLLM's flags and spellings, and reports what differs here; see `quire.options.vllm`."""
         args = self._translated(args, _say_nothing if ctx.resilient_parsing else say)
         try:
             return super().parse_args(ctx, args)
@@ -86,7 +87,7 @@ class OptionsCommand(click.Command):
             raise click.UsageError(f"No such option: {error.option_name}.{hint}", ctx) from error
 
     def _translated(self, arguments: Sequence[str], tell: Callable[[str], None]) -> list[str]:
-        """The arguments as click parses them."""
+        """Translates the arguments to those that click parses."""
         flags = [field.flag for field in self._fields.values()]
         objects = [field.flag for field in self._fields.values() if field.type is dict]
         spelled = spell_out(spell_out_levels(arguments), [COMPILATION])
@@ -98,7 +99,8 @@ class OptionsCommand(click.Command):
         return spelled
 
     def _names_model(self, arguments: Sequence[str]) -> bool:
-        """Whether words behind a flag cannot be the command's argument: it has come before, or there is none."""
+        """Whether words after a flag cannot be the positional argument: it was given before, or the command has
+        none."""
         flags = [field.flag for field in self._fields.values() if field.metadata["positional"]]
         first = arguments[0] if arguments else "-"
         return not flags or not first.startswith("-") or any(word.partition("=")[0] in flags for word in arguments)
@@ -108,14 +110,14 @@ class OptionsCommand(click.Command):
             values = load_config_file(path, self._fields, _say_nothing if ctx.resilient_parsing else say)
             for name, value in values.items():
                 if self._fields[name].multiple and not isinstance(value, list):
-                    values[name] = [value]  # one value needs no brackets
+                    values[name] = [value]  # a single value needs no brackets
             ctx.default_map = {**(ctx.default_map or {}), **values}
             ctx.meta[_OF_FILE] = frozenset(values)
 
     def _show_help(self, ctx: click.Context, parameter: click.Parameter, word: str | None) -> None:
         if word is None or ctx.resilient_parsing:
             return
-        # Hundreds of entries: made when somebody asks for them.
+        # Hundreds of entries, built only when needed.
         from quire.options.help import PAGE, print_help
 
         print_help(self._help(ctx).text(word), word == PAGE)
@@ -157,10 +159,10 @@ class OptionsCommand(click.Command):
 
 
 def _sections(groups: Sequence[OptionGroup]) -> list[OptionGroup]:
-    """The groups, each option once: one that several declare alike stays with the first.
+    """The groups with each option once: one declared identically in several groups stays in the first.
 
     Raises:
-        ValueError: two options that are not the same have a name in common.
+        ValueError: two different options share a name.
     """
     owners: dict[str, OptionField | None] = dict.fromkeys(_OWN_NAMES)
     sections = []
@@ -175,7 +177,7 @@ def _sections(groups: Sequence[OptionGroup]) -> list[OptionGroup]:
 
 
 def _following(field: OptionField, names_model: bool) -> str:
-    """What words look like that are further values behind an option's first; empty where they could be the model."""
+    """The pattern of words that are further values after an option's first; empty if they could be the model."""
     if field.metadata["following"]:
         return str(field.metadata["following"])
     if field.type is int:
@@ -184,7 +186,7 @@ def _following(field: OptionField, names_model: bool) -> str:
 
 
 def _known_variables(ctx: click.Context) -> set[str]:
-    """Names of the variables of all commands beside this one."""
+    """Names of the environment variables of all commands."""
     return {name for command in _commands(ctx.find_root().command, ctx) for name in _variables(command)}
 
 
@@ -202,4 +204,5 @@ def _variables(command: click.Command) -> Iterator[str]:
 
 
 def _say_nothing(line: str) -> None:
-    """Of a command that a supervisor starts, and has said it itself, or that is only completed."""
+    """Discards messages, for commands started by a supervisor, which has printed them itself, and for shell
+    completion."""

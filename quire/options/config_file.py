@@ -1,4 +1,4 @@
-"""The `--config` file: YAML with one key per option, named as the flag is."""
+"""The `--config` file: YAML with one key per option, named like the flag."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from quire.options.vllm.translation import answer_to, heed
 
 
 def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callable[[str], None]) -> dict[str, Any]:
-    """Option name (with underscores) → value. Keys that are flags of vLLM are turned into what they act as; one
-    without a value (`null`, as --show-config prints what is not set) is as if it were not there.
+    """Returns option name (with underscores) → value.
+
+    Keys that are flags of vLLM are translated to the options that they act as. A key without a value (`null`, which
+    --show-config prints for unset options) is ignored.
 
     Args:
         fields: the command's options by name.
-        tell: gets a line for each key that is turned into another, or has no effect.
+        tell: called with a line for each key that is translated, or has no effect.
 
     Raises:
-        click.UsageError: the file cannot be read, or has a key that is no option.
+        click.UsageError: the file cannot be read, or has an unknown key.
     """
-    import yaml  # slow, and most have no file
+    import yaml  # slow to import, and rarely needed
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -50,23 +52,23 @@ def load_config_file(path: str, fields: Mapping[str, OptionField], tell: Callabl
 def _translated(
     key: str, value: Any, path: str, fields: Mapping[str, OptionField], tell: Callable[[str], None]
 ) -> list[str]:
-    """Arguments that say what a key does that is no option.
+    """Translates a key that is no option to arguments.
 
     Raises:
-        click.UsageError: it is refused, or unknown.
+        click.UsageError: the key is refused, or unknown.
     """
     answer = answer_to(key, [field.flag for field in fields.values()])
     if answer is None:
         hint = nearest_with_meaning(key, {field.flag[2:]: field.metadata["help"] for field in fields.values()})
         raise click.UsageError(f"--config {path}: {key} is no option of this command.{hint}")
     if value is False or value is None:
-        return []  # as it is without it
+        return []  # equivalent to leaving it out
     text = value if isinstance(value, str) else json.dumps(value)
     return heed(answer, f"--config {path}: {key}", key, text, tell)
 
 
 def _values(arguments: list[str], fields: Mapping[str, OptionField]) -> dict[str, Any]:
-    """Option name → value, of arguments that answers are made of."""
+    """Option name → value, for translated arguments."""
     spelled = iter(spell_out(arguments, [field.flag for field in fields.values() if field.type is dict]))
     values: dict[str, Any] = {}
     for flag in spelled:

@@ -1,4 +1,4 @@
-"""Options of passes that are cut in two halves, of which one computes while the other's ranks communicate."""
+"""Options of dual batch overlap: steps split into halves, one of which computes while the other's ranks communicate."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class DualBatchOptions:
     )
 
     def cuts(self, num_tokens: int, *, decodes_only: bool) -> bool:
-        """Whether a step of so many tokens is cut. Both halves have some."""
+        """Whether a step of `num_tokens` tokens is split. Both halves have at least one."""
         threshold = self.dbo_decode_token_threshold if decodes_only else self.dbo_prefill_token_threshold
         return self.enable_dbo and num_tokens > max(threshold, 1)

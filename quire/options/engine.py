@@ -21,7 +21,7 @@ from quire.options.watchdog import WatchdogOptions
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What one worker is made with: a group for each of its components."""
+    """The options of one worker: a group for each of its components."""
 
     form: ModelFormOptions = ModelFormOptions()
     pooling: PoolingOptions = PoolingOptions()

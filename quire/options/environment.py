@@ -1,4 +1,4 @@
-"""What the environment says to a command that is about to start, and what of it has no effect."""
+"""Checks the environment variables of a command that is about to start, and reports those without effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quire.options.vllm.answer import Kind
 from quire.options.vllm.translation import answer_to
 from quire.options.vllm.variables import WITHOUT_EFFECT, value_of
 
-# What Kubernetes sets in every pod beside a service called `quire`, or `quire-` and something.
+# Variables that Kubernetes sets in every pod when a service is called `quire`, or `quire-` plus something.
 _OF_KUBERNETES = re.compile(r"QUIRE_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)")
-# Those that are no options: a supervisor's, and compose.yaml's.
+# Variables that are not options: the supervisor's, and compose.yaml's.
 _OTHERS = re.compile(r"QUIRE_(SUPERVIS.*|CONFIG|MODEL_DIR|MODEL_NAME|BIND|ENGINES|TENSOR_PARALLEL)")
 
 
@@ -25,22 +25,22 @@ def heed_variables(
     known: Callable[[], Collection[str]],
     tell: Callable[[str], None],
 ) -> None:
-    """Says in a line each which variables stand for an option under vLLM's name for it, and which have no effect.
+    """Reports, one per line, the variables that stand for an option under vLLM's name, and those without effect.
 
     Args:
         fields: the command's options by name.
         known: names of the variables of all commands.
-        tell: gets the lines.
+        tell: called with each line.
 
     Raises:
-        click.UsageError: a variable is called as a flag of vLLM that Quire refuses.
+        click.UsageError: a variable is named like a flag of vLLM that Quire refuses.
     """
     given = {name: value for name, value in sorted(environment.items()) if value}
     for name in given:
         if name.startswith(ENVIRONMENT_PREFIX):
             _check_own(name, given[name], fields, known, tell)
     if "model" not in fields:
-        return  # it starts nothing that vLLM's would be for
+        return  # it starts nothing that vLLM's variables would apply to
     for field in fields.values():
         for name in field.metadata["variables"]:
             if field.environment_variable not in given and value_of(name, given):

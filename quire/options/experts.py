@@ -23,10 +23,10 @@ _REFUSED_EXCHANGES = {
 class EplbConfig(msgspec.Struct, frozen=True):
     """Keys of --eplb-config."""
 
-    window_size: _Count = 1000  # forward passes whose tokens count
+    window_size: _Count = 1000  # number of last forward passes whose tokens are counted
     step_interval: _Count = 3000  # forward passes from one rearrangement to the next
-    num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0  # slots of a layer beyond one for each expert
-    log_balancedness: bool = False  # of each forward pass
+    num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0  # slots per layer in addition to one for each expert
+    log_balancedness: bool = False  # logs it for each forward pass
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class ExpertOptions:
     )  # fmt: skip
 
     def balancing(self) -> EplbConfig | None:
-        """How experts move; None where they stay.
+        """The settings for moving experts between ranks; None if they stay.
 
         Raises:
-            ValueError: options contradict each other, or see EplbConfig; the command line has checked that.
+            ValueError: options contradict each other, or see EplbConfig, which the command line has checked already.
         """
         config = msgspec.convert(self.eplb_config, EplbConfig)
         if self.enable_eplb and not self.enable_expert_parallel:

@@ -139,17 +139,18 @@ class GatewayOptions:
 
     @property
     def stop_seconds(self) -> float:
-        """That a server which is told to stop may take."""
+        """Seconds that the server may take to stop."""
         return self.drain_settle_seconds + self.drain_timeout_seconds
 
     def check(self) -> None:
-        """Refuses to expose an open server.
+        """Checks that the options are consistent and that no open server is exposed.
 
         Raises:
             StartupError: a key is none; or options do not go together: the address is reachable from other machines and
-                no key is asked for; credentials are allowed from everywhere; half of TLS is set, or its files are not
-                what they should be; reasoning without a parser; parsers without text; a store of responses that there
-                is not.
+                StartupError: a key is empty or padded; or options are inconsistent: the address is reachable from other
+                machines and no key is required; credentials are allowed from everywhere; half of TLS is set, or its
+                files are malformed; reasoning without a parser; parsers without text; a response store that does not
+                exist.
         """
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin.admin_api_key)):
             if any(not key or key != key.strip() for key in keys):
@@ -169,7 +170,7 @@ class GatewayOptions:
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
         if self.ssl_keyfile and self.ssl_certfile:
-            from quire.certificates import server_context  # late: ssl is slow to import, and most have no certificate
+            from quire.certificates import server_context  # imported late: ssl is slow to import, and rarely needed
 
             server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if self.enable_ssl_refresh and not self.ssl_certfile:

@@ -1,4 +1,4 @@
-"""Options of the defaults and limits of requests."""
+"""Options for the defaults and limits of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.options.seed import seed_option
 from quire.options.tokenizer_init import skip_tokenizer_option
 from quire.sampling import MODEL_DEFAULTS
 
-# The keys are those of generation_config.json.
+# The keys of generation_config.json that may be overridden.
 GenerationOverrides = msgspec.defstruct(
     "GenerationOverrides",
     [

@@ -1,7 +1,7 @@
-"""The help of a command: all of its options, or those of a group, one alone, or those that have a word in them.
+"""The help of a command: all its options, those of a group, a single one, or those that contain a word.
 
-Each entry says what the option is for, its default and its environment variables. Beside a command's own options there
-are those flags of vLLM that it has an answer to, under `--help=all` and wherever a group or a word is asked for.
+Each entry has the option's purpose, its default and its environment variables. In addition to the command's own
+options, `--help=all` and searches for a group or word show the flags of vLLM that Quire has an answer to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.options.vllm.answers import ANSWERS, SHORT_NAMES
 from quire.options.vllm.flags import vllm_flags
 from quire.options.vllm.translation import answer_to
 
-# Words after `--help=` that are none to look for.
+# Words after `--help=` with a special meaning.
 LIST_GROUPS, ALL, PAGE = "listgroup", "all", "page"
 _MOST_COLUMNS = 120
 _NAMES_COLUMNS = 34
@@ -29,16 +29,16 @@ _NAMES_COLUMNS = 34
 
 @dataclass(frozen=True)
 class Entry:
-    """One flag as help shows it."""
+    """One flag as shown in help."""
 
-    name: str  # with dashes before it
-    names: str  # all of its names, and what stands for its value
+    name: str  # with leading dashes
+    names: str  # all its names, and the placeholder of its value
     text: str
 
 
 @dataclass(frozen=True)
 class HelpGroup:
-    """Some of them, under a title."""
+    """Entries under a title."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Help:
     def __init__(self, usage: str, about: str, groups: Sequence[OptionGroup], defaults: Mapping[str, Any]) -> None:
         """
         Args:
-            defaults: option name → default of this command, where it differs from the option's.
+            defaults: option name → default in this command, if it differs from the option's.
         """
         self._head = f"Usage: {usage}\n\n  {about}\n"
         self._own = [
@@ -65,7 +65,7 @@ class Help:
         self._flags = [entry.name for group in self._own for entry in group.entries]
 
     def text(self, word: str) -> str:
-        """What `--help=word` shows; the word may be empty."""
+        """The output of `--help=word`; the word may be empty."""
         asked = word.strip().lower()
         if asked in ("", PAGE):
             return self._head + _TO_ASK + _shown(self._own)
@@ -78,11 +78,11 @@ class Help:
         return self._about(asked) or self._found(asked) or self._nothing(word)
 
     def words(self) -> list[str]:
-        """What may be asked for: for completion."""
+        """The words that may be asked for, for shell completion."""
         return [LIST_GROUPS, ALL, PAGE, *(group.name for group in self._all()), *(flag[2:] for flag in self._flags)]
 
     def _about(self, asked: str) -> str:
-        """Of one flag, or of a group, by its whole name."""
+        """The help of a flag or group with exactly this name."""
         groups = [group for group in self._all() if asked in (group.name.lower(), group.title.lower())]
         name = SHORT_NAMES.get(f"-{asked}", asked.replace("_", "-"))
         alone = [
@@ -106,7 +106,7 @@ class Help:
         return f"No option has {word!r} in it.{nearest(word, names)} --help=listgroup shows the groups.\n"
 
     def _all(self) -> list[HelpGroup]:
-        """The groups, with the flags of vLLM that are answered; those of one name are one."""
+        """The groups, including answered flags of vLLM; groups of the same name are merged."""
         titles: dict[str, str] = {}
         entries: dict[str, list[Entry]] = {}
         for group in self._own:
@@ -131,7 +131,7 @@ _TO_ASK = """
 
 
 def entry_of(field: OptionField, default: object) -> Entry:
-    """The entry of an option."""
+    """The help entry of an option."""
     flag = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool else field.flag
     names = ", ".join([*field.metadata["aliases"], flag])
     return Entry(field.flag, f"{names} {_placeholder(field)}".rstrip(), " ".join(_sentences(field, default)))
@@ -157,7 +157,7 @@ def _sentences(field: OptionField, default: object) -> Iterator[str]:
 
 
 def shown_value(value: object, field: OptionField) -> str:
-    """A value of an option as people write it."""
+    """An option's value in readable form."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if field.multiple and isinstance(value, (list, tuple)):
@@ -193,7 +193,7 @@ def _entry_lines(entry: Entry, columns: int) -> list[str]:
 
 
 def print_help(text: str, paged: bool) -> None:
-    """Prints it, through a pager if that is asked for and there is a terminal."""
+    """Prints the text, through a pager if requested and on a terminal."""
     if paged:
         click.echo_via_pager(text.rstrip("\n") + "\n")
     else:

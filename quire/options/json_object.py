@@ -1,4 +1,4 @@
-"""Options that are a JSON object with known keys."""
+"""Validates options that are JSON objects with known keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import msgspec
 
 from quire.options.nearest import nearest
 
-_MOST_SHOWN = 100  # characters of a wrong value
+_MOST_SHOWN = 100  # characters shown of a wrong value
 
 
 def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None:
-    """
+    """Validates an object against a schema.
+
     Raises:
-        ValueError: a key is unknown, with the nearest known one; or a value is not of its key's type, or the object is
+        ValueError: a key is unknown (the message suggests the nearest one), a value has the wrong type, or the schema's
+        own check refuses the object.
             refused by the schema's own check.
     """
     known = schema.__struct_fields__
@@ -31,7 +33,7 @@ def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None
 
 
 def _named(message: str, value: Mapping[str, Any]) -> str:
-    """What msgspec says of a key's value, beginning with the key and the value; all else as it is."""
+    """Rewrites msgspec's message about a key's value to begin with the key and the value; others stay as they are."""
     what, _, path = message.partition(" - at `$.")
     key = re.match(r"\w+", path)
     if key is None or key[0] not in value:

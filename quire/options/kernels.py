@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.options.base import option
 
-# Of instructions, each with C++ kernels of its own.
+# Levels of CPU instructions, each with C++ kernels of its own.
 CPU_LEVELS = (
     "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon", "neon_dotprod", "neon_bf16",
 )  # fmt: skip

@@ -18,20 +18,20 @@ ENABLE_FLAG = "--enable-lora"
 UPDATING_FLAG = "--allow-runtime-lora-updating"
 ROOT_FLAG = "--allowed-lora-root"
 LORA_DTYPES = ("auto", "bfloat16", "float16")
-# What follows --lora-modules and begins like this is one more of them, not the model: name=path, an object, a list.
+# A word after --lora-modules that begins like this is another adapter, not the model: name=path, an object, a list.
 _MODULE = r"[^-=/\\][^=/\\]*=|[{\[]"
 
 
 class LoraModule(msgspec.Struct, frozen=True):
     """An adapter to serve from the start."""
 
-    name: str  # by which requests ask for it, as their model
-    path: str  # its folder, as the PEFT library writes it
-    base_model_name: str | None = None  # what is told to be its base; the served model where it says none
+    name: str  # requests name it as their model
+    path: str  # its folder, in the PEFT library's format
+    base_model_name: str | None = None  # base reported for it; None means the served model
 
 
 def runtime_updating_option() -> Any:
-    """One option of the gateway, which has the routes, and of the engine, which obeys."""
+    """An option shared by the gateway, which has the routes, and the engine, which carries them out."""
     return option(
         False, "Lets adapters be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and "
         f"/v1/unload_lora_adapter. Whoever may ask the API may do so; their folders have to lie under {ROOT_FLAG}.",
@@ -79,14 +79,14 @@ class LoraOptions:
 
     @property
     def host_places(self) -> int:
-        """Adapters that host memory keeps."""
+        """Number of adapters kept in host memory."""
         return self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
 
     def check(self) -> None:
-        """Refuses what would have no effect, or cannot be.
+        """Checks that the options are consistent and have an effect.
 
         Raises:
-            StartupError: says what; or see `modules`.
+            StartupError: they are not; or see `modules`.
         """
         self.modules()
         default = LoraOptions()
@@ -108,7 +108,7 @@ class LoraOptions:
         """The adapters to serve from the start.
 
         Raises:
-            StartupError: one is not written as it should be, or two have one name.
+            StartupError: one is malformed, or two have the same name.
         """
         found = [module for text in self.lora_modules for module in _modules(text)]
         names = [module.name for module in found]
@@ -120,7 +120,7 @@ class LoraOptions:
 
 
 def _modules(text: str) -> list[LoraModule]:
-    """One value of --lora-modules: NAME=PATH, a JSON object, or a JSON list of those."""
+    """Parses one value of --lora-modules: NAME=PATH, a JSON object, or a JSON list of objects."""
     if not re.match(r"\s*[{\[]", text):
         name, _, path = text.partition("=")
         return [_module({"name": name.strip(), "path": path.strip()}, text)]

@@ -1,4 +1,4 @@
-"""Which model, with its tokenizer: shared by the engine and the tokenizer service."""
+"""Options for the model and its tokenizer, shared by the engine and the tokenizer service."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ModelOptions:
 
     @property
     def hub(self) -> Hub:
-        """Where the model is downloaded from."""
+        """The hub from which the model is downloaded."""
         return Hub(self.download_dir, self.hf_token, self.use_modelscope)
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names clients may use; never empty."""
+        """The names that clients may use; never empty."""
         return self.served_model_name or (self.model,)
 
     @property
     def tokenizer_name(self) -> str:
-        """Folder of the tokenizer, or its name on the hub."""
+        """The tokenizer's folder, or its name on the hub."""
         return self.tokenizer or self.model

@@ -1,4 +1,4 @@
-"""Options of how the model is computed."""
+"""Options for how the model is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody may have meant who named something that there is not."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean …?`, with the known name that is most like it; empty where none is."""
+    """` Did you mean …?` with the most similar known name; empty if none is similar."""
     close = _nearest(name, known)
     return f" Did you mean {close}?" if close else ""
 
 
 def nearest_with_meaning(name: str, meanings: Mapping[str, str]) -> str:
-    """The same, and what the nearest one is for."""
+    """The same, followed by the meaning of that name."""
     close = _nearest(name, meanings)
     return f" Did you mean {close}? {meanings[close]}" if close else ""
 

@@ -10,7 +10,7 @@ from quire.options.executor import EXECUTOR_NAMES, ExecutorOptions
 from quire.options.experts import ExpertOptions
 from quire.rpc.discovery import join_address
 
-DATA_PARALLEL_RPC_PORT = 29550  # where ranks on several nodes find the first node's router, unless options say else
+DATA_PARALLEL_RPC_PORT = 29550  # default port of the first node's router for ranks on several nodes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ParallelOptions:
 
     @property
     def num_ranks(self) -> int:
-        """Of one worker: as many processes, and GPUs where there are any."""
+        """Number of ranks of one worker: one process each, and one GPU each if there are any."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

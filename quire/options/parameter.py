@@ -1,4 +1,4 @@
-"""An option as click parses it, with what Quire adds: JSON lists, and an eye for what Kubernetes sets."""
+"""Quire's click parameter: accepts JSON lists, and ignores variables set by Kubernetes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import click
 
 from quire.options.vllm.variables import value_of
 
-# Kubernetes sets QUIRE_PORT=tcp://10.0.0.1:8000 in every pod beside a service called `quire`.
+# Kubernetes sets QUIRE_PORT=tcp://10.0.0.1:8000 in every pod when a service is called `quire`.
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
 class Parameter(click.Option):
-    """An option. Where it takes several values, one that is a JSON list stands for its items."""
+    """An option. If it accepts several values, a JSON list stands for its items."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The value of its variables' first that has one, unless Kubernetes made it up for a service of that name."""
+        """The value of the first of its variables that is set, unless Kubernetes set it for a service of that name."""
         names: Sequence[str] = [self.envvar] if isinstance(self.envvar, str) else self.envvar or ()
         given = ((name, value_of(name, os.environ)) for name in names)
         variable, value = next((pair for pair in given if pair[1]), ("", None))
@@ -33,20 +33,20 @@ class Parameter(click.Option):
         return value
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """The variable's values: a JSON list, or words between white space."""
+        """The variable's values: a JSON list, or words separated by whitespace."""
         value = self.resolve_envvar_value(ctx) if self.multiple else None
         if value is not None and _json_list(value) is not None:
             return [value]
         return super().value_from_envvar(ctx)
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """The values, with lists spread out."""
+        """The values, with JSON lists expanded."""
         if self.multiple and value is not None:
             value = [item for given in value for item in self._spread(given, ctx)]
         return super().type_cast_value(ctx, value)
 
     def _spread(self, given: Any, ctx: click.Context) -> Sequence[Any]:
-        if isinstance(given, dict):  # of a file
+        if isinstance(given, dict):  # from a config file
             return [json.dumps(given)]
         if not isinstance(given, str):
             return [given]
@@ -57,9 +57,9 @@ class Parameter(click.Option):
 
 
 def repeat_flag(arguments: Sequence[str], flag: str, following: str) -> list[str]:
-    """The arguments, with the flag before each of its values: those behind the first match an expression."""
+    """Inserts the flag before each of its further values: words after the first value that match `following`."""
     found: list[str] = []
-    is_open, takes_any = False, False  # whether a value may follow, and whatever it looks like
+    is_open, takes_any = False, False  # whether a further value may follow; whether any word is a value
     for index, word in enumerate(arguments):
         if word == "--":
             return found + list(arguments[index:])
@@ -73,7 +73,7 @@ def repeat_flag(arguments: Sequence[str], flag: str, following: str) -> list[str
 
 
 def as_value(item: Any) -> str:
-    """One value of an option as text that stands for itself, and for no list."""
+    """An option's value as text that is not mistaken for a list."""
     text = str(item)
     return json.dumps([text]) if text.startswith("[") else text
 

@@ -1,4 +1,4 @@
-"""How click parses an option's value."""
+"""The click types that parse options' values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.options.parameter import Parameter
 
 
 class SizedInt(click.ParamType[Any]):
-    """An integer, with the suffixes that people use: `32k` is 32,000, `32K` is 32,768, `25.6k` is 25,600."""
+    """An integer with an optional suffix: `32k` is 32,000, `32K` is 32,768, `25.6k` is 25,600."""
 
     name = "integer"
     _UNITS: typing.ClassVar[dict[str, int]] = {
@@ -29,7 +29,7 @@ class SizedInt(click.ParamType[Any]):
     def __init__(self, minimum: float | None, maximum: float | None, *, may_be_auto: bool = False) -> None:
         self.minimum = minimum
         self.maximum = maximum
-        self._may_be_auto = may_be_auto  # `auto` leaves it open
+        self._may_be_auto = may_be_auto  # accepts `auto`, which means None
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
         if value == "auto" and self._may_be_auto:
@@ -47,7 +47,7 @@ class SizedInt(click.ParamType[Any]):
 
 
 class Number(click.FloatRange):
-    """A number within bounds, which what is none is not."""
+    """A number within bounds; refuses NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -57,7 +57,7 @@ class Number(click.FloatRange):
 
 
 class Choice(click.Choice[str]):
-    """One of some texts; says what else there is to know about all others."""
+    """One of several texts, with explanations for other values."""
 
     def __init__(self, choices: Sequence[str], others: str, refused: Mapping[str, str]) -> None:
         super().__init__(choices)
@@ -85,7 +85,7 @@ class JsonObject(click.ParamType[Any]):
             self.fail(f"{value!r} is not JSON: {error}. {self._how_to_write(param)}", param, ctx)
         if not isinstance(parsed, dict):
             self.fail(f"{value!r} is not a JSON object. {self._how_to_write(param)}", param, ctx)
-        if parsed and self._schema:  # an empty one says nothing
+        if parsed and self._schema:  # an empty object is always valid
             try:
                 check_object(parsed, self._schema)
             except ValueError as error:
@@ -107,7 +107,7 @@ def _range(minimum: float | None, maximum: float | None) -> str:
 
 
 def click_type(field: OptionField) -> click.ParamType[Any] | type:
-    """The click type that parses one value of the option."""
+    """The click type that parses a single value of the option."""
     metadata = field.metadata
     if metadata["choices"]:
         return Choice(metadata["choices"], metadata["others"], metadata["refused"])
@@ -121,7 +121,8 @@ def click_type(field: OptionField) -> click.ParamType[Any] | type:
 
 
 def click_option(field: OptionField) -> click.Option:
-    """The option as click sees it. Several values are repeated, or one JSON list; in the environment, also words."""
+    """The click option. Several values are given by repeating it, or as a JSON list; in the environment, also as
+    words."""
     metadata = field.metadata
     common: dict[str, Any] = {
         "help": metadata["help"], "default": field.default, "envvar": field.environment_variables,

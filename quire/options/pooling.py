@@ -1,4 +1,4 @@
-"""Options of pooling: embeddings, classes and scores in place of generated text."""
+"""Options of pooling: embeddings, classes and scores instead of generated text."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys of --pooler-config. What is left out is as the model's own files have it."""
+    """Keys of --pooler-config. Omitted ones are as in the model's own files."""
 
     pooling_type: str | None = None  # one of POOLING_TYPES, in any case
-    seq_pooling_type: str | None = None  # the same, where it is of whole sequences
-    tok_pooling_type: str | None = None  # the same, where it is of each token
-    task: _TaskName | None = None  # what requests get that do not say
-    normalize: bool | None = None  # of embeddings
-    use_activation: bool | None = None  # of classes
-    softmax: bool | None = None  # older names of that
+    seq_pooling_type: str | None = None  # the same, for pooling over whole sequences
+    tok_pooling_type: str | None = None  # the same, for outputs of each token
+    task: _TaskName | None = None  # the default task of requests
+    normalize: bool | None = None  # whether embeddings are normalized
+    use_activation: bool | None = None  # whether class logits are activated
+    softmax: bool | None = None  # older names of use_activation
     activation: bool | None = None
-    dimensions: _Count | None = None  # of embeddings, where a request does not say
-    logit_bias: float | None = None  # is taken off logits before they are activated
-    logit_mean: float | None = None  # a newer name of that
-    logit_sigma: Annotated[float, msgspec.Meta(gt=0)] | None = None  # what they are divided by then
-    step_tag_id: _TokenId | None = None  # STEP: only tokens with this id are told of
-    returned_token_ids: list[_TokenId] | None = None  # of the classes of tokens, which are told
+    dimensions: _Count | None = None  # default dimensions of embeddings
+    logit_bias: float | None = None  # subtracted from logits before activation
+    logit_mean: float | None = None  # newer name of logit_bias
+    logit_sigma: Annotated[float, msgspec.Meta(gt=0)] | None = None  # logits are then divided by this
+    step_tag_id: _TokenId | None = None  # STEP: only tokens with this id are returned
+    returned_token_ids: list[_TokenId] | None = None  # which of the tokens' classes are returned
     enable_chunked_processing: bool = False
     max_embed_len: _Count | None = None
 
     def __post_init__(self) -> None:
-        """
+        """Validates the values.
+
         Raises:
-            ValueError: a value does not exist, or asks for what is not there.
+            ValueError: a value does not exist, or asks for something that is not supported.
         """
         for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):
             value = getattr(self, name)
@@ -58,17 +59,17 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sequence_pooling(self) -> str | None:
-        """How a sequence becomes one vector: CLS, LAST or MEAN."""
+        """How a sequence becomes one vector: CLS, LAST or MEAN; None if not set."""
         return _among((self.seq_pooling_type, self.pooling_type), POOLING_TYPES[:3])
 
     @property
     def token_pooling(self) -> str | None:
-        """Which tokens are told of: ALL or STEP."""
+        """Which tokens are returned: ALL or STEP; None if not set."""
         return _among((self.tok_pooling_type, self.pooling_type), POOLING_TYPES[3:])
 
     @property
     def activates(self) -> bool | None:
-        """Whether classes are probabilities, where it says so."""
+        """Whether classes are returned as probabilities; None if not set."""
         return next((each for each in (self.use_activation, self.softmax, self.activation) if each is not None), None)
 
 
@@ -99,5 +100,5 @@ class PoolingOptions:
     )  # fmt: skip
 
     def pooler(self) -> PoolerConfig:
-        """--pooler-config, checked."""
+        """--pooler-config, parsed and validated."""
         return msgspec.convert(self.pooler_config, PoolerConfig)

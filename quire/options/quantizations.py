@@ -1,17 +1,17 @@
-"""Further names of forms of weights: those that lead to a method of another name, and those that lead to none."""
+"""Further names of quantization methods: aliases of supported methods, and names that are refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Name → methods that read what others mean by it.
+# Name → methods here that read what other servers call so.
 QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
     "awq_marlin": ("awq",), "gptq_marlin": ("gptq",), "gptqmodel": ("gptq",), "marlin": ("gptq", "awq"),
     "ipex": ("awq", "gptq"), "intel/auto-round": ("auto-round",),
     "tpu_int8": ("int8",), "neuron_quant": ("int8",), "modelopt_fp4": ("modelopt",), "modelopt_fp8": ("modelopt",),
 }  # fmt: skip
 
-# Name → why not, and what to use.
+# Name → why it is refused, and what to use instead.
 REFUSED_QUANTIZATIONS: Mapping[str, str] = {
     "aqlm": "AQLM's weights are sums of vectors from learned codebooks, which no kernel here multiplies with. Take the "
     "model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
@@ -26,7 +26,7 @@ REFUSED_QUANTIZATIONS: Mapping[str, str] = {
     "the model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
 }
 
-# The same of checkpoints whose method has a name that means more.
+# The same for checkpoints, one of whose methods has a name that means more as an option.
 REFUSED_CHECKPOINTS: Mapping[str, str] = {
     **REFUSED_QUANTIZATIONS,
     "marlin": "These weights lie as Marlin's kernel for NVIDIA GPUs reads them. Take the GPTQ checkpoint that they "

@@ -1,4 +1,4 @@
-"""Options of how the thinking of models is told from their answers."""
+"""Options for separating models' reasoning from their answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ REASONING_PARSERS = (
     "deepseek_r1", "glm4_moe", "glm45", "granite", "hunyuan_a13b", "mistral", "openai_gptoss", "qwen3", "seed_oss",
     "step3", "step3p5",
 )  # fmt: skip
-PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for them
-# Of requests; templates make of them what they know.
+PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for tool calls
+# Efforts that requests may ask for; templates use those they know.
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -39,19 +39,21 @@ class ReasoningOptions:
 
     @property
     def parser(self) -> str:
-        """The chosen parser, whichever flag it came by; empty for none."""
+        """The chosen parser, whichever flag it was given by; empty for none."""
         return self.reasoning_parser or str(self.structured_outputs_config.get("reasoning_parser", ""))
 
     @property
     def constrains_thinking(self) -> bool:
-        """Whether constraints hold for the thinking too, instead of beginning behind it."""
+        """Whether constraints apply to the reasoning too, instead of only after it."""
         return bool(self.structured_outputs_config.get("enable_in_reasoning"))
 
     def check(self) -> None:
-        """
+        """Checks that the options are consistent.
+
         Raises:
             StartupError: reasoning is turned on without a parser, or off with one; or two flags name two parsers, or
-                one that does not exist.
+                StartupError: reasoning is enabled without a parser, or disabled with one; or two flags name different
+                parsers, or an unknown one.
         """
         named = self.structured_outputs_config.get("reasoning_parser") or self.parser
         if named != self.parser or named not in ("", *REASONING_PARSERS):

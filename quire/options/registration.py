@@ -1,4 +1,4 @@
-"""Options of registering with routers."""
+"""Options for registering with routers."""
 
 from __future__ import annotations
 

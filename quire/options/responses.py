@@ -1,4 +1,4 @@
-"""Options of where responses are kept."""
+"""Options for storing responses."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class ResponsesOptions:
     responses_store_max_age_seconds: float = option(30 * 86400.0, "Longest time that a response is kept.", minimum=1.0)
 
     def check(self) -> None:
-        """
+        """Checks the URL of the store.
+
         Raises:
-            StartupError: the store is none that there is.
+            StartupError: no store of this kind exists.
         """
         url = self.responses_store
         if url and not (url.startswith(REDIS) or (url.startswith(SQLITE) and len(url) > len(SQLITE))):

@@ -1,4 +1,4 @@
-"""One option of two services, so that `quire serve` gives it to both."""
+"""An option shared by two services, so that `quire serve` passes it to both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.options.base import option
 
 
 def seed_option() -> Any:
-    """A whole number, or None."""
+    """Declares --seed, an integer or None."""
     return option(
         None,
         "Requests that bring no seed get those of a sequence that begins with this one: the same requests in the same "

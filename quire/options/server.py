@@ -1,4 +1,4 @@
-"""Options of every gRPC service: where it listens, how it drains, whom it trusts."""
+"""Options of every gRPC service: where it listens, how it drains, which peers it trusts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RpcSecurityOptions:
         """Whether TLS is on.
 
         Raises:
-            StartupError: only some of the three files are named.
+            StartupError: only some of the three files are given.
         """
         files = (self.grpc_tls_certfile, self.grpc_tls_keyfile, self.grpc_tls_ca_certs)
         if any(files) and not all(files):
@@ -35,9 +35,10 @@ class RpcSecurityOptions:
         return all(files)
 
     def check(self) -> None:
-        """
+        """Checks the token.
+
         Raises:
-            StartupError: no call could carry the token.
+            StartupError: the token has characters that gRPC metadata cannot carry.
         """
         token = self.grpc_token or ""
         if unfit := next((char for char in token if not " " <= char <= "~"), ""):
@@ -62,10 +63,10 @@ class GrpcServerOptions:
     drain_timeout_seconds: float = option(90.0, "After that, time for running requests to finish.", minimum=0.0)
 
     def check(self, security: RpcSecurityOptions) -> None:
-        """Refuses to expose an unprotected control plane.
+        """Checks that no unprotected control plane is exposed.
 
         Raises:
-            StartupError: the address is reachable from other machines and TLS is off; or the token is none.
+            StartupError: the address is reachable from other machines and TLS is off; or the token is invalid.
         """
         security.check()
         if self.host not in LOOPBACK and not security.tls and not self.insecure:

@@ -1,4 +1,4 @@
-"""One option of all services, whose load balancers learn of a stop a moment later than they do."""
+"""An option of all services, whose load balancers learn of a shutdown a moment later than they do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.options.base import option
 
 
 def drain_settle_option() -> Any:
-    """Seconds."""
+    """Declares --drain-settle-seconds."""
     return option(
         0.0, "After SIGTERM, go on accepting this long while load balancers notice; 5 suits Kubernetes.", minimum=0.0
     )

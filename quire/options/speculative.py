@@ -1,4 +1,4 @@
-"""Options of speculative decoding: tokens are guessed, and the model verifies several of them in one step."""
+"""Options of speculative decoding: tokens are drafted, and the model verifies several of them in one step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from quire.options.nearest import nearest
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 ACCEPTANCE_METHODS = ("rejection_sampler", "typical_acceptance_sampler")
 
-# Those that the control side guesses with, from tokens alone; the others are models, which the ranks run.
+# Methods that draft from tokens alone, on the control side; the others are models, which the ranks run.
 LOOKUP_METHODS = frozenset({"ngram", "suffix"})
-# Those whose heads guess by the model's own embedding and what its last layer comes to.
+# Methods whose heads draft from the model's own embedding and its last layer's output.
 HEAD_METHODS = frozenset({"eagle", "mtp"})
 
-# Further names of methods, as vLLM has them: a family's layers for multi-token prediction are told from its checkpoint.
+# Further names of methods in vLLM: a family's layers for multi-token prediction are recognized by its checkpoint.
 METHOD_ALIASES: Mapping[str, str] = {
     "[ngram]": "ngram", "ngram_gpu": "ngram",
     **dict.fromkeys(
@@ -37,7 +37,7 @@ METHOD_ALIASES: Mapping[str, str] = {
 
 _TAKE_ANOTHER = "Take draft_model with a small checkpoint of the family, eagle3 where there is a head, or suffix."
 
-# Why not, and what to take.
+# Name → why it is refused, and what to use instead.
 REFUSED_METHODS: Mapping[str, str] = {
     "medusa": f"Medusa's heads guess each position without seeing the guess before it. {_TAKE_ANOTHER}",
     "mlp_speculator": f"Its network guesses from one hidden state alone, and is made no more. {_TAKE_ANOTHER}",
@@ -47,8 +47,8 @@ REFUSED_METHODS: Mapping[str, str] = {
     "custom_class": f"The code of a repository is never run here. {_TAKE_ANOTHER}",
 }
 
-# Most tokens that are guessed at a time where num_speculative_tokens leaves it open. How many of them are, in each
-# step, follows from what they bring.
+# Maximum number of draft tokens at a time if num_speculative_tokens is not set. How many are drafted in a step depends
+# on how well they pay off.
 _DEFAULT_TOKENS: Mapping[str, int] = {
     "ngram": 8, "suffix": 16, "draft_model": 5, "eagle": 5, "eagle3": 5, "mtp": 1,
 }  # fmt: skip
@@ -58,32 +58,33 @@ _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True):
-    """Keys of --speculative-config. `SpeculativeOptions.chosen` has the method filled in."""
+    """Keys of --speculative-config. `SpeculativeOptions.chosen` fills in the method."""
 
-    method: str | None = None  # None: as the model's name has it
+    method: str | None = None  # None: derived from the model's name
     model: str | None = None  # folder or name of the draft model or head
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)] | None = None  # at most
     revision: str | None = None
     quantization: str | None = None
     draft_tensor_parallel_size: _Count | None = None  # None: that of the model
-    max_model_len: _Count | None = None  # longer sequences are not speculated
-    disable_by_batch_size: _Count | None = None  # requests that come while more wait are not speculated
+    max_model_len: _Count | None = None  # longer sequences are not drafted for
+    disable_by_batch_size: _Count | None = None  # no drafts for requests that arrive while more wait
     acceptance_method: str = "rejection_sampler"
-    posterior_threshold: _Share = 0.09  # of typical acceptance
+    posterior_threshold: _Share = 0.09  # for typical acceptance
     posterior_alpha: Annotated[float, msgspec.Meta(gt=0)] | None = None  # None: the threshold's square root
-    disable_logprobs: bool = True  # requests for log-probabilities are not speculated, and get them as ever
+    disable_logprobs: bool = True  # no drafts for requests for log-probabilities, which get them as usual
     prompt_lookup_min: _Count | None = None
     prompt_lookup_max: _Count | None = None
     suffix_decoding_max_tree_depth: Annotated[int, msgspec.Meta(ge=2, le=256)] = 24
-    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0)] = 10000  # 0: a request's own tokens alone
+    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0)] = 10000  # 0: a request's own tokens only
     suffix_decoding_max_cached_tokens: _Count = 2**18  # of all tenants together
     suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     suffix_decoding_min_token_prob: _Share = 0.1
 
     def __post_init__(self) -> None:
-        """
+        """Validates the keys.
+
         Raises:
-            ValueError: it does not exist, or its keys do not go together.
+            ValueError: the method does not exist, or its keys are inconsistent.
         """
         if self.method is not None:
             _check_method(self.method)
@@ -110,18 +111,18 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
 
     @property
     def chosen_method(self) -> str:
-        """One of METHODS: the one that is named, else the one that the model's name says."""
+        """One of METHODS: the one given, else the one derived from the model's name."""
         named = self.method or _method_of(self.model or "")
         return METHOD_ALIASES.get(named, named)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that are guessed of a sequence in a step, at most."""
+        """Maximum number of draft tokens for a sequence in a step."""
         return self.num_speculative_tokens or _DEFAULT_TOKENS[self.chosen_method]
 
     @property
     def lookup_lengths(self) -> tuple[int, int]:
-        """Least and most tokens of an n-gram that is looked for. Given one of the two, it is both, as in vLLM."""
+        """Minimum and maximum length of n-grams to look up. If only one is given, it is both, as in vLLM."""
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         if least is None and most is None:
             return 2, 4
@@ -129,10 +130,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
 
     @property
     def typical_acceptance(self) -> tuple[float, float] | None:
-        """(threshold, alpha), of a probability and of its scale by entropy, where requests may get other tokens so.
-
-        None where every request gets the tokens that it would without speculation.
-        """
+        """(threshold, alpha): the acceptance threshold on a probability, and its scale by entropy, which may change
+        requests' tokens. None means that every request gets the tokens that it would without speculation."""
         if self.acceptance_method == "rejection_sampler":
             return None
         threshold = self.posterior_threshold
@@ -148,7 +147,7 @@ def _check_method(method: str) -> None:
 
 
 def _method_of(model: str) -> str:
-    """As vLLM tells it from the name of a draft."""
+    """Derives the method from the name of a draft model, as vLLM does."""
     if model in METHODS or model in METHOD_ALIASES:
         return model
     name = PurePath(model).name.lower()
@@ -176,10 +175,10 @@ class SpeculativeOptions:
     )  # fmt: skip
 
     def chosen(self) -> SpeculativeConfig | None:
-        """How tokens are guessed; None where none are.
+        """How tokens are drafted; None if they are not.
 
         Raises:
-            ValueError: see SpeculativeConfig; the command line has been checked.
+            ValueError: see SpeculativeConfig, which the command line has checked already.
         """
         if not self.speculative_config:
             return None

@@ -1,4 +1,4 @@
-"""Other ways to write options on the command line, turned into the one that click parses.
+"""Translates alternative spellings of options on the command line to the one that click parses.
 
 `--max_model_len` is `--max-model-len`. A key of an option that is a JSON object may be a flag of its own:
 `--speculative-config.method ngram` is `--speculative-config '{"method": "ngram"}'`, added to what the object has; a
@@ -19,16 +19,17 @@ _LEVELS = "--compilation-config"
 
 
 def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
-    """The arguments with dashes for the underscores of flags, and one object for the keys of each.
+    """The arguments with dashes instead of underscores in flags, and with the keys of each object merged into one
+    value.
 
     Args:
         objects: flags of the options that are JSON objects.
 
     Raises:
-        click.UsageError: a key has no value, or stands within what is no object.
+        click.UsageError: a key has no value, or is inside something that is not an object.
     """
     spelled: list[str] = []
-    parts: dict[str, list[tuple[str, str]]] = {}  # flag of an object → its keys (none: the object itself), and values
+    parts: dict[str, list[tuple[str, str]]] = {}  # object's flag → (key, value) pairs; an empty key is the object
     remaining = iter(arguments)
     for word in remaining:
         if word == "--":
@@ -45,7 +46,7 @@ def spell_out(arguments: list[str], objects: Collection[str]) -> list[str]:
 
 
 def spell_out_levels(arguments: Sequence[str]) -> list[str]:
-    """The arguments with --compilation-config for each `-O`."""
+    """The arguments with --compilation-config instead of `-O`."""
     spelled: list[str] = []
     for index, word in enumerate(arguments):
         if word == "--":
@@ -61,7 +62,7 @@ def spell_out_levels(arguments: Sequence[str]) -> list[str]:
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """(flag, `=` or nothing, value) of a word, the flag with dashes; a word that is no flag stays as it is."""
+    """(flag, `=` or empty, value) of a word, with dashes in the flag; a word that is no flag stays as it is."""
     if not word.startswith("--"):
         return word, "", ""
     flag, equals, value = word.partition("=")
@@ -77,7 +78,7 @@ def _next(words: Iterator[str], flag: str) -> str:
 
 
 def _merged(flag: str, values: list[tuple[str, str]]) -> str:
-    """The option's value. Without any keys it is the last object, as click would have it, whatever is wrong with it."""
+    """The option's merged value. Without any keys it is the last object unchanged, for click to parse."""
     if not any(key for key, _ in values):
         return values[-1][1]
     merged: dict[str, Any] = {}
@@ -93,7 +94,7 @@ def _merged(flag: str, values: list[tuple[str, str]]) -> str:
 
 
 def _value(text: str) -> Any:
-    """JSON, or else a text as it stands."""
+    """The text parsed as JSON, or else as it stands."""
     try:
         return json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Options of outputs that have to follow a schema, an expression or a grammar."""
+"""Options for outputs that must follow a schema, a regular expression or a grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKENDS = ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer")
 
 
 class StructuredOutputsConfig(msgspec.Struct):
-    """Keys of --structured-outputs-config, with what they are when they are left out."""
+    """Keys of --structured-outputs-config, with their defaults."""
 
     backend: str = "auto"
     disable_fallback: bool = False
@@ -25,7 +25,8 @@ class StructuredOutputsConfig(msgspec.Struct):
 
 
 def structured_outputs_config_option() -> Any:
-    """A JSON object, for the tokenizer service, which compiles, and for the gateway, which knows of thinking."""
+    """Declares a JSON object for the tokenizer service, which compiles constraints, and the gateway, which tracks
+    reasoning."""
     return option(
         {},
         "How outputs are held to what requests ask of them, as JSON. Keys: backend (auto, guidance, xgrammar or "
@@ -72,10 +73,10 @@ class StructuredOutputsOptions:
     )  # fmt: skip
 
     def chosen(self) -> StructuredOutputsConfig:
-        """The configuration, whichever flags it came by.
+        """The configuration, whichever flags it was given by.
 
         Raises:
-            StartupError: the backend does not exist, or two flags do not agree.
+            StartupError: the backend does not exist, or two flags contradict each other.
         """
         config = dict(self.structured_outputs_config)
         for key in StructuredOutputsConfig.__struct_fields__:

@@ -1,4 +1,4 @@
-"""One option of two services, so that `quire serve` gives it to both."""
+"""An option shared by two services, so that `quire serve` passes it to both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SKIP_FLAG = "--skip-tokenizer-init"
 
 
 def skip_tokenizer_option() -> Any:
-    """Whether there is no tokenizer."""
+    """Declares --skip-tokenizer-init."""
     return option(
         False,
         "Serves token ids alone: no tokenizer service is started or asked, and no tokenizer's files are read. Prompts "

@@ -1,4 +1,4 @@
-"""Options of calls of tools."""
+"""Options for tool calls."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class ToolOptions:
     )  # fmt: skip
 
     def check(self, reasoning_parser: str) -> None:
-        """
+        """Checks that tool calls can be parsed if the model may make them.
+
         Args:
             reasoning_parser: empty for none.
 
         Raises:
-            StartupError: the choice is left to models whose calls nobody can read.
+            StartupError: the model may choose to call tools, but no parser is set for its calls.
         """
         if self.enable_auto_tool_choice and not self.tool_call_parser and reasoning_parser not in PARSERS_OF_CALLS_TOO:
             raise StartupError(

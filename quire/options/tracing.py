@@ -1,4 +1,4 @@
-"""Options of traces, the same in every process."""
+"""Options of tracing, the same in every process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class TracingOptions:
 
     @property
     def details(self) -> frozenset[str]:
-        """Those of model and worker that are asked for."""
+        """The details asked for: a subset of model and worker."""
         words = {word for given in self.collect_detailed_traces for word in given.split(",") if word != "None"}
         return frozenset(("model", "worker")) if "all" in words else frozenset(words)
 
     def check(self) -> None:
-        """
+        """Checks that the options are consistent.
+
         Raises:
-            StartupError: details are asked for that there are not, or of no traces.
+            StartupError: unknown details are asked for, or details without traces.
         """
         if unknown := self.details - {"model", "worker"}:
             raise StartupError(f"{_DETAILS_FLAG} {', '.join(sorted(unknown))}: there are {', '.join(_DETAILS)}.")

@@ -1,4 +1,4 @@
-"""Options of what operators may ask of a running engine."""
+"""Options for what operators may ask of a running engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.options.base import option
 
 
 class ProfilerConfig(msgspec.Struct, frozen=True):
-    """Keys of --profiler-config, with what they are when they are left out."""
+    """Keys of --profiler-config, with their defaults."""
 
     profiler: Literal["torch"] = "torch"
     torch_profiler_dir: str = ""
@@ -43,5 +43,5 @@ class UpkeepOptions:
     )  # fmt: skip
 
     def profiler(self) -> ProfilerConfig:
-        """How steps are profiled."""
+        """The parsed profiler settings."""
         return msgspec.convert(self.profiler_config, ProfilerConfig)

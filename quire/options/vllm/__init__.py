@@ -1,1 +1,1 @@
-"""What users of vLLM type, by its names there: flags and variables, and what becomes of them here."""
+"""vLLM's flags and environment variables, and what each of them does here."""

@@ -1,4 +1,4 @@
-"""What becomes of a flag that vLLM has, or had, and that is no option of Quire."""
+"""Answers to flags that vLLM has, or had, and that are not options of Quire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What happens to somebody who uses it."""
+    """What happens when the flag is used."""
 
     ACTS_AS = "acts as"
     NO_EFFECT = "no effect"
@@ -17,15 +17,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one flag.
+    """What using one flag does.
 
     Attributes:
-        text: the reason, in whole sentences; of ACTS_AS it may be empty. Of NOT_BUILT it says what to do instead.
-        successor: of ACTS_AS, the flag that gets the value, with a dot before the key of an object.
-        fixed: of ACTS_AS, the value that the successor gets in place of the flag's own; "" where it takes none.
-        capability: of NOT_BUILT, what is missing.
-        taken: values that ask for what Quire does anyway; they are taken in silence.
-        switch: it takes no value.
+        text: the reason, in whole sentences; may be empty for ACTS_AS. For NOT_BUILT it says what to do instead.
+        successor: for ACTS_AS, the flag that gets the value, with a dot before an object's key.
+        fixed: for ACTS_AS, the value for the successor in place of the flag's own; "" if the successor takes none.
+        capability: for NOT_BUILT, what is missing.
+        taken: values that ask for what Quire does anyway; they are accepted silently.
+        switch: whether the flag takes no value.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Answer:
         return self.text
 
     def refusal(self, shown: str) -> str:
-        """What somebody reads who used it under that name."""
+        """The error message for using it under the name `shown`."""
         if self.kind is Kind.ACTS_AS:
             return f"In place of {shown} use {self.successor}{f' {self.fixed}' if self.fixed else ''}."
         return f"{shown} is an option of vLLM that Quire does not implement. {self.said}"
@@ -59,20 +59,20 @@ class Answer:
 def acts_as(
     successor: str, text: str = "", *, fixed: str | None = None, switch: bool = False, taken: tuple[str, ...] = ()
 ) -> Answer:
-    """One whose value another option takes."""
+    """The answer for a flag whose value another option takes."""
     return Answer(Kind.ACTS_AS, text, successor=successor, fixed=fixed, switch=switch, taken=taken)
 
 
 def no_effect(text: str, *, switch: bool = False, taken: tuple[str, ...] = ()) -> Answer:
-    """One that may be left out, and is passed over."""
+    """The answer for a flag that is ignored with a message."""
     return Answer(Kind.NO_EFFECT, text, switch=switch, taken=taken)
 
 
 def refused(text: str, *, taken: tuple[str, ...] = ()) -> Answer:
-    """One that will stay refused."""
+    """The answer for a flag that is refused for good."""
     return Answer(Kind.REFUSED, text, taken=taken)
 
 
 def not_built(capability: str, text: str = "Leave it out.") -> Answer:
-    """One that waits for a capability."""
+    """The answer for a flag that needs a missing capability."""
     return Answer(Kind.NOT_BUILT, text, capability=capability)

@@ -1,4 +1,4 @@
-"""Flags of vLLM that are no options of Quire, each with what becomes of it. An option of the same name goes before."""
+"""The flags of vLLM that are not options of Quire, with their answers. An option of the same name takes precedence."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ ANSWERS: Mapping[str, Answer] = MappingProxyType(
     }
 )  # fmt: skip
 
-# Short names, which vLLM has beside the long ones.
+# Short names of vLLM's flags → long names.
 SHORT_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dcp": "decode-context-parallel-size",

@@ -1,4 +1,4 @@
-"""`--compilation-config` of vLLM: its keys that have a counterpart here become options."""
+"""Translates vLLM's `--compilation-config`: keys with a counterpart here become options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS = (*_WITHOUT_EFFECT, "use_cudagraph", "cudagraph_mode", "cudagraph_capture
 
 
 def as_options(text: str) -> tuple[list[str], list[str]]:
-    """(arguments that ask for the same, names of the keys that have no effect).
+    """Returns (equivalent arguments, names of the keys without effect).
 
     Raises:
         click.UsageError: it is neither an object nor a level, or has an unknown key or a value of another type.

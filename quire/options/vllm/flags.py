@@ -1,5 +1,4 @@
-"""The flags of `vllm serve`, by the groups that its help has them in; `!` marks those that its newest version lacks or
-calls deprecated."""
+"""The flags of `vllm serve`, grouped as in its help; `!` marks those that its newest version lacks or deprecates."""
 
 from __future__ import annotations
 
@@ -91,13 +90,13 @@ _GROUPS = {
 class VllmFlag:
     """A flag of vLLM."""
 
-    name: str  # without dashes before it
+    name: str  # without leading dashes
     group: str
     current: bool
 
 
 def vllm_flags() -> Mapping[str, VllmFlag]:
-    """All of them, by name."""
+    """All flags by name."""
     marked = [(word, group) for group, words in _GROUPS.items() for word in words.split()]
     return {
         word.removesuffix("!"): VllmFlag(word.removesuffix("!"), group, not word.endswith("!"))

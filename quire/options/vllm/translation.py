@@ -1,4 +1,4 @@
-"""Arguments as vLLM takes them, turned into Quire's: what another option does now, and what has no effect."""
+"""Translates vLLM's arguments to Quire's, and reports those that act as another option or have no effect."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _QUIET = "VLLM_NO_DEPRECATION_WARNING"
 
 
 def say(line: str) -> None:
-    """One line for whoever starts the command."""
+    """Prints a warning for the user who starts the command."""
     click.echo(f"warning: {line}", err=True)
 
 
 def answer_to(name: str, own: Collection[str]) -> Answer | None:
-    """What becomes of a flag, by its name without dashes before it; None for options of the command, and strangers.
+    """The answer to a flag, by its name without leading dashes; None for the command's own options and unknown flags.
 
     Args:
         own: flags of the command's options.
@@ -30,16 +30,16 @@ def answer_to(name: str, own: Collection[str]) -> Answer | None:
     if answer is None or f"--{name}" in own:
         return None
     if answer.kind is Kind.ACTS_AS and answer.successor.partition(".")[0].replace("--no-", "--") not in own:
-        return None  # the command has not that one either
+        return None  # the command does not have that option either
     return answer
 
 
 def translate(arguments: Sequence[str], own: Collection[str], tell: Callable[[str], None]) -> list[str]:
-    """The arguments, those of vLLM turned into the command's own; flags have dashes, and short names are as they come.
+    """Translates vLLM's flags among the arguments to the command's own; expands short names.
 
     Args:
         own: flags of the command's options.
-        tell: gets a line for each flag that is turned into another, or has no effect.
+        tell: called with a line for each flag that is translated, or has no effect.
 
     Raises:
         click.UsageError: a flag is refused.
@@ -66,21 +66,21 @@ def translate(arguments: Sequence[str], own: Collection[str], tell: Callable[[st
 
 
 def _turns_off(name: str, own: Collection[str]) -> bool:
-    """Whether it is `no-` and a switch that is off anyway."""
+    """Whether the name is `no-` plus a switch that is off anyway."""
     answer = answer_to(name.removeprefix("no-"), own) if name.startswith("no-") and f"--{name}" not in own else None
     return answer is not None and (answer.kind is not Kind.ACTS_AS or answer.switch)
 
 
 def _is_value(words: Sequence[str]) -> bool:
-    """Whether the first is a value, and no flag."""
+    """Whether the first word is a value rather than a flag."""
     return bool(words) and (not words[0].startswith("-") or words[0][1:].isdigit())
 
 
 def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str], None]) -> list[str]:
-    """What takes the place of a flag with its value.
+    """The arguments that replace a flag with its value.
 
     Raises:
-        click.UsageError: nothing does, and it cannot be passed over.
+        click.UsageError: the flag is refused.
     """
     if value in answer.taken:
         return []

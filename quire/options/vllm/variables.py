@@ -1,4 +1,4 @@
-"""Environment variables that vLLM's documentation has, and what each does here."""
+"""The environment variables in vLLM's documentation, and what each does here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _REPORTS = "Quire sends no reports of its use to anybody."
 _SCALES = "--calculate-kv-scales measures them, without a constant."
 _LOGGING = "--log-level, --log-format, --log-file and --log-config-file say how and where is logged."
 
-# Name → why it has no effect, said at start. Those that act are at their options, see `option(variables=…)`.
+# Name → why it has no effect, reported at start. Variables with an effect are listed at their options, see
+# `option(variables=…)`.
 WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -77,7 +78,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 
-# Those that other programs have, too: nothing is said of them.
+# Variables shared with other programs, which are not reported.
 OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_TYPE", "VERBOSE", "CUDA_HOME"), _BUILD),
@@ -87,7 +88,7 @@ OF_OTHERS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Those that libraries read, or the translation of arguments.
+# Variables that are read by libraries, or by the translation of arguments.
 READ_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
         "LD_LIBRARY_PATH": "By the system's loader.",
@@ -108,12 +109,12 @@ def _bytes(unit: int) -> Callable[[str], str]:
         try:
             return str(int(float(text) * unit))
         except ValueError:
-            return text  # whoever parses it says what is wrong
+            return text  # the option's parser reports the error
 
     return convert
 
 
-# Variable → its value as the option has it, where that differs.
+# Variable → conversion of its value to the option's form, if that differs.
 CONVERSIONS: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {
         "VLLM_LOGGING_LEVEL": str.lower,
@@ -126,6 +127,6 @@ CONVERSIONS: Mapping[str, Callable[[str], str]] = MappingProxyType(
 
 
 def value_of(name: str, environment: Mapping[str, str]) -> str:
-    """What a variable says to the option that it stands for; empty for nothing."""
+    """The value of a variable for the option that it stands for; empty if not set."""
     value = environment.get(name, "")
     return CONVERSIONS[name](value) if value and name in CONVERSIONS else value
