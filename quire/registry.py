@@ -56,7 +56,7 @@ def load_plugin(flag: str, table: Mapping[str, str], group: str, name: str) -> A
         )
     try:
         return plugins[name].load()
-    except Exception as error:  # somebody else's code, which may fail in any way
+    except Exception as error:  # third-party code, which may fail in any way
         raise StartupError(f"{flag} {name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
@@ -71,5 +71,5 @@ def load_qualified(name: str) -> Any:
         raise ValueError(f"{name!r} names no module: write package.module.Class")
     try:
         return getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # somebody else's code, which may fail in any way
+    except Exception as error:  # third-party code, which may fail in any way
         raise ValueError(f"{module} cannot be imported ({type(error).__name__}: {error})") from error

@@ -86,7 +86,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, array_like=True):
     # Maximum number of draft tokens at a time, 0 for none; None means as many as the server would use. The output is
     # the same.
     num_speculative_tokens: Annotated[int | None, Bound(0, MAX_SPECULATIVE_TOKENS)] = None
-    reasoning: ReasoningMarks | None = None  # None where nothing depends on it
+    reasoning: ReasoningMarks | None = None  # None if nothing depends on it
 
     @property
     def is_greedy(self) -> bool:

@@ -1,6 +1,6 @@
-"""The router: it says which worker computes what."""
+"""The router: decides which worker computes which request."""
 
 import os
 
-# Placements multiply no matrices: numpy's library would start a thread for each core, which spins for a while.
+# Placement multiplies no matrices, but numpy's BLAS library would start a thread per core, which spins for a while.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

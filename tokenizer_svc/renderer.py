@@ -87,7 +87,7 @@ class ChatRenderer:
     ) -> list[str]:
         """See `score_texts`.
 
-        Raises: as `render`.
+        Raises: see `render`.
         """
         request = {"are_pairs": True, "variables": variables, "template": template, "max_chars": self._max_chars}
         answer = await self._ask(Message(request, json.dumps(pairs).encode()), "documents")

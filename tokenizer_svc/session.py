@@ -93,7 +93,7 @@ class DetokenizeSession:
             return
         try:
             ended = self._detokenize(stream, tokens, delta)
-        except Exception:  # as in _try_open
+        except Exception:  # see _try_open
             logger.exception("a sequence cannot go on")
             ended, delta.error = True, _TROUBLE
         if ended:

@@ -1,4 +1,4 @@
-"""Options of how the ranks of a worker share the experts of a mixture."""
+"""Options for how the ranks of a worker share the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFUSED_EXCHANGES = {
 class EplbConfig(msgspec.Struct, frozen=True):
     """Keys of --eplb-config."""
 
-    window_size: _Count = 1000  # number of last forward passes whose tokens are counted
+    window_size: _Count = 1000  # forward passes over which tokens are counted
     step_interval: _Count = 3000  # forward passes from one rearrangement to the next
     num_redundant_experts: Annotated[int, msgspec.Meta(ge=0)] = 0  # slots per layer in addition to one for each expert
     log_balancedness: bool = False  # logs it for each forward pass

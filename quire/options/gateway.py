@@ -146,8 +146,7 @@ class GatewayOptions:
         """Checks that the options are consistent and that no open server is exposed.
 
         Raises:
-            StartupError: a key is none; or options do not go together: the address is reachable from other machines and
-                StartupError: a key is empty or padded; or options are inconsistent: the address is reachable from other
+            StartupError: a key is empty or padded; or options are inconsistent: the address is reachable from other
                 machines and no key is required; credentials are allowed from everywhere; half of TLS is set, or its
                 files are malformed; reasoning without a parser; parsers without text; a response store that does not
                 exist.

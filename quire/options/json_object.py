@@ -19,8 +19,7 @@ def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None
 
     Raises:
         ValueError: a key is unknown (the message suggests the nearest one), a value has the wrong type, or the schema's
-        own check refuses the object.
-            refused by the schema's own check.
+            own check refuses the object.
     """
     known = schema.__struct_fields__
     for key in value:

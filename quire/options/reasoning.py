@@ -51,8 +51,7 @@ class ReasoningOptions:
         """Checks that the options are consistent.
 
         Raises:
-            StartupError: reasoning is turned on without a parser, or off with one; or two flags name two parsers, or
-                StartupError: reasoning is enabled without a parser, or disabled with one; or two flags name different
+            StartupError: reasoning is enabled without a parser, or disabled with one; or two flags name different
                 parsers, or an unknown one.
         """
         named = self.structured_outputs_config.get("reasoning_parser") or self.parser

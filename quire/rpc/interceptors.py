@@ -133,8 +133,8 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         return span
 
     def _span(self, method: str, trace: Trace) -> Span | None:
-        """Starts the call's span; None for a call that belongs to no trace, such as a load query: it does not start
-        one."""
+        """Starts the call's span; None for a call outside of any trace, such as a load query, as calls start no trace
+        themselves."""
         if self._tracer is None or not trace:
             return None
         service, _, name = method[1:].partition("/")

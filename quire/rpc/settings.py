@@ -42,7 +42,7 @@ CHANNEL_ARGUMENTS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_SECONDS)),  # time for the server's first settings frame
+    ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_SECONDS)),  # time limit for establishing a connection
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Each channel must reconnect to a restarted peer by itself, not share another channel's broken connection.
     ("grpc.use_local_subchannel_pool", 1),

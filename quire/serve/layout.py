@@ -86,8 +86,7 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
 
     Raises:
         StartupError: a port that the user named is taken, an option is for a service that is not started, or options
-            StartupError: a port that the user named is taken, an option is for a service that is not started, or
-            options of adapters or of data parallelism are inconsistent.
+            of adapters or of data parallelism are inconsistent.
     """
     ranks = options.ranks
     _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)

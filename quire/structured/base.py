@@ -109,7 +109,6 @@ class Matcher(ABC):
 
         Args:
             row: int32 [ceil(vocabulary / 32)], contiguous: bit i % 32 of word i // 32 is token i. All of it is
-                row: int32 [ceil(vocabulary / 32)], contiguous: bit i % 32 of word i // 32 is token i. All of it is
                 written; bits of special tokens, and those past the vocabulary, are 0, except for special tokens that
                 the grammar itself names.
         """

@@ -89,7 +89,7 @@ def spelling_of(text: bytes) -> str:
 
 def _spell_byte_level(token: str) -> bytes:
     spelled = [_ALPHABET.get(character) for character in token]
-    if None in spelled:  # an added token, written as it is
+    if None in spelled:  # an added token, stored as plain text
         return token.encode()
     return bytes(byte for byte in spelled if byte is not None)
 

@@ -1,1 +1,1 @@
-"""What each worker has cached: the prefix index and what keeps it true."""
+"""The prefix index of what each worker has cached, and the feeds that keep it up to date."""

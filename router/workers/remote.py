@@ -184,7 +184,7 @@ class RemoteWorker(Worker):
     async def unload_adapter(self, request: engine_pb2.UnloadAdapterRequest) -> int:
         """Has the worker stop serving an adapter; returns how many requests still used it when the wait was over.
 
-        Raises: as `load_adapter`.
+        Raises: see `load_adapter`.
         """
         seconds = CALL_SECONDS + request.wait_ms / 1000
         answer = await self._change_adapters(self._stub.UnloadAdapter, request, seconds)
@@ -193,7 +193,7 @@ class RemoteWorker(Worker):
     async def administer(self, command: admin_pb2.AdminCommand, seconds: float) -> admin_pb2.AdminOutcome:
         """Has the worker carry out an operator's command, within `seconds`.
 
-        Raises: as `load_adapter`.
+        Raises: see `load_adapter`.
         """
         request = admin_pb2.EngineAdminServiceAdministerRequest(command=command)
         answer = await self._call(self._admin.Administer, request, seconds)

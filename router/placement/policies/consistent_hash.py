@@ -27,7 +27,7 @@ class ConsistentHash(Policy):
         key = request.session_id or request.tenant or request.request_id
         sequences = candidates.figures[SEQUENCES]
         weights = _scramble(candidates.homes ^ np.uint64(hash_of(key)))
-        weights[sequences > sequences.mean() * _MOST_OVER_MEAN + _SPARE] >>= np.uint64(32)  # behind all the others
+        weights[sequences > sequences.mean() * _MOST_OVER_MEAN + _SPARE] >>= np.uint64(32)  # ranks behind all others
         return int(weights.argmax())
 
 
