@@ -21,7 +21,7 @@ _SPARE = 2
 
 
 class ConsistentHash(Policy):
-    """Requests of one session, or else of one tenant, go to one worker; those that name neither go anywhere."""
+    """Requests of one session, or else of one tenant, go to one worker; those that name neither, to any worker."""
 
     def choose(self, request: RouteRequest, candidates: Candidates) -> int:
         key = request.session_id or request.tenant or request.request_id
