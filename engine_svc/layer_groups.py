@@ -1,11 +1,11 @@
-"""Layers that share block tables.
+"""Groups of layers that share block tables.
 
-A model whose layers all see the same has one group of them. Where some layers have a sliding window and others see
-everything (Gemma, gpt-oss), each kind has groups of its own, all of about the same number of layers: a block holds
-tokens for the layers of one group, so blocks of all groups come from one pool, and those that a window has passed serve
-whoever needs some (as vLLM's hybrid KV cache manager has it).
+A model whose layers all have the same attention window has one group. Where some layers have a sliding window and
+others full attention (Gemma, gpt-oss), each kind has its own groups, all with about the same number of layers: a block
+holds tokens for the layers of one group, so blocks of all groups come from one pool, and blocks that a window has
+passed can be reused by any group (as in vLLM's hybrid KV cache manager).
 
-The stages of a pipeline have the same groups, for the same blocks, of which each stage has its own layers.
+The stages of a pipeline have the same groups and block tables; each stage has its own layers of every group.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-MAX_GROUPS = 8  # each costs some microseconds a step
+MAX_GROUPS = 8  # each costs some microseconds per step
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Some layers, and the window that all of them have."""
+    """Some layers, and their common attention window; None means full attention."""
 
     window: int | None
     layers: tuple[int, ...]
 
 
 def group_layers(windows: Mapping[int, int | None], own: Container[int] | None = None) -> list[LayerGroup]:
-    """The groups of a model whose layers have these windows; those that see everything come first.
+    """Groups the layers of a model by window; groups with full attention come first.
 
     Args:
-        windows: by layer, of those that attend. Where none does there is a group of no layers.
-        own: layers of a stage, where the others are not wanted; a group may have none of them.
+        windows: window of each attention layer. If there are none, the result is one group without layers.
+        own: layers of this pipeline stage; groups then contain only these, and may be empty. None means all layers.
     """
     if not windows:
         return [LayerGroup(None, ())]
@@ -47,25 +47,26 @@ def group_layers(windows: Mapping[int, int | None], own: Container[int] | None =
 
 
 def _dealt(layers: list[int], groups: int) -> list[tuple[int, ...]]:
-    """So many groups, as few layers in each as it goes."""
+    """Splits the layers into `groups` consecutive groups of nearly equal size."""
     size = max(1, -(-len(layers) // groups))
     return [tuple(layers[index * size : (index + 1) * size]) for index in range(groups)]
 
 
 def most_blocks(window: int | None, num_tokens: int, block_size: int, tokens_under_way: int) -> int:
-    """The most blocks of one group that a sequence of so many tokens holds at once.
+    """The most blocks of one group that a sequence of `num_tokens` tokens holds at once.
 
     Args:
-        tokens_under_way: of the steps that may be under way before the blocks that the first has passed come back.
+        tokens_under_way: tokens of the steps that may be under way before the blocks that the window has passed in the
+            first of them are released.
     """
     blocks = -(-num_tokens // block_size)
     return blocks if window is None else min(blocks, -(-(window + tokens_under_way) // block_size) + 2)
 
 
 def tokens_under_way(step_tokens: int, num_stages: int) -> int:
-    """Tokens that the steps compute at most which may be under way at once: one in each stage, and one that waits.
+    """The most tokens in all steps that may be under way at once: one in each stage, and one that waits.
 
     Args:
-        step_tokens: the budget of a step.
+        step_tokens: token budget of a step.
     """
     return (num_stages + 1) * step_tokens

@@ -1,6 +1,6 @@
-"""The contract of a block store: on each rank, the half of a connector that moves blocks.
+"""The contract of a block store: the half of a connector that moves blocks, on each rank.
 
-The other half, kv_cache/connectors/base.py, decides which.
+The other half, kv_cache/connectors/base.py, decides which blocks to move.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from engine_svc.plan import EndedTransfer, Transfers
 
 
 class BlockStore(ABC):
-    """Called for each step, in the thread that launches it; a step may have nothing to compute.
+    """Contract of a block store. Called for each step, in the thread that launches it, even if it computes nothing.
 
-    A transfer without a key is over, in the order of the device's stream, before the step computes: saves first, then
-    loads. One with a key takes as long as it takes, and ends once: with the number of its first blocks that have been
-    moved. Before that it may read or write its blocks at any time, afterwards never. One that is cancelled is to end
-    soon; where its key is not known (the step that it came with has failed before it got here), with no blocks.
+    A transfer without a key finishes, in the order of the device's stream, before the step computes: saves first, then
+    loads. A transfer with a key may take any time, and ends exactly once: with the number of its first blocks that
+    have been moved. Until then it may read or write its blocks at any time, afterwards never. A cancelled transfer must
+    end soon; if its key is unknown (the step that carried it failed before reaching the store), with zero blocks.
     """
 
     @abstractmethod
     def begin(self, transfers: Transfers) -> None:
-        """Before a step computes. Waits for nothing but copies of its own memory.
+        """Begins a step's transfers before the step computes. Waits for nothing but copies of its own memory.
 
-        Steps launched before may still use the blocks on the device: what does not move them in the order of its stream
-        lets these get to their end first.
+        Steps launched earlier may still use the blocks on the device: a store that does not move blocks in the order of
+        the device's stream must let those steps finish first.
         """
 
     def take_ended(self) -> list[EndedTransfer]:

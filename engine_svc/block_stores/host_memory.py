@@ -1,4 +1,4 @@
-"""Blocks in this worker's host memory."""
+"""A block store that keeps blocks in this worker's host memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine_svc.transfer import Arrival
 
 
 class _Leaving(NamedTuple):
-    """Blocks on their way from the device."""
+    """Blocks being copied from the device."""
 
-    places: list[int]  # where they go
-    blocks: list[torch.Tensor]  # of each layer, on the host once they have arrived
+    places: list[int]  # host blocks that they are for
+    blocks: list[torch.Tensor]  # one tensor per layer, on the host once they have arrived
     arrival: Arrival
 
 
 class HostMemory(BlockStore):
-    """The caches' second tier; a block's place is its number there.
+    """Second tier of the KV caches; a block's place is its number in host memory.
 
-    What leaves a GPU gets to its place when it has arrived: in a later step, or before anything comes back.
+    Blocks copied from a GPU are put in their places after they have arrived: in a later step, or before any load.
     """
 
     def __init__(self, attention: AttentionBackend, caches: Sequence[torch.Tensor], num_blocks: int) -> None:
@@ -46,7 +46,7 @@ class HostMemory(BlockStore):
             self._attention.load_blocks(self._memory, _places(load), self._caches, load.block_ids)
 
     def _settle(self, *, waits: bool) -> None:
-        """Puts what has arrived to its place, in the order in which it left."""
+        """Puts blocks that have arrived in their places, in the order in which they left; `waits` for all of them."""
         while self._leaving and (waits or self._leaving[0].arrival.is_over):
             places, blocks, arrival = self._leaving.popleft()
             arrival.wait()

@@ -1,1 +1,1 @@
-"""The paged KV cache's bookkeeping: who holds which block, and which blocks can be found again. No tensors here."""
+"""Bookkeeping of the paged KV cache: who holds which block, and which blocks can be found again. No tensors here."""

@@ -1,4 +1,4 @@
-"""Reference-counted blocks, and the free ones in the order in which they are taken."""
+"""Reference-counted blocks, with the free ones in the order in which they will be taken."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody refers to."""
+        """Blocks with at least one reference."""
         return self.num_blocks - self.num_free
 
     def references(self, block: int) -> int:
-        """How many hold the block."""
+        """Number of references to the block."""
         return self._references[block]
 
     def take(self) -> int:
-        """The free block that was released longest ago, with one reference. The caller checked `num_free`."""
+        """Takes the first free block and gives it one reference. The caller has checked `num_free`."""
         block = self._next[self._anchor]
         self._unlink(block)
         self._references[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        """One more reference; a free block becomes used."""
+        """Adds a reference; a free block becomes used."""
         if self._references[block] == 0:
             self._unlink(block)
         self._references[block] += 1
 
     def release(self, block: int, keep: bool) -> None:
-        """One reference less. A block that nobody refers to becomes free.
+        """Drops a reference. A block without references becomes free.
 
         Args:
-            keep: its contents may be wanted again: it is taken last instead of first.
+            keep: the contents may be wanted again: a freed block is then taken last instead of first.
+
+        Raises:
+            RuntimeError: the block has no reference.
         """
         if self._references[block] <= 0:
             raise RuntimeError(f"block {block} is released more often than it was taken")
@@ -53,7 +56,7 @@ class BlockPool:
             self._link_before(block, self._anchor if keep else self._next[self._anchor])
 
     def free_blocks(self) -> list[int]:
-        """The free blocks, first to be taken first."""
+        """The free blocks, in the order in which they will be taken."""
         blocks: list[int] = []
         block = self._next[self._anchor]
         while block != self._anchor and len(blocks) <= self.num_blocks:
@@ -62,7 +65,7 @@ class BlockPool:
         return blocks
 
     def check(self) -> None:
-        """Proves that every block is either used or on the free ring, once.
+        """Verifies that every block is either used or on the free ring exactly once.
 
         Raises:
             RuntimeError: a block is lost or counted twice.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class BlockTable:
-    """Which blocks hold a sequence's keys and values, in order, and how its full blocks are named.
+    """The blocks that hold a sequence's keys and values, in order, and the hashes of its full blocks.
 
-    Filled by KvCacheManager only. The hashes outlive a preemption: the tokens they name do not change.
+    Only KvCacheManager changes it. The hashes survive a preemption, because the tokens do not change.
     """
 
     __slots__ = (
@@ -24,29 +24,29 @@ class BlockTable:
     def __init__(
         self, cache_salt: str = "", hashes: list[bytes] | None = None, content: bytes = b"", adapter: str = ""
     ) -> None:
-        # What the hashes begin with: see block_hash.root_hash.
+        # Inputs of the first hash: see block_hash.root_hash.
         self.cache_salt = cache_salt
         self.content = content
         self.adapter = adapter
-        # Of each group of layers, all of the same length; empty when nothing is held.
+        # One list per group of layers, all of the same length; empty when no blocks are held.
         self.block_ids: list[list[int]] = []
-        self.hashes = hashes if hashes is not None else []  # of the first full blocks of its tokens
-        self.has_awaited = False  # blocks from elsewhere; once is enough, so that its sequence gets on
-        self.is_private = False  # what it holds is never told to the prefix cache
-        self.num_findable = 0  # how many of the first blocks the prefix cache has been told of
-        # Of each group: how many of the first ones are not held any more: the window has passed them.
+        self.hashes = hashes if hashes is not None else []  # of the sequence's first full blocks
+        self.has_awaited = False  # has waited for a connector's blocks; only once, so that the sequence progresses
+        self.is_private = False  # its blocks are never put into the prefix cache
+        self.num_findable = 0  # how many of its first blocks are in the prefix cache
+        # For each group, how many of its first blocks are no longer held because the sliding window has passed them.
         self.num_released: list[int] = []
 
     def __len__(self) -> int:
         return len(self.block_ids[0]) if self.block_ids else 0
 
     def num_held(self, group: int) -> int:
-        """How many blocks of a group it has a reference to."""
+        """Number of blocks of a group that this table has a reference to."""
         return len(self.block_ids[group]) - self.num_released[group] if self.block_ids else 0
 
     @property
     def held(self) -> list[int]:
-        """The blocks that this table has a reference to, those of a sequence's start first."""
+        """The blocks that this table has a reference to, group by group and in order within a group."""
         return [
             block
             for block_ids, released in zip(self.block_ids, self.num_released, strict=True)

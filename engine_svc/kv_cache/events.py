@@ -1,8 +1,8 @@
-"""What changed in the prefix cache, told to whoever keeps an index of it.
+"""Events about changes of the prefix cache, for subscribers that keep an index of it.
 
-`EventRecorder` collects in the engine's thread; once per step what it has is taken and appended, in the event loop's
-thread, to the `EventLog`, which numbers it and keeps the last batches for subscribers. Blocks are named by their keys
-(quire/block_hash.py) here; the caches themselves compare whole hashes.
+`EventRecorder` collects events in the engine's thread. Once per step they are taken and appended, in the event loop's
+thread, to the `EventLog`, which numbers them and keeps the last batches for subscribers. Events identify blocks by
+their keys (quire/block_hash.py); the caches themselves compare whole hashes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_KEPT_BATCHES = 4096
 
 
 class Tier(enum.Enum):
-    """Where a cached block lies. One may lie in both."""
+    """The memory that a cached block is in. A block may be in both."""
 
     DEVICE = "device"
     HOST = "host"
@@ -29,8 +29,8 @@ class Tier(enum.Enum):
 class BlocksStored:
     """Blocks that became findable.
 
-    On the device each is the child of the one before it, and `parent` is the key of the block before the first, 0 at a
-    sequence's start. In the host tier they are in no order, and `parent` is 0.
+    On the device each block is the child of the one before it, and `parent` is the key of the block before the first,
+    or 0 at the start of a sequence. In the host tier the blocks have no order, and `parent` is 0.
     """
 
     tier: Tier
@@ -40,7 +40,7 @@ class BlocksStored:
 
 @dataclass(frozen=True)
 class BlocksRemoved:
-    """Blocks that are gone from a tier."""
+    """Blocks that were removed from a tier."""
 
     tier: Tier
     keys: list[int]
@@ -48,7 +48,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True)
 class CacheCleared:
-    """All blocks of all tiers are gone."""
+    """All blocks of all tiers were removed."""
 
 
 KvEvent = BlocksStored | BlocksRemoved | CacheCleared
@@ -56,7 +56,7 @@ KvEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 @dataclass(frozen=True)
 class Digest:
-    """What one tier holds: how many blocks, and their keys combined by exclusive or."""
+    """Summary of one tier: the number of its blocks, and their keys combined by exclusive or."""
 
     num_blocks: int = 0
     keys_xor: int = 0
@@ -67,7 +67,7 @@ Digests = dict[Tier, Digest]
 
 @dataclass(frozen=True)
 class Changes:
-    """Events in order, and what is cached after them. Tiers are independent of each other: one comes first."""
+    """Events in order, and digests of what is cached after them. Events of one tier come before those of the other."""
 
     events: list[KvEvent]
     digests: Digests
@@ -75,16 +75,16 @@ class Changes:
 
 @dataclass(frozen=True)
 class CacheContents:
-    """All that is cached at one moment, by hash and in no order."""
+    """Everything that is cached at one moment, as hashes in no particular order."""
 
     hashes: dict[Tier, list[bytes]]
     digests: Digests
 
 
 class TierRecorder:
-    """Collects the events of one tier and keeps its digest; neighbours that belong together become one event.
+    """Collects the events of one tier and keeps its digest; adjacent events are merged where possible.
 
-    A hash must be stored once before it is removed, and removed before it is stored again.
+    A hash must be stored before it is removed, and removed before it is stored again.
     """
 
     def __init__(self, tier: Tier) -> None:
@@ -92,16 +92,16 @@ class TierRecorder:
         self.clear()
 
     def clear(self) -> None:
-        """Begins anew with an empty tier."""
+        """Starts over with an empty tier."""
         self._events: list[BlocksStored | BlocksRemoved] = []
         self._last_stored = b""
         self._num_blocks = self._keys_xor = 0
 
     def stored(self, block_hash: bytes, parent: bytes | None = None) -> None:
-        """A block became findable.
+        """Records that a block became findable.
 
         Args:
-            parent: hash of the block before it, empty for the first of a sequence; None in a tier without order.
+            parent: hash of the block before it, empty for the first of a sequence; None means a tier without order.
         """
         key = block_key(block_hash)
         self._num_blocks += 1
@@ -114,7 +114,7 @@ class TierRecorder:
         self._last_stored = block_hash
 
     def removed(self, block_hash: bytes) -> None:
-        """A block is gone."""
+        """Records that a block was removed."""
         key = block_key(block_hash)
         self._num_blocks -= 1
         self._keys_xor ^= key
@@ -125,39 +125,39 @@ class TierRecorder:
             self._events.append(BlocksRemoved(self._tier, [key]))
 
     def digest(self) -> Digest:
-        """Of what is cached now."""
+        """Digest of what is cached now."""
         return Digest(self._num_blocks, self._keys_xor)
 
     def take(self) -> list[BlocksStored | BlocksRemoved]:
-        """What was recorded since the last call."""
+        """Returns what was recorded since the last call."""
         events, self._events = self._events, []
         return events
 
 
 class EventRecorder:
-    """The recorders of both tiers, and what concerns them both."""
+    """The recorders of both tiers, and events that concern both."""
 
     def __init__(self, host: TierRecorder | None = None) -> None:
         """
         Args:
-            host: of the host tier, where there is one.
+            host: recorder of the host tier, if there is one.
         """
         self.device = TierRecorder(Tier.DEVICE)
         self.host = host or TierRecorder(Tier.HOST)
         self._was_cleared = False
 
     def cleared(self) -> None:
-        """All blocks are gone; what was recorded before does not matter any more."""
+        """Records that all blocks are gone, and drops what was recorded before."""
         self.device.clear()
         self.host.clear()
         self._was_cleared = True
 
     def digests(self) -> Digests:
-        """Of what is cached now."""
+        """Digest of each tier as of now."""
         return {Tier.DEVICE: self.device.digest(), Tier.HOST: self.host.digest()}
 
     def take(self) -> Changes | None:
-        """What was recorded since the last call; None if nothing was."""
+        """Returns what was recorded since the last call; None if nothing was."""
         events: list[KvEvent] = [CacheCleared()] if self._was_cleared else []
         self._was_cleared = False
         events += self.device.take()
@@ -167,7 +167,7 @@ class EventRecorder:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Changes with their number."""
+    """Changes with their sequence number."""
 
     sequence: int
     changes: Changes
@@ -177,8 +177,8 @@ class EventLog:
     """The last batches, numbered from 1 without gaps. Used from one event loop.
 
     Attributes:
-        epoch: what the numbers belong to; another log has another one.
-        last_sequence: of the last batch.
+        epoch: identifies this log; sequence numbers are only comparable within one epoch.
+        last_sequence: number of the last batch; 0 before the first.
     """
 
     def __init__(self, kept_batches: int = DEFAULT_KEPT_BATCHES) -> None:
@@ -195,12 +195,12 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def keeps(self, sequence: int) -> bool:
-        """Whether a subscriber can go on from `sequence` without a snapshot."""
+        """Whether a subscriber can continue from `sequence` without a snapshot."""
         first = self._batches[0].sequence if self._batches else self.last_sequence + 1
         return first <= sequence <= self.last_sequence + 1
 
     def since(self, sequence: int) -> list[EventBatch]:
-        """The batches from `sequence` on, which `keeps` has confirmed."""
+        """The batches from `sequence` on. The caller has checked `keeps(sequence)`."""
         wanted = self.last_sequence + 1 - sequence
         return list(self._batches)[-wanted:] if wanted > 0 else []
 

@@ -24,10 +24,10 @@ from quire.options.cache import CacheOptions
 
 @dataclass(frozen=True)
 class Prefix:
-    """Blocks that a sequence can begin with: first those on the device, then those that a connector brings."""
+    """Cached blocks that a sequence can begin with: first those on the device, then those that a connector loads."""
 
-    device: list[list[int]] = field(default_factory=list)  # of each group
-    # Of each group: the first block that its window sees. Those before it are not held, whatever stands for them.
+    device: list[list[int]] = field(default_factory=list)  # one list per group of layers
+    # For each group, the index of the first block that its window sees. Entries before it are placeholders, not held.
     first: list[int] = field(default_factory=list)
     elsewhere: Found = NOTHING
 
@@ -35,7 +35,7 @@ class Prefix:
         return (len(self.device[0]) if self.device else 0) + len(self.elsewhere.hashes)
 
     def num_held(self, group: int) -> int:
-        """How many blocks of a group on the device it refers to."""
+        """Number of device blocks of a group that a table beginning with this prefix refers to."""
         return len(self.device[group]) - self.first[group] if self.device else 0
 
     @property
@@ -45,11 +45,11 @@ class Prefix:
 
 
 class KvCacheManager:
-    """Owner of all blocks of a worker.
+    """Owns all KV cache blocks of a worker.
 
     A block is *used* (in some sequence's table), *cached* (in none, but findable by its hash) or *free*. Cached blocks
-    count as free room: the one unused for longest is overwritten first. Only full, computed blocks are shared, so
-    nothing is ever written to a block that two sequences hold.
+    count as free room: the least recently used one is overwritten first. Only full, computed blocks are shared, so
+    a block that two sequences hold is never written to.
     """
 
     def __init__(
@@ -60,12 +60,15 @@ class KvCacheManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Events tell of the blocks of the first group of layers only: what the windows of the others see of a prefix may
-        be gone sooner, and an index then promises too much.
+        Events cover only the blocks of the first group of layers: blocks that the other groups' windows need may be
+        evicted sooner, so an index built from the events may overestimate what is cached.
 
         Args:
-            connector: for a single group without a window only, whose blocks are shared.
-            clock: seconds; deadlines of awaited blocks are on it.
+            connector: supported only for a single group of layers without a window that shares blocks.
+            clock: returns seconds; the deadlines of awaited blocks are measured on it.
+
+        Raises:
+            ValueError: the model does not support a connector.
         """
         if connector is not None and facts.windows != (None,):
             raise ValueError(f"a connector keeps blocks of layers that see everything, not of windows {facts.windows}")
@@ -85,12 +88,12 @@ class KvCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all."""
+        """Total number of blocks."""
         return self._pool.num_blocks
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that live sequences hold."""
+        """Blocks held by live sequences or transfers."""
         return self._pool.num_used
 
     @property
@@ -100,16 +103,16 @@ class KvCacheManager:
 
     @property
     def num_used_host_blocks(self) -> int:
-        """Those of them that keep something."""
+        """Blocks of the host tier that are in use."""
         return self._connector.num_used_blocks
 
     def lookup(self, table: BlockTable, token_ids: Sequence[int], may_await: bool = True) -> Prefix:
-        """The cached blocks of the sequence's longest known prefix, for `allocate` or `await_blocks`.
+        """Finds the cached blocks of the sequence's longest cached prefix, for `allocate` or `await_blocks`.
 
-        The last token is never among them: something must be computed to sample from.
+        The last token is never included: at least one token must be computed to sample from.
 
         Args:
-            may_await: whether blocks that come later are of use; never again to a sequence that has waited for some.
+            may_await: whether blocks that arrive later are acceptable. A sequence that has waited once does not again.
         """
         if not self._caching:
             return Prefix()
@@ -130,7 +133,7 @@ class KvCacheManager:
         return NOTHING if found.is_awaited and not may_await else found
 
     def _longest(self, wanted: list[bytes]) -> int:
-        """The greatest number of first blocks of which every group has those that its window still sees."""
+        """The longest prefix, in blocks, for which every group has cached the blocks that its window still sees."""
         count = len(wanted)
         for window, cache in zip(self._windows, self._caches, strict=True):
             if window is None:
@@ -145,18 +148,18 @@ class KvCacheManager:
         return count
 
     def _first_seen(self, window: int | None, num_blocks: int) -> int:
-        """The first block that a token behind so many blocks sees."""
+        """Index of the first block that a token after `num_blocks` blocks sees."""
         return 0 if window is None else max(0, num_blocks * self.block_size - window + 1) // self.block_size
 
     def allocate(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> list[list[int]] | None:
         """Extends the table until it holds `num_tokens`.
 
         Args:
-            found: of `lookup`, which an empty table begins with; nothing of it is awaited.
+            found: result of `lookup` that an empty table begins with, without awaited blocks.
 
         Returns:
-            The blocks added to each group, those found not among them; empty when there are none. None (and nothing
-            changed) when there is not enough room.
+            The blocks added to each group, excluding those found; empty when there are none. None when there is not
+            enough room; then nothing has changed.
         """
         if not found and table.block_ids and num_tokens <= len(table.block_ids[0]) * self.block_size:
             return []  # as in most steps of most sequences
@@ -173,9 +176,12 @@ class KvCacheManager:
         return added if missing > 0 else []
 
     def await_blocks(self, table: BlockTable, found: Prefix) -> None:
-        """An empty table begins with what was found on the device, and waits for the rest: see `take_arrivals`.
+        """Begins an empty table with the blocks found on the device and has it wait for the rest: see `take_arrivals`.
 
-        The caller has seen that there is room.
+        The caller has checked that there is room.
+
+        Raises:
+            RuntimeError: the blocks found need no waiting.
         """
         hashes, wait_seconds = found.elsewhere.hashes, found.elsewhere.wait_seconds
         if wait_seconds is None:
@@ -186,11 +192,11 @@ class KvCacheManager:
         self._transfers.load(table, hashes, [self._take() for _ in hashes], wait_seconds)
 
     def abandon(self, table: BlockTable) -> None:
-        """The table does not wait any more. The blocks that were to come are free once the connector has let go."""
+        """Stops a table's waiting. The awaited blocks become free once the connector has released them."""
         self._transfers.abandon(table)
 
     def take_arrivals(self) -> list[BlockTable]:
-        """The tables that waited and do so no longer, with as many of the blocks as have come."""
+        """Returns the tables that no longer wait, extended by the blocks that have arrived."""
         return self._transfers.take_arrivals()
 
     def can_extend(self, table: BlockTable, num_tokens: int) -> bool:
@@ -199,7 +205,7 @@ class KvCacheManager:
         return missing * len(self._windows) <= self._pool.num_free
 
     def has_room(self, table: BlockTable, num_tokens: int, found: Prefix | None = None) -> bool:
-        """Whether a sequence can get to `num_tokens`, if others take nothing meanwhile."""
+        """Whether a sequence can reach `num_tokens` if others allocate nothing in the meantime."""
         found = found or Prefix()
         needed = -(-num_tokens // self.block_size) - len(table) - len(found)
         missing = 0
@@ -209,11 +215,11 @@ class KvCacheManager:
         return missing + self._cost(found) <= self._pool.num_free
 
     def _cost(self, found: Prefix) -> int:
-        """Free blocks that the prefix takes: the cached ones that nobody holds, and those that come from elsewhere."""
+        """Free blocks that the prefix takes: cached ones without references, and those that a connector loads into."""
         return len(found.elsewhere.hashes) + sum(1 for block in found.held if not self._pool.references(block))
 
     def _begin(self, table: BlockTable, found: Prefix) -> None:
-        """An empty table holds what was found on the device; one that is not stays as it is."""
+        """Begins an empty table with the blocks found on the device; does not change a table that has blocks."""
         if not table.block_ids:
             table.block_ids = [[] for _ in self._windows]
             table.num_released = [0] * len(self._windows)
@@ -227,14 +233,14 @@ class KvCacheManager:
         table.num_findable += len(found.device[0])
 
     def book(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
-        """After a step: blocks that became full can be found by others, and those that a window has passed are free."""
+        """After a step, makes newly full blocks findable and releases those that a sliding window has passed."""
         if self._caching and num_computed_tokens >= (table.num_findable + 1) * self.block_size:
             self.make_findable(table, token_ids, num_computed_tokens)
         if self._has_windows:
             self.release_passed(table, num_computed_tokens)
 
     def make_findable(self, table: BlockTable, token_ids: Sequence[int], num_computed_tokens: int) -> None:
-        """Puts the table's blocks that are full and computed by now into the prefix cache."""
+        """Adds the table's full, computed blocks to the prefix cache."""
         full = num_computed_tokens // self.block_size
         if not self._caching or table.is_private or full <= table.num_findable:
             return
@@ -251,27 +257,27 @@ class KvCacheManager:
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content, table.adapter)
 
     def _save(self, table: BlockTable, full: int) -> None:
-        """Of the blocks that are about to become findable, those that the connector wants leave."""
+        """Starts saving those blocks, among the ones about to become findable, that the connector wants."""
         first = table.num_findable
         if wanted := self._connector.wants(table.hashes[first:full]):
             hashes, block_ids = table.hashes[first:full], table.block_ids[0][first:full]
             self._transfers.save([hashes[index] for index in wanted], [block_ids[index] for index in wanted])
 
     def release_passed(self, table: BlockTable, num_computed_tokens: int) -> None:
-        """Gives back the blocks that no further token of the sequence will see, nor a fork of it made now."""
+        """Releases blocks that no further token of the sequence, or of a fork made now, will see."""
         for group, window in enumerate(self._windows):
             if window is None:
                 continue
-            passed = (num_computed_tokens - window + 1) // self.block_size - 1  # a fork begins a block earlier
+            passed = (num_computed_tokens - window + 1) // self.block_size - 1  # a fork begins one block earlier
             for block in table.block_ids[group][table.num_released[group] : max(0, passed)]:
                 self._pool.release(block, keep=block in self._caches[group])
             table.num_released[group] = max(table.num_released[group], passed)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """A second table that shares the first one's full blocks among its first `num_tokens` computed tokens.
+        """Returns a second table that shares the full blocks of the first `num_tokens` computed tokens.
 
-        The last of these tokens stays to be computed by the new sequence, so that it has logits to sample from; or all
-        of them, where nothing can be shared.
+        At least the last of these tokens is left for the new sequence to compute, so that it has logits to sample
+        from. If blocks cannot be shared, it computes all of them.
         """
         shared = (num_tokens - 1) // self.block_size if self._shares else 0
         hashes = table.hashes[: num_tokens // self.block_size]
@@ -286,7 +292,7 @@ class KvCacheManager:
         return child
 
     def free(self, table: BlockTable) -> None:
-        """Gives all the table's blocks back. Those at a sequence's end are overwritten before those at its start."""
+        """Releases all the table's blocks. Those at the sequence's end will be overwritten before those at its start."""
         for cache, block_ids, released in zip(self._caches, table.block_ids, table.num_released, strict=False):
             for block in reversed(block_ids[released:]):
                 self._pool.release(block, keep=block in cache)
@@ -294,10 +300,10 @@ class KvCacheManager:
         table.is_private = False
 
     def clear(self, tables: Iterable[BlockTable] = ()) -> None:
-        """Makes all blocks unfindable; sequences keep theirs.
+        """Makes all blocks unfindable; sequences keep their blocks.
 
         Args:
-            tables: what they hold now, and what is computed behind it, does not become findable later either.
+            tables: tables whose blocks, including those computed from now on, must not become findable later either.
         """
         for table in tables:
             table.is_private = bool(table.block_ids)
@@ -310,34 +316,34 @@ class KvCacheManager:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether a transfer is under way that no step waits for; it gets on by steps, though they compute nothing."""
+        """Whether a transfer is under way that no step waits for; it advances with steps, even those without tokens."""
         return self._transfers.is_active
 
     def take_transfers(self) -> Transfers:
-        """What the next step begins with."""
+        """Returns the transfers that the next step begins with."""
         return self._connector.take_transfers()
 
     def end_transfers(self, ends: Sequence[EndedTransfer]) -> None:
-        """Those that have ended, as a step told."""
+        """Books the transfers that a step has reported as ended."""
         self._transfers.end(ends)
 
     def take_changes(self) -> Changes | None:
-        """Changes of the prefix cache since the last call; None if there are none."""
+        """Returns the prefix cache changes since the last call; None if there are none."""
         return self._recorder.take()
 
     def contents(self) -> CacheContents:
-        """All that is findable now."""
+        """Everything that is findable now."""
         hashes = {Tier.DEVICE: self._caches[0].hashes(), Tier.HOST: self._connector.hashes()}
         return CacheContents(hashes, self._recorder.digests())
 
     def check(self, tables: Sequence[BlockTable]) -> None:
-        """Proves that no block is lost: free + cached + used is all there are, and `tables` hold just those used.
+        """Verifies that no block is lost: each is free, cached or used, and used ones are held by tables or transfers.
 
         Args:
-            tables: those of all live sequences.
+            tables: tables of all live sequences.
 
         Raises:
-            RuntimeError: a block leaked, was freed twice, or is held by nobody in `tables`.
+            RuntimeError: a block leaked, was freed twice, or has a reference without a holder.
         """
         self._pool.check()
         for cache in self._caches:
@@ -349,7 +355,7 @@ class KvCacheManager:
             raise RuntimeError(f"blocks {wrong[:10]} have another number of references than holders")
 
     def _load(self, table: BlockTable, hashes: Sequence[bytes]) -> None:
-        """Appends blocks that the connector brings before the step computes."""
+        """Appends blocks that the connector loads before the step computes."""
         self._connector.pin(hashes)
         for block_hash in hashes:
             block = self._take()

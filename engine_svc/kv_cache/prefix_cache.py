@@ -1,4 +1,4 @@
-"""Full blocks by the hash of their contents and everything before them."""
+"""Index of full blocks by the hash of their contents and of everything before them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from engine_svc.kv_cache.events import TierRecorder
 
 
 class PrefixCache:
-    """Finds blocks that hold a wanted prefix. Says what it learns and forgets to the recorder, if it has one.
+    """Finds the blocks that hold a prefix. Reports additions and removals to the recorder, if it has one.
 
-    A block has one hash at most and a hash one block: a second block with the same contents stays unfindable.
+    A block has at most one hash and a hash at most one block: a second block with the same contents is not findable.
     """
 
     def __init__(self, recorder: TierRecorder | None) -> None:
         self._recorder = recorder
         self._blocks: dict[bytes, int] = {}
-        self._hashes: dict[int, bytes] = {}  # of the blocks
+        self._hashes: dict[int, bytes] = {}  # by block
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -35,7 +35,7 @@ class PrefixCache:
         return found
 
     def runs(self, hashes: Iterable[bytes]) -> list[int]:
-        """For each of `hashes`: how many in a row, up to it, are cached."""
+        """For each of `hashes`, how many consecutive ones ending with it are cached."""
         found, run = [], 0
         for block_hash in hashes:
             run = run + 1 if block_hash in self._blocks else 0
@@ -43,7 +43,7 @@ class PrefixCache:
         return found
 
     def store(self, block: int, block_hash: bytes, parent: bytes) -> None:
-        """Makes the block findable, unless another one with its contents is already.
+        """Makes the block findable, unless another block with the same contents already is.
 
         Args:
             parent: hash of the block before it; empty for the first of a sequence.
@@ -56,10 +56,10 @@ class PrefixCache:
             self._recorder.stored(block_hash, parent)
 
     def forget(self, block: int) -> bytes | None:
-        """Ends the block's findability, if it had any: its contents are about to be overwritten.
+        """Removes the block from the index, if it is there, because its contents are about to be overwritten.
 
         Returns:
-            The hash by which it was found.
+            The hash by which it could be found; None if it could not.
         """
         block_hash = self._hashes.pop(block, None)
         if block_hash is None:
@@ -70,16 +70,16 @@ class PrefixCache:
         return block_hash
 
     def clear(self) -> None:
-        """Forgets all blocks; the recorder hears of it from whoever clears all tiers."""
+        """Forgets all blocks. The recorder is not told: the caller that clears all tiers does that."""
         self._blocks.clear()
         self._hashes.clear()
 
     def hashes(self) -> list[bytes]:
-        """Of all blocks that can be found."""
+        """The hashes of all findable blocks."""
         return list(self._blocks)
 
     def check(self) -> None:
-        """Proves that hashes and blocks name each other.
+        """Verifies that the two indexes, by hash and by block, agree.
 
         Raises:
             RuntimeError: they do not.

@@ -1,4 +1,4 @@
-"""How many KV blocks a worker gets beside the states of recurrent layers, and the longest sequence that they hold."""
+"""Computes how many KV blocks fit next to the states of recurrent layers, and the longest sequence they hold."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from quire.options.scheduler import SchedulerOptions
 
 logger = logging.getLogger(__name__)
 
-# The bookkeeping costs about 100 bytes a block.
+# The bookkeeping costs about 100 bytes per block.
 MAX_BLOCKS = 2**20
-# Tiny models: the cache never takes more than this many times what a full batch of the longest sequences needs, unless
-# its size is asked for. What is beyond would only keep prefixes, and cost start-up time.
+# For tiny models: unless its size is given, the cache takes at most this many times what a full batch of the longest
+# sequences needs. More would only keep prefixes, and cost startup time.
 _BATCHES = 4
 
 
 @dataclass(frozen=True)
 class KvCacheSize:
-    """The KV cache's blocks, and the most tokens that one sequence may have.
+    """The number of KV cache blocks, and the most tokens that one sequence may have.
 
     Attributes:
-        num_tokens: that the blocks hold when all sequences are of the full length.
+        num_tokens: tokens that the blocks hold when all sequences have the maximum length.
     """
 
     num_blocks: int
@@ -37,10 +37,12 @@ class KvCacheSize:
 
 
 def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
-    """
+    """Computes the size of the KV cache.
+
     Raises:
-        StartupError: one sequence of the length that was asked for does not fit; names the largest --max-model-len
-            that does. Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget.
+        StartupError: one sequence of the requested length does not fit; the message names the largest --max-model-len
+            that does. Or whole prompts (--no-enable-chunked-prefill) do not fit the token budget, or other options
+            conflict.
     """
     cache, scheduler = options.cache, options.scheduler
     _check_swap(spec, cache)
@@ -73,10 +75,10 @@ def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
 
 
 def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
-    """Bytes for blocks.
+    """Bytes left for blocks after the states of recurrent layers.
 
     Raises:
-        StartupError: states take all that there is.
+        StartupError: the states take all available memory.
     """
     if spec.state_bytes < spec.available_bytes or not spec.state_bytes:
         return spec.available_bytes - spec.state_bytes
@@ -92,27 +94,27 @@ def _memory_option(spec: KvCacheSpec) -> str:
 
 
 def _most(spec: KvCacheSpec, cache: CacheOptions, max_num_seqs: int) -> int:
-    """More blocks than this are no use."""
+    """The largest useful number of blocks."""
     if cache.kv_cache_memory_bytes is not None:
         return MAX_BLOCKS
     return min(MAX_BLOCKS, _BATCHES * max_num_seqs * _blocks_for(spec.max_model_len, spec))
 
 
 def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
-    """The most blocks that one sequence of so many tokens holds."""
+    """The most blocks, over all groups, that one sequence of `num_tokens` tokens holds at once."""
     under_way = tokens_under_way(spec.max_num_batched_tokens, spec.num_stages)
     return sum(most_blocks(window, num_tokens, spec.block_size, under_way) for window in spec.windows)
 
 
 def _capacity(num_blocks: int, spec: KvCacheSpec) -> int:
-    """The longest sequence that so many blocks hold, up to the model's or a little more: all of the last block."""
+    """The longest sequence that fits, at most the model's length rounded up to whole blocks or a little more."""
     size = spec.block_size
     lengths = range(size, max(spec.max_model_len + size, (num_blocks + 1) * size), size)
     return bisect_right(lengths, num_blocks, key=lambda length: _blocks_for(length, spec)) * size
 
 
 def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
-    """The override wins, and cuts the longest sequence to what it holds."""
+    """Uses the overriding number of blocks, and cuts the longest sequence to what they hold."""
     capacity = _capacity(num_blocks, spec)
     if capacity < spec.max_model_len:
         logger.warning("--num-gpu-blocks-override %d cuts the longest sequence to %d tokens", num_blocks, capacity)
@@ -120,10 +122,10 @@ def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
 
 
 def _longest(num_blocks: int, free: int, spec: KvCacheSpec, *, is_fixed: bool) -> int:
-    """The longest sequence: the model's, or what so many blocks hold of it.
+    """The longest sequence: the model's length, or what the blocks hold of it.
 
     Raises:
-        StartupError: they hold less than was asked for, or nothing.
+        StartupError: the blocks hold less than the requested length (`is_fixed`), or nothing.
     """
     capacity = _capacity(num_blocks, spec)
     if capacity >= spec.max_model_len:

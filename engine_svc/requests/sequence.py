@@ -1,4 +1,4 @@
-"""The living: sequences, and the requests they belong to. Changed in the engine's thread only."""
+"""Live sequences, and the requests that they belong to. Changed in the engine's thread only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from engine_svc.structured.follower import Follower
 
 
 class SequenceState(enum.Enum):
-    """Where a sequence is in its life. It may go from RUNNING to PREEMPTED and back any number of times."""
+    """Life cycle of a sequence. It may change from RUNNING to PREEMPTED and back any number of times."""
 
-    CREATED = enum.auto()  # not in the scheduler yet: it waits for the sequence whose blocks it will share
-    WAITING = enum.auto()  # for its first step
+    CREATED = enum.auto()  # not in the scheduler yet: waits for the sequence whose blocks it will share
+    WAITING = enum.auto()  # waits for its first step
     RUNNING = enum.auto()  # holds a slot of the runner
-    PREEMPTED = enum.auto()  # lost slot and blocks; waits to be computed anew
+    PREEMPTED = enum.auto()  # lost its slot and blocks; waits to be recomputed
     FINISHED = enum.auto()  # holds nothing
 
 
@@ -45,33 +45,33 @@ class LiveRequest:
         self.arrival_time = arrival_time
         self.deadline = None if request.timeout_seconds is None else arrival_time + request.timeout_seconds
         self.first_scheduled_time: float | None = None
-        self.step_seconds_before: tuple[float, float] | None = None  # then; see EngineStatistics.step_seconds
+        self.step_seconds_before: tuple[float, float] | None = None  # at that time; see EngineStatistics.step_seconds
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.cached_prompt_tokens = 0
         self.completion_tokens = sum(len(choice.token_ids) for choice in request.progress)
         self.preemptions = 0
-        self.mask_seconds = 0.0  # of this thread's time that its grammar has taken
+        self.mask_seconds = 0.0  # engine thread time spent on its grammar
         self.prompt_logprobs: list[PositionLogprobs] = []
 
     def find(self, choice_index: int) -> Sequence | None:
-        """The sequence of that index, unless it has ended."""
+        """The sequence of this choice; None if it has ended."""
         alive = (each for each in self.sequences if each.state is not SequenceState.FINISHED)
         return next((each for each in alive if each.choice_index == choice_index), None)
 
 
 class Sequence:
-    """One of the n continuations of a prompt: tokens known, and how many of them are computed.
+    """One of the n continuations of a prompt: its known tokens, and how many of them are computed.
 
-    It owns its tokens and counters: `advance`, `append` and `roll_back` are all that writes `token_ids`,
-    `num_computed_tokens` and `num_pending_tokens`. Steps that are under way count as done: what they compute is
-    computed, and at each position that they sample a token is pending. This takes for granted that drafted tokens are
-    right; `append` takes back what was computed of those that are not.
+    It owns its tokens and counters: only `advance`, `append` and `roll_back` write `token_ids`, `num_computed_tokens`
+    and `num_pending_tokens`. Steps that are under way count as done: their tokens count as computed, and a token is
+    pending at each position that they sample. This assumes that all drafted tokens are accepted; `append` takes back
+    the rejected ones.
 
-    Always: 0 <= num_computed_tokens <= known and pending tokens <= max_length, of which the table has blocks for those
-    that are computed. While tokens are pending all but the last of them are computed.
+    Invariants: 0 <= num_computed_tokens <= known and pending tokens <= max_length, and the table has blocks for all
+    computed tokens. While tokens are pending, all tokens but the last pending one are computed.
 
-    One that another worker has begun starts like one that comes back after a preemption: with output that is not
+    A sequence that another worker has begun starts like one that returns after a preemption: with output that is not
     computed.
     """
 
@@ -92,56 +92,59 @@ class Sequence:
     ) -> None:
         self.owner = owner
         self.choice_index = choice_index
-        self.order = order  # rank, arrival, choice: whoever is smaller goes first
+        self.order = order  # rank, arrival, choice: smaller goes first
         self.sampling = sampling
-        self.max_length = max_length  # of prompt and output together
+        self.max_length = max_length  # of prompt and output combined
         self.table = table
         progress = owner.request.progress
         self._tokens = owner.request.held_token_ids + (progress[choice_index].token_ids if progress else [])
-        self.token_ids: abc.Sequence[int] = self._tokens  # all that are known, those of the prompt first
+        self.token_ids: abc.Sequence[int] = self._tokens  # all known tokens, prompt first
         self.num_prompt_tokens = owner.request.num_prompt_tokens
         self.num_computed_tokens = 0  # how many of its first tokens are computed
         self.num_pending_tokens = 0  # positions sampled by steps whose results have not come yet
-        self.generates = max_length > self.num_prompt_tokens  # else it only computes its prompt
+        self.generates = max_length > self.num_prompt_tokens  # otherwise it only computes its prompt
         detection = sampling.parameters.repetition_detection
         self.repetition = (
             RepetitionDetector(detection, self._tokens[self.num_prompt_tokens :])
             if detection and detection.max_pattern_size
             else None
         )
-        self.follower: Follower | None = None  # of the request's constraint; gone on as far as the known tokens
+        self.follower: Follower | None = None  # follows the request's constraint up to the last known token
         self.slot = -1
-        self.first_step = self.last_step = -1  # that computed some of it, since it has its slot
-        self.adapter_slot = 0  # of the device, while it holds one: see AdapterSlots
+        self.first_step = self.last_step = -1  # steps that computed some of it since it got its slot
+        self.adapter_slot = 0  # device slot while it holds one: see AdapterSlots
         self.state = SequenceState.CREATED
-        # Until they are complete: they need every prompt token computed, so the prefix cache must not be read.
+        # True until they are complete: they need every prompt token computed, so the prefix cache must not be read.
         self.wants_prompt_logprobs = sampling.num_prompt_logprobs is not None and self.num_prompt_tokens > 1
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens, known or pending, that are still to be computed."""
+        """Known or pending tokens that are not computed yet."""
         return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that may still come, beside those that are pending."""
+        """Tokens that may still be generated, not counting pending ones."""
         return self.max_length - len(self.token_ids) - self.num_pending_tokens
 
     def advance(self, num_tokens: int, num_sampled_positions: int = 0) -> None:
-        """The next tokens are computed: found in a cache, or by a step, which may sample at the last of them."""
+        """Marks the next tokens as computed, by a cache hit or by a step, which may sample at the last of them."""
         self.num_computed_tokens += num_tokens
         self.num_pending_tokens += num_sampled_positions
 
     def append(self, token_ids: list[int], num_sampled_positions: int) -> None:
-        """The run of tokens that a step sampled at so many positions; what it computed behind the run is forgotten.
+        """Appends the run of tokens that a step sampled; positions that it computed after the run are taken back.
+
+        Args:
+            num_sampled_positions: positions at which the step sampled; at least the length of the run.
 
         Raises:
-            ValueError: the run is empty, or longer than that.
+            ValueError: the run is empty or longer than that.
         """
         count = len(token_ids)
         if not 0 < count <= num_sampled_positions:
@@ -153,14 +156,14 @@ class Sequence:
         self.num_computed_tokens -= num_sampled_positions - count
 
     def roll_back(self) -> None:
-        """Nothing is computed any more, and what steps under way bring is not wanted."""
+        """Marks all tokens as not computed; results of steps under way will be ignored."""
         self.num_computed_tokens = self.num_pending_tokens = 0
 
     def check(self, block_size: int) -> None:
-        """Proves what always holds.
+        """Verifies the invariants of the class.
 
         Raises:
-            RuntimeError: it does not.
+            RuntimeError: one is violated.
         """
         computed, pending, length = self.num_computed_tokens, self.num_pending_tokens, len(self.token_ids)
         if not 0 <= computed <= length + pending <= self.max_length:

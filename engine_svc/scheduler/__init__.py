@@ -1,1 +1,1 @@
-"""Which sequences compute how many tokens in each step."""
+"""Decides which sequences compute how many tokens in each step."""

@@ -1,12 +1,12 @@
-"""Which adapters are in host memory and on the device, and whose sequences wait for that.
+"""Tracks which adapters are in host memory and on the device, and which sequences wait for one.
 
-A sequence runs with an adapter's weights in a slot of the device, which it holds from when it may start to its end or
-preemption. One whose adapter has no slot is set aside, so that it stands in nobody's way, and takes its place in the
-queue again when there is one. Slots, and places in host memory before them, go to adapters in the order of their first
-sequences, from those that nobody holds.
+A sequence runs with its adapter's weights in a device slot, which it holds from its start until it ends or is
+preempted. A sequence whose adapter has no slot is set aside, so that it does not block the queue, and is queued again
+once the adapter has one. Slots, and before them places in host memory, are given to adapters in the order of their
+first waiting sequences; only slots and places that no running sequence uses are given away.
 
-Nobody starves: while it is set aside, others that come behind it may start with the adapters that are there, but not
-without end. After some of them it claims a slot, which nobody behind it may take any more.
+No sequence starves: while one is set aside, later sequences may overtake it by starting with adapters that are already
+loaded, but only a limited number of them. After that its adapter claims a slot, which no later sequence may take.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine_svc.plan import AdapterChanges, AdapterPlacement
 from engine_svc.requests.outputs import AdapterLoad
 from engine_svc.requests.sequence import Sequence
 
-# Sequences that may overtake one that is set aside, before a slot is kept for it. In simulations of 64 adapters over 4
-# slots, 16 sequences running and as many more waiting, no more come per step without a bound; without any overtaking,
-# half as many.
+# Sequences that may overtake one that is set aside before a slot is reserved for it. In simulations with 64 adapters, 4
+# slots, 16 running sequences and 16 waiting ones, having no bound did not start more sequences per step; allowing no
+# overtaking started half as many.
 MOST_OVERTAKING = 32
 _CHANGED = "its files are others than those that were loaded; load it again, in place"
 
@@ -33,48 +33,48 @@ def _order(sequence: Sequence) -> tuple[int, int, int]:
 
 
 class _Entry:
-    """What is known of an adapter while a request has it or memory keeps it."""
+    """State of an adapter while a request uses it or it is kept in memory."""
 
     __slots__ = ("adapter", "aside", "gone", "is_read", "num_overtaking", "num_requests", "num_running", "slot",
                  "used", "wire_key")  # fmt: skip
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self.wire_key = 0  # of its time in host memory; 0 outside of it
+        self.wire_key = 0  # identifies this stay in host memory; 0 while it is not there
         self.is_read = False
         self.slot = 0
         self.num_requests = 0
         self.num_running = 0  # sequences that hold the slot
-        self.used = 0  # the greater, the later it was
-        self.aside: list[Sequence] = []  # in order
-        self.num_overtaking = 0  # sequences that have passed those by
+        self.used = 0  # logical time of the last use; greater is later
+        self.aside: list[Sequence] = []  # sequences waiting for the adapter, by `Sequence.order`
+        self.num_overtaking = 0  # sequences that started ahead of those set aside
         self.gone: Callable[[], None] | None = (
-            None  # to be called with its last request's end: it is not served any more
+            None  # set once the adapter is retired; called when its last request ends
         )
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Of the first that is set aside."""
+        """The order of the first sequence that is set aside for this adapter."""
         return self.aside[0].order
 
     def is_free_for(self, order: tuple[int, int, int]) -> bool:
-        """Whether a sequence of that order may take its place."""
+        """Whether a sequence with this order may evict the adapter from its slot or place."""
         return not self.num_running and not (self.aside and self.order < order)
 
 
 class AdapterSlots:
-    """Owner of slots and places. Called from one thread, where nothing else is said."""
+    """Owns the device slots and host memory places. Single-threaded unless a method says otherwise."""
 
     def __init__(self, num_slots: int = 0, num_places: int = 0) -> None:
         """
         Args:
-            num_slots: of the device: --max-loras; 0 where no adapters are served.
-            num_places: of host memory, which keeps what the device has as well.
+            num_slots: adapter slots on the device (--max-loras); 0 when no adapters are served.
+            num_places: adapters that host memory holds, including those that are also on the device.
         """
         self._num_places = num_places
         self._entries: dict[int, _Entry] = {}  # by the adapter's key
         self._slots: dict[int, _Entry | None] = dict.fromkeys(range(1, num_slots + 1))
-        self._claims: dict[int, _Entry] = {}  # slot → whose it will be
+        self._claims: dict[int, _Entry] = {}  # slot → the adapter that it is reserved for
         self._set_aside: dict[Sequence, _Entry] = {}
         self._reading: dict[int, _Entry] = {}  # by wire key
         self._wire_keys = itertools.count(1)
@@ -91,24 +91,24 @@ class AdapterSlots:
     # Requests.
 
     def enter(self, adapter: Adapter | None) -> None:
-        """A request has come that has the adapter, if any."""
+        """Registers a new request that uses the adapter, if any."""
         if adapter is not None:
             self._entry(adapter).num_requests += 1
 
     def leave(self, adapter: Adapter | None) -> None:
-        """It has ended, and so have its sequences."""
+        """Unregisters a request that has ended together with all of its sequences."""
         if adapter is not None:
             entry = self._entries[adapter.key]
             entry.num_requests -= 1
             self._forget_unused(entry)
 
     def num_requests(self, key: int) -> int:
-        """How many have an adapter. May be called from any thread."""
+        """Number of live requests that use the adapter. May be called from any thread."""
         entry = self._entries.get(key)
         return entry.num_requests if entry else 0
 
     def retire(self, adapter: Adapter, gone: Callable[[], None]) -> None:
-        """No further request will have the adapter: with the last one it goes from all memory, and `gone` is called."""
+        """Drops the adapter from all memory and calls `gone` once its last request ends; no new requests may use it."""
         entry = self._entry(adapter)
         entry.gone = gone
         self._forget_unused(entry)
@@ -116,7 +116,7 @@ class AdapterSlots:
     # Sequences.
 
     def admit(self, sequence: Sequence) -> bool:
-        """Whether a sequence may start: it needs no adapter, or holds the slot of its own now. Else it is set aside."""
+        """Whether a sequence may start: it needs no adapter or now holds its adapter's slot. Else sets it aside."""
         adapter = sequence.owner.request.adapter
         if adapter is None or sequence.adapter_slot:
             return True
@@ -132,7 +132,7 @@ class AdapterSlots:
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence gives the slot that it holds, if any, back."""
+        """Returns the adapter slot that a sequence holds, if any."""
         if sequence.adapter_slot:
             entry = self._slots[sequence.adapter_slot]
             assert entry is not None
@@ -140,7 +140,7 @@ class AdapterSlots:
             sequence.adapter_slot = 0
 
     def forget(self, sequence: Sequence) -> bool:
-        """A sequence is not set aside any more; returns whether it was."""
+        """Removes a sequence from those set aside; returns whether it was one of them."""
         entry = self._set_aside.pop(sequence, None)
         if entry is None:
             return False
@@ -151,18 +151,20 @@ class AdapterSlots:
 
     @property
     def set_aside(self) -> Iterable[Sequence]:
-        """Those that are. May be read from any thread."""
+        """The sequences that are set aside. May be read from any thread."""
         return list(self._set_aside)
 
     @property
     def num_set_aside(self) -> int:
-        """How many. May be read from any thread."""
+        """Number of sequences that are set aside. May be read from any thread."""
         return len(self._set_aside)
 
     def settle(self) -> list[Sequence]:
-        """At a step's beginning, gets on with the adapters that sequences wait for; those that wait no longer.
+        """Advances the adapters that sequences wait for, at the beginning of a step.
 
-        The first with each adapter holds its slot, the others ask again.
+        Returns:
+            The sequences that no longer wait. The first one for each adapter holds its slot; the others must call
+            `admit` again.
         """
         freed: list[Sequence] = []
         if not self._set_aside:
@@ -180,17 +182,24 @@ class AdapterSlots:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a step is to take changes along, or adapters are being read."""
+        """Whether the next step must carry adapter changes, or adapters are being read."""
         return bool(self._dropped or self._placed or self._reading)
 
     def take_changes(self) -> AdapterChanges:
-        """What the next step begins with."""
+        """Returns the adapter changes that the next step begins with, and clears them."""
         changes = AdapterChanges(self._dropped, list(self._placed.values()), self._read)
         self._dropped, self._placed, self._read = [], {}, {}
         return changes
 
     def end_reads(self, read: Mapping[int, str]) -> list[tuple[Sequence, str]]:
-        """Adapters have been read, or could not be: the sequences that wait for these in vain, and why."""
+        """Records adapters that were read, or failed to be, into host memory.
+
+        Args:
+            read: wire key → error, empty on success.
+
+        Returns:
+            The sequences waiting for adapters that could not be read, each with the error.
+        """
         failed: list[tuple[Sequence, str]] = []
         for entry in [self._reading[wire_key] for wire_key in read if wire_key in self._reading]:
             error = read[entry.wire_key] or (_CHANGED if entry.adapter.has_changed() else "")
@@ -203,9 +212,9 @@ class AdapterSlots:
         return failed
 
     def redo(self, changes: AdapterChanges) -> None:
-        """A step has failed that began with these changes: nobody knows which of them were made."""
+        """Schedules the changes of a failed step again: it is unknown which of them were applied."""
         self._dropped += changes.dropped
-        for entry in list(self._reading.values()):  # the ends of those before may have been lost with the step
+        for entry in list(self._reading.values()):  # reports of earlier reads may have been lost with the step
             self._drop(entry)
         for placement in changes.placed:
             holder = self._slots[placement.slot]
@@ -213,25 +222,25 @@ class AdapterSlots:
                 self._placed[placement.slot] = placement
 
     def forget_memory(self) -> None:
-        """No adapter is in memory any more, and no sequence holds a slot: all are read again when they are wanted."""
+        """Drops all adapters from memory, while no sequence holds a slot; each is read again when it is needed."""
         for entry in list(self._entries.values()):
             self._drop(entry)
 
     def loads(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> tuple[AdapterLoad, ...]:
-        """What each name has that is on the device or has sequences. May be called from any thread."""
+        """Load of each adapter on the device or with sequences, sorted by name. May be called from any thread."""
         runs, waits = _count(running), _count(waiting)
         there = {entry.adapter.name for entry in list(self._slots.values()) if entry and entry.gone is None}
         names = sorted(there | runs.keys() | waits.keys())
         return tuple(AdapterLoad(name, name in there, runs[name], waits[name]) for name in names)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Proves that no slot or place is lost.
+        """Verifies that no slot or place is lost.
 
         Args:
-            sequences: all that wait or run.
+            sequences: all waiting and running sequences.
 
         Raises:
-            RuntimeError: it is not so.
+            RuntimeError: the bookkeeping is inconsistent.
         """
         holders = [each for each in sequences if each.adapter_slot]
         if any(self._slots[each.adapter_slot] is not self._entries[_key(each)] for each in holders):
@@ -256,7 +265,7 @@ class AdapterSlots:
         return self._entries.setdefault(adapter.key, _Entry(adapter))
 
     def _forget_unused(self, entry: _Entry) -> None:
-        """Without requests, an adapter that is not served any more goes, and what is nowhere is not remembered."""
+        """If no request uses the adapter, drops it if it is retired, and forgets it if it is not in memory."""
         if entry.num_requests:
             return
         if entry.gone is not None:
@@ -274,7 +283,7 @@ class AdapterSlots:
                 other.num_overtaking += 1
 
     def _get_on(self, entry: _Entry, order: tuple[int, int, int]) -> bool:
-        """A step further towards the slot of an adapter; whether a sequence of that order may hold it."""
+        """Advances an adapter one step towards a slot; returns whether a sequence with this order may hold it now."""
         if entry.slot:
             return self._may_take(entry.slot, order)
         if entry.is_read:
@@ -293,12 +302,12 @@ class AdapterSlots:
         return False
 
     def _may_take(self, slot: int, order: tuple[int, int, int]) -> bool:
-        """Whether nobody before a sequence of that order has claimed a slot."""
+        """Whether the slot is not claimed for a sequence that comes before this order."""
         claimant = self._claims.get(slot)
         return claimant is None or not claimant.aside or order <= claimant.order
 
     def _free_slot(self, order: tuple[int, int, int]) -> int:
-        """One that is empty, or else that whose adapter nobody has used for longest; 0 if there is none."""
+        """An empty slot, or else the one with the least recently used adapter; 0 if none is available."""
         free = [
             (entry.used if entry else 0, slot)
             for slot, entry in self._slots.items()
@@ -315,7 +324,7 @@ class AdapterSlots:
         self._clear_claims(entry)
 
     def _claim(self, entry: _Entry) -> None:
-        """Keeps the slot for an adapter whose own has been used the least recently, of those that nobody claims."""
+        """Reserves for an adapter the unclaimed slot whose current adapter was least recently used."""
         slots = [(last.used if last else 0, slot) for slot, last in self._slots.items() if slot not in self._claims]
         if slots:
             self._claims[min(slots)[1]] = entry
@@ -328,7 +337,7 @@ class AdapterSlots:
         return sum(1 for entry in self._entries.values() if entry.wire_key)
 
     def _make_place(self, order: tuple[int, int, int]) -> bool:
-        """Whether host memory has room for one more, now that what nobody has used for longest is dropped."""
+        """Makes room for an adapter in host memory, dropping the least recently used one; returns whether it could."""
         if self._num_kept() < self._num_places:
             return True
         kept = [entry for entry in self._entries.values() if entry.is_read and entry.is_free_for(order)]
@@ -340,7 +349,7 @@ class AdapterSlots:
         return True
 
     def _drop(self, entry: _Entry) -> None:
-        """Takes an adapter out of host memory and off the device."""
+        """Removes an adapter from host memory and from the device."""
         if entry.slot:
             self._slots[entry.slot], entry.slot = None, 0
         if entry.wire_key:
@@ -353,7 +362,7 @@ class AdapterSlots:
 
 
 def _count(sequences: Iterable[Sequence]) -> Counter[str]:
-    """Sequences by the names of their adapters."""
+    """Number of sequences by adapter name."""
     adapters = (sequence.owner.request.adapter for sequence in sequences)
     return Counter(adapter.name for adapter in adapters if adapter is not None)
 

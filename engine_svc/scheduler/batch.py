@@ -1,4 +1,4 @@
-"""The batch of one step, while it is put together."""
+"""The batch of one step while it is being built."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from engine_svc.requests.sequence import Sequence
 
 
 class Batch:
-    """Which sequences run in this step, within its token budget."""
+    """The sequences that run in one step, within its token budget."""
 
     def __init__(self, step: int, token_budget: int, began: float = 0.0) -> None:
         """
         Args:
-            began: when it began to be planned, on the engine's clock.
+            began: when planning began, on the engine's clock.
         """
         self.step = step
         self.began = began
         self.budget = self._token_budget = token_budget  # tokens left
         self.sequences: dict[int, Sequence] = {}  # by slot, in the order of the plan's `scheduled`
-        self.started: list[Sequence] = []  # those of them that get their slots in this step
-        # slot → its sequence's tokens that are computed after the step; drafted ones may turn out to be too.
+        self.started: list[Sequence] = []  # the ones that get their slots in this step
+        # slot → number of the sequence's tokens computed after the step, excluding drafted ones, which may be rejected.
         self.computed: dict[int, int] = {}
-        self.sampling: dict[int, int] = {}  # slot → positions that its sequence samples, of those that sample
-        self.num_drafts = 0  # drafted tokens that it verifies
-        self.num_wanted = 0  # tokens that the ranks are to guess behind it
-        self.drafts: dict[int, tuple[int, ...]] = {}  # slot → its sequence's drafted tokens, of those that have some
-        # slot → tokens that its sequence's run may have, where a grammar may end it before the last position.
+        self.sampling: dict[int, int] = {}  # slot → number of sampled positions, for sequences that sample
+        self.num_drafts = 0  # drafted tokens that the step verifies
+        self.num_wanted = 0  # tokens that the ranks should draft after it
+        self.drafts: dict[int, tuple[int, ...]] = {}  # slot → drafted tokens, for sequences that have any
+        # slot → most tokens of the sequence's run, where a grammar may end it before the last sampled position.
         self.longest_runs: dict[int, int] = {}
-        self.completed_prompts: list[int] = []  # slots of those that generate nothing and are done after the step
-        self.partial_prefills = 0  # those of them whose prompt stays incomplete
+        self.completed_prompts: list[int] = []  # slots of sequences that generate nothing and finish here
+        self.partial_prefills = 0  # sequences whose prompt is still incomplete after the step
         self.long_partial_prefills = 0
         self.preempted = False
-        self.awaits_masks = False  # some sequence that samples follows a grammar
+        self.awaits_masks = False  # a sequence that samples follows a grammar
         self.unscheduled_prefill_tokens = 0
         self.transfers = NO_TRANSFERS
         self.adapters = NO_ADAPTER_CHANGES
-        self.is_transferring = False  # blocks or adapters are on their way that no step waits for
+        self.is_transferring = False  # block or adapter transfers are under way that no step waits for
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def has_work(self) -> bool:
-        """Whether the step would do anything: compute, or let blocks and adapters get on their way."""
+        """Whether the step would do anything: compute, or advance block and adapter transfers."""
         return bool(self.sequences) or self.is_transferring
 
     def add(
@@ -57,10 +57,10 @@ class Batch:
         drafts: tuple[int, ...] = (),
         wanted: int = 0,
     ) -> None:
-        """Lets a sequence compute its next `count` tokens and the drafted ones behind them: see Sequence.advance.
+        """Schedules the sequence's next `count` tokens and the drafted ones after them: see Sequence.advance.
 
         Args:
-            wanted: tokens that are to be guessed behind what it samples.
+            wanted: tokens that the ranks should draft after what it samples.
         """
         computed, slot, num_drafts = sequence.num_computed_tokens, sequence.slot, len(drafts)
         left = sequence.num_uncomputed_tokens - count
@@ -85,7 +85,7 @@ class Batch:
         self.budget -= total
 
     def add_new(self, sequence: Sequence, count: int, wanted: int = 0) -> None:
-        """The same for one that has just been given its slot."""
+        """Like `add`, for a sequence that has just been given its slot."""
         embeds = sequence.owner.request.prompt_embeds
         self._new.append(
             NewSequence(
@@ -104,7 +104,7 @@ class Batch:
         self.add(sequence, count, [], wanted=wanted)
 
     def holders(self) -> dict[int, Sequence]:
-        """By slot, the sequences that still hold it: others ended or were preempted since, or have got it anew."""
+        """By slot, the sequences that still hold it; not those that have ended or been preempted or restarted since."""
         return {
             slot: sequence
             for slot, sequence in self.sequences.items()
@@ -112,5 +112,5 @@ class Batch:
         }
 
     def plan(self) -> StepPlan:
-        """The step as the executor gets it."""
+        """The plan of the step, as passed to the executor."""
         return StepPlan(self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters)

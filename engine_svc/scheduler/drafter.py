@@ -1,4 +1,4 @@
-"""The contract of whatever guesses the tokens that come next, for the model to verify in one step."""
+"""The contract of a drafter, which guesses the next tokens for the model to verify in one step."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from engine_svc.scheduler.batch import Batch
 
 
 class Drafter(Protocol):
-    """Asked before each step how many tokens are guessed, and told after it what became of them.
+    """Proposes drafted tokens before each step and is told afterwards how many of them were right.
 
-    The control side may guess (`propose`), or the ranks behind a step's run (`wanted`), whose guesses `take` brings for
-    the next step's `propose`. None of this may raise.
+    Tokens are drafted either by the control side (`propose`), or by the ranks after a step's run (`wanted`): those
+    drafts are passed to `take`, for the `propose` of the next step. No method may raise.
     """
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is guessed for the step that was planned last; then none is planned before it has ended."""
+        """Whether tokens are drafted for the step planned last; if so, the next is planned only after it has ended."""
         return True
 
     def enter(self, live: LiveRequest, num_waiting: int) -> None:
-        """A request comes, while so many sequences wait."""
+        """Announces a new request, while `num_waiting` sequences wait."""
 
     def begin(self, sequences: list[Sequence]) -> None:
-        """A step is about to be planned, in which these run, unless there is no room; others may start."""
+        """Announces a step to be planned with these running sequences, as far as they fit; others may start."""
 
     def waits_for(self, sequence: Sequence) -> bool:
-        """Whether all tokens of a sequence of `begin` must be known before its next step is planned."""
+        """Whether all tokens of a sequence passed to `begin` must be known before its next step is planned."""
         return True
 
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """The tokens that may follow the sequence's, all of which are known: `most` at most (1 or more), or none."""
+        """Drafts up to `most` (at least 1) next tokens, or none, for a sequence without pending tokens."""
 
     def wanted(self, sequence: Sequence, most: int) -> int:
-        """How many tokens the ranks are to guess behind the run that this step may sample; `most` at most."""
+        """How many tokens, up to `most`, the ranks should draft after the run that this step may sample."""
         return 0
 
     def take(self, sequence: Sequence, token_ids: list[int]) -> None:
-        """What the ranks have guessed behind the sequence's known tokens."""
+        """Accepts the tokens that the ranks have drafted after the sequence's known ones."""
 
     def verified(self, sequence: Sequence, num_drafts: int, num_right: int, num_tokens: int) -> None:
-        """So many drafted tokens were right; the sequence has so many more, an ending within the run considered."""
+        """Reports that `num_right` drafts were accepted and `num_tokens` tokens added, cut where the sequence ends."""
 
     def ended(self, batch: Batch, draft_seconds: float) -> None:
-        """A step has ended, and all that it brought is booked; so much of its time the ranks have taken to guess."""
+        """Reports a step whose results are all booked, and for how much of its time the ranks were drafting."""
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drops the state of a sequence that has ended."""
 
     def counters(self) -> dict[str, Any]:
-        """What has come of it, by the names of quire.counters."""
+        """Statistics of drafting, by the names in quire.counters."""
         return {}
 
     def fail(self, reason: str) -> None:
-        """Whoever guesses on the ranks does so no more."""
+        """Reports that the ranks can no longer draft tokens."""

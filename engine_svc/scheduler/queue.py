@@ -1,4 +1,4 @@
-"""Waiting sequences in the order of the policy."""
+"""Waiting sequences in the order of the scheduling policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _reversed_order(sequence: Sequence) -> tuple[int, int, int]:
 
 
 class WaitingQueue:
-    """Sorted by `Sequence.order`; the first one stands at the list's end, where it is cheap to take away."""
+    """Sorted by `Sequence.order`; the first sequence is at the end of the list, where removal is cheap."""
 
     def __init__(self) -> None:
         self._entries: list[Sequence] = []
@@ -27,16 +27,16 @@ class WaitingQueue:
         return iter(self._entries)
 
     def at(self, index: int) -> Sequence:
-        """Who is served next (0), or after so many others."""
+        """The sequence at this position of the queue; 0 is the next to be served."""
         return self._entries[-1 - index]
 
     def push(self, sequence: Sequence) -> None:
-        """Takes its place."""
+        """Inserts a sequence at its place in the order."""
         insort(self._entries, sequence, key=_reversed_order)
         self.num_uncomputed_tokens += sequence.num_uncomputed_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """Leaves, from wherever it stands. Its computed tokens must not have changed since it was pushed."""
+        """Removes a sequence from any place. Its computed tokens must not have changed since it was pushed."""
         if self._entries[-1] is sequence:
             self._entries.pop()
         else:
@@ -44,5 +44,5 @@ class WaitingQueue:
         self.num_uncomputed_tokens -= sequence.num_uncomputed_tokens
 
     def last_holder(self) -> Sequence | None:
-        """The last in order that holds blocks: of the sequence it was forked from, or from elsewhere."""
+        """The last sequence in order that holds blocks, shared with its fork parent or loaded through a connector."""
         return next((sequence for sequence in self._entries if len(sequence.table)), None)

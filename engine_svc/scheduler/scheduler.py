@@ -1,7 +1,7 @@
 """The scheduler: one token budget per step, running sequences first, then waiting ones.
 
-There is no prefill or decode phase. Every sequence has tokens that are known and a number of them that is computed; a
-step lets computed tokens catch up with known ones, as far as budget and blocks reach.
+There is no prefill or decode phase. Every sequence has a number of known tokens and a number of computed ones; each
+step computes known tokens that are not computed yet, as far as the token budget and free blocks allow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.shares import StepShares
 from quire.options.scheduler import SchedulerOptions
 
-# Long prompts that a look through the waiting queue passes over, to bound what a step costs.
+# Most long prompts that one pass over the waiting queue skips, to bound the cost of planning a step.
 _MOST_PASSED_OVER = 64
 _NO_DRAFTS: tuple[int, ...] = ()
 
@@ -30,10 +30,10 @@ def _order(sequence: Sequence) -> tuple[int, int, int]:
 
 
 class Scheduler:
-    """Owner of the slots, of both queues, and, through the KV cache manager, of every sequence's blocks.
+    """Owns the slots, the waiting and running queues, and, through the KV cache manager, the blocks of all sequences.
 
-    No deadlock: admission lets only sequences in that fit the whole cache, and when blocks run out the last in the
-    policy's order gives its own back. So the first in order always gets on.
+    There is no deadlock: only sequences that fit the cache are admitted, and when blocks run out the last sequence in
+    the policy's order gives its own back. So the first in order always makes progress.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Scheduler:
     ) -> None:
         """
         Args:
-            token_budget: of a step.
-            lookahead: positions behind its known tokens for which a sequence takes blocks, where there are some.
-            adapters: None where none are served.
-            num_stages: steps that are under way while another is planned, where each waits for the one before it.
+            token_budget: most tokens that a step computes.
+            lookahead: positions after its known tokens for which a sequence gets blocks, if enough are free.
+            adapters: None means that no adapters are served.
+            num_stages: pipeline stages, each of which may have a step under way while another step is planned.
         """
         self.adapters = adapters or AdapterSlots()
         self._kv_cache = kv_cache
@@ -59,10 +59,10 @@ class Scheduler:
         self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, options.enable_chunked_prefill)
         self._drafter = drafter
         self._lookahead = lookahead
-        self.is_paused = False  # steps have no sequences; transfers and adapters get on
-        self._is_drafting = False  # something is guessed for the step that is being planned
+        self.is_paused = False  # steps run no sequences; transfers and adapter changes continue
+        self._is_drafting = False  # tokens are drafted for the step that is being planned
         self._waiting = WaitingQueue()
-        self._awaiting: dict[BlockTable, Sequence] = {}  # those that wait for blocks from elsewhere
+        self._awaiting: dict[BlockTable, Sequence] = {}  # sequences waiting for blocks from a connector
         self._running: list[Sequence] = []  # in the policy's order
         self._free_slots = list(range(options.max_num_seqs - 1, -1, -1))
         self._step = 0
@@ -70,7 +70,7 @@ class Scheduler:
         self.prefix_queries = 0  # tokens looked up in the prefix cache
         self.prefix_hits = 0  # tokens found there, in either tier
         self.host_queries = 0  # tokens not found on the device
-        self.host_hits = 0  # those of them found in the host tier
+        self.host_hits = 0  # tokens found in the host tier instead
         self.num_preempted = 0  # sequences that were preempted and wait
         self.preemptions = 0
 
@@ -81,14 +81,14 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a slot, or first for blocks or an adapter."""
+        """Sequences that wait for a slot, including those still waiting for blocks or an adapter."""
         return len(self._waiting) + len(self._awaiting) + self.adapters.num_set_aside
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Known tokens that wait to be computed; of prompts that are computed in part, as of the last step."""
+        """Known tokens not computed yet; for partly computed prompts, as of the last step."""
         aside = sum(sequence.num_uncomputed_tokens for sequence in self.adapters.set_aside)
-        # Those that ran in the last step may all have failed in it, or have lost their places since.
+        # All sequences of the last step may have failed in it or been preempted since.
         in_part = self._unscheduled_prefill_tokens if self._running else 0
         return self._waiting.num_uncomputed_tokens + aside + in_part
 
@@ -99,7 +99,7 @@ class Scheduler:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether blocks or adapters get on by steps, though these compute nothing."""
+        """Whether block or adapter transfers need steps to advance, even if these compute nothing."""
         return self._kv_cache.is_transferring or self.adapters.is_changing
 
     @property
@@ -108,18 +108,18 @@ class Scheduler:
         return self._step
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence into the waiting queue."""
+        """Adds a sequence to the waiting queue."""
         sequence.state = SequenceState.WAITING
         self._waiting.push(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Takes a sequence into the waiting queue that shares the blocks of the parent's prompt, which is computed."""
+        """Adds a sequence to the waiting queue that shares the blocks of its parent's computed prompt."""
         child.table = self._kv_cache.fork(parent.table, parent.num_prompt_tokens)
         child.advance(len(child.table) * self._kv_cache.block_size)
         self.add(child)
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence, wherever it is, and frees all that it holds."""
+        """Ends a sequence in any state and frees everything that it holds."""
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
             self._release_slot(sequence)
@@ -134,7 +134,7 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes a sequence out of the waiting queue, or from among those that wait for blocks or an adapter."""
+        """Removes a sequence from the waiting queue, or from those waiting for blocks or an adapter."""
         if self.adapters.forget(sequence):
             return
         if self._awaiting.pop(sequence.table, None) is None:
@@ -143,7 +143,7 @@ class Scheduler:
             self._kv_cache.abandon(sequence.table)
 
     def schedule(self, now: float = 0.0) -> Batch:
-        """The next step. Its sequences have slots and blocks for what they are to compute."""
+        """Plans the next step. Its sequences have slots, and blocks for the tokens that they compute."""
         self._shares.begin(self._running, self._waiting.num_uncomputed_tokens)
         batch = Batch(self._step, self._shares.budget, now)
         if self._drafter is not None:
@@ -166,11 +166,11 @@ class Scheduler:
         return batch
 
     def _take_arrivals(self) -> None:
-        """Those that wait for blocks no longer take their place in the queue, with what has come computed."""
+        """Queues the sequences that no longer wait for blocks; tokens of the blocks that arrived count as computed."""
         for table in self._kv_cache.take_arrivals():
             sequence = self._awaiting.pop(table)
             sequence.advance(len(table) * self._kv_cache.block_size)
-            if sequence.num_computed_tokens:  # else it looks again
+            if sequence.num_computed_tokens:  # otherwise it is looked up again
                 self._count_hits(sequence, sequence.num_computed_tokens)
             self._waiting.push(sequence)
 
@@ -185,7 +185,7 @@ class Scheduler:
                 count, drafts = 1, _NO_DRAFTS
                 wanted = 0
                 if missing > 1 or self._is_drafting:
-                    # A long prompt leaves every sequence behind it a token, so that no stream stalls.
+                    # A long prompt leaves one token for every later sequence, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
                     count = min(self._chunk(missing), share)
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
@@ -195,7 +195,7 @@ class Scheduler:
                 blocks = allocate(sequence.table, room)
                 if blocks is None:
                     blocks = self._preempt_for(sequence, end, batch)
-                if blocks is None:  # it was the last in order, and is preempted itself
+                if blocks is None:  # the sequence was last in order and has itself been preempted
                     break
                 if missing > count:
                     self._note_partial(batch, missing)
@@ -203,9 +203,10 @@ class Scheduler:
             index += 1
 
     def _waits_for_tokens(self, sequence: Sequence) -> bool:
-        """Whether it cannot go on before its pending tokens are known: the last is there, or a drafter must see them.
+        """Whether a sequence with pending tokens cannot be scheduled before they are known.
 
-        More than one is pending of a sequence that has drafts under way, how many of which count nobody knows yet.
+        That is the case if its last token is pending, if a drafter must see the pending tokens, or if drafts are being
+        verified: then more than one token is pending, and it is not known yet how many are accepted.
         """
         if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1 or self._is_under_way(sequence):
             return True
@@ -215,7 +216,7 @@ class Scheduler:
         return sequence.num_pending_tokens > 0 and self._shares.is_under_way(sequence, self._step)
 
     def _draft(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Tokens to verify behind the known ones, for which there are blocks: nobody is preempted for a guess."""
+        """Drafted tokens to verify after the known ones, if free blocks suffice: drafts never preempt a sequence."""
         if sequence.num_pending_tokens:
             return _NO_DRAFTS
         most = min(most, sequence.num_missing_tokens - 1)
@@ -226,19 +227,19 @@ class Scheduler:
         return drafts if fits else _NO_DRAFTS
 
     def _wanted(self, sequence: Sequence) -> int:
-        """Tokens that the ranks are to guess behind what a step samples."""
+        """How many tokens the ranks should draft after what a step samples."""
         return self._drafter.wanted(sequence, sequence.num_missing_tokens - 2) if self._drafter is not None else 0
 
     def _room(self, sequence: Sequence, end: int, wanted: int) -> int:
-        """Positions that a sequence has blocks for, in a step that computes so many: more where more are to be guessed.
+        """Positions to allocate blocks for in a step that computes up to `end`: more if more tokens will be drafted.
 
-        Nobody is preempted for those.
+        No sequence is preempted for the additional positions.
         """
         room = min(end + max(wanted, self._lookahead), sequence.max_length)
         return room if room > end and self._kv_cache.can_extend(sequence.table, room) else end
 
     def _chunk(self, missing: int) -> int:
-        """What a long prompt computes in one step; the rest of the budget is for others."""
+        """Tokens that a sequence may compute in one step: a long prompt is limited, to leave budget for others."""
         return min(missing, self._options.long_prefill_token_threshold) if self._is_long(missing) else missing
 
     def _is_long(self, missing: int) -> bool:
@@ -256,7 +257,7 @@ class Scheduler:
             if too_many_long and self._is_long(sequence.num_uncomputed_tokens):
                 if passed_over == _MOST_PASSED_OVER:
                     break
-                passed_over += 1  # shorter ones behind it need not wait for the long ones that run
+                passed_over += 1  # shorter ones after it need not wait for running long ones
                 continue
             if not self.adapters.admit(sequence):
                 self._set_aside(sequence)
@@ -286,28 +287,28 @@ class Scheduler:
             batch.add_new(sequence, count, wanted)
 
     def _set_aside(self, sequence: Sequence) -> None:
-        """Has a sequence wait for its adapter, out of the way of the others, and without blocks that they may need."""
+        """Removes a sequence that waits for its adapter from the queue, and frees its blocks for others."""
         self._waiting.remove(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
 
     def _lookup(self, sequence: Sequence) -> Prefix:
-        """The cached blocks that a waiting sequence can begin with; none for one that holds some already."""
+        """The cached blocks that a waiting sequence can begin with; none if it already holds blocks."""
         if len(sequence.table) or sequence.wants_prompt_logprobs:
             return Prefix()
         may_await = len(self._awaiting) < self._options.max_num_seqs
         return self._kv_cache.lookup(sequence.table, sequence.token_ids, may_await)
 
     def _await(self, sequence: Sequence, found: Prefix) -> None:
-        """Has a sequence wait for blocks that come from elsewhere, out of the way of the others."""
+        """Moves a sequence out of the queue while it waits for blocks from a connector."""
         self._waiting.remove(sequence)
         self._awaiting[sequence.table] = sequence
         self._kv_cache.await_blocks(sequence.table, found)
 
     def _stop_awaiting(self, after: Sequence) -> None:
-        """Where blocks are short, the last in order that waits for some goes on without them, if it is behind `after`.
+        """Makes the last sequence that awaits blocks continue without them, if it is ordered after `after`.
 
-        The blocks come back once the connector has let go of them.
+        Used when blocks are short. The blocks become free once the connector has released them.
         """
         last = max(self._awaiting.values(), key=_order, default=None)
         if last is not None and last.order > after.order:
@@ -316,7 +317,7 @@ class Scheduler:
             self._waiting.push(last)
 
     def _make_room(self, sequence: Sequence, found: Prefix) -> bool:
-        """Whether all of a waiting sequence's known tokens have room; half a prompt would soon be preempted again."""
+        """Makes room for all known tokens of a waiting sequence (half a prompt would soon be preempted), if it can."""
         while not self._kv_cache.has_room(sequence.table, len(sequence.token_ids), found):
             holder = self._waiting.last_holder()
             if self._running:
@@ -328,13 +329,13 @@ class Scheduler:
         return True
 
     def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
-        """What of a starting sequence was found in the cache; one that holds blocks already has not looked."""
+        """Counts the cache hits of a starting sequence; one that already holds blocks was not looked up."""
         if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
             in_host = len(found.elsewhere.hashes) * self._kv_cache.block_size
             self._count_hits(sequence, len(found) * self._kv_cache.block_size - in_host, in_host)
 
     def _count_hits(self, sequence: Sequence, on_device: int, in_host: int = 0) -> None:
-        """Tokens of a sequence that were looked up, and found."""
+        """Counts the tokens of a sequence that were looked up in the cache and found."""
         self.prefix_queries += len(sequence.token_ids)
         self.prefix_hits += on_device + in_host
         self.host_queries += len(sequence.token_ids) - on_device
@@ -352,7 +353,7 @@ class Scheduler:
         insort(self._running, sequence, key=_order)
 
     def _preempt_for(self, sequence: Sequence, num_tokens: int, batch: Batch) -> list[list[int]] | None:
-        """Blocks for a running sequence, taken from the last in order where needed; None when that is itself."""
+        """Allocates blocks for a running sequence, preempting the last in order; None if that was this sequence."""
         while (blocks := self._kv_cache.allocate(sequence.table, num_tokens)) is None:
             victim = self._running[-1]
             holder = self._waiting.last_holder()
@@ -367,7 +368,7 @@ class Scheduler:
         return blocks
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes slot and blocks away; the sequence waits to be computed anew (its cached blocks may still be found)."""
+        """Takes away slot and blocks; the sequence waits to be recomputed (its cached blocks may still be found)."""
         self._running.remove(sequence)
         self._release_slot(sequence)
         self.adapters.release(sequence)
@@ -382,8 +383,10 @@ class Scheduler:
         self._waiting.push(sequence)
 
     def preempt_all(self) -> None:
-        """Nobody holds blocks any more but transfers that go on, nor an adapter; all is computed anew. No step is under
-        way."""
+        """Preempts all sequences: none holds blocks or an adapter any more, and everything is recomputed.
+
+        Only transfers that continue keep their blocks. No step may be under way.
+        """
         for sequence in reversed(list(self._running)):
             self._preempt(sequence)
         while (holder := self._waiting.last_holder()) is not None:
@@ -396,7 +399,7 @@ class Scheduler:
             self.adapters.release(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
-        """Takes the blocks of one away that holds some in the queue: it computes its prompt itself then."""
+        """Takes away the blocks of a waiting sequence, which will then compute its whole prompt itself."""
         self._waiting.remove(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
@@ -407,7 +410,7 @@ class Scheduler:
         sequence.slot = -1
 
     def adapter_loads(self) -> tuple[AdapterLoad, ...]:
-        """What the adapters have that are on the device or have sequences. May be called from any thread."""
+        """Load of the adapters that are on the device or have sequences. May be called from any thread."""
         if not self.adapters.is_serving:
             return ()
         waiting = (*self._waiting, *list(self._awaiting.values()), *self.adapters.set_aside)
@@ -415,7 +418,7 @@ class Scheduler:
 
     @property
     def _living(self) -> list[Sequence]:
-        """All that run or wait."""
+        """All running and waiting sequences."""
         return [*self._running, *self._waiting, *self._awaiting.values(), *self.adapters.set_aside]
 
     def live_tables(self) -> Iterable[BlockTable]:
@@ -423,10 +426,10 @@ class Scheduler:
         return [sequence.table for sequence in self._living]
 
     def check(self) -> None:
-        """Proves that no block and no slot is lost, and that sequences are as they always are.
+        """Verifies that no block and no slot is lost, and that the invariants of all sequences hold.
 
         Raises:
-            RuntimeError: it is not so.
+            RuntimeError: the bookkeeping is inconsistent.
         """
         for sequence in self._living:
             sequence.check(self._kv_cache.block_size)

@@ -1,1 +1,1 @@
-"""Other places where KV blocks are kept. `base.py` is the contract, one file per implementation."""
+"""Connectors to other places that keep KV blocks. `base.py` is the contract, with one file per implementation."""

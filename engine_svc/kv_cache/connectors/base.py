@@ -1,13 +1,15 @@
-"""The contract of a connector: another place where KV blocks are kept, above the device's cache.
+"""The contract of a connector: another place that keeps KV blocks, beyond the device's cache.
 
-It has two halves. The one here decides, beside the scheduler: which blocks leave, which of a prompt's come back, and
-what becomes of its index. The other half, a `BlockStore` on each rank (engine_svc/block_stores), moves the blocks. What
-the first wants goes down with a step's plan (`Transfers`), what has ended comes up with its result (`EndedTransfer`).
+A connector has two halves. The one here runs next to the scheduler and decides which blocks are saved and which of a
+prompt's blocks are loaded, and keeps the index. The other half, a `BlockStore` on each rank (engine_svc/block_stores),
+moves the blocks. Transfers to start go down with a step's plan (`Transfers`), ended ones come back with its result
+(`EndedTransfer`).
 
-Blocks leave in one of two ways: `keep` takes what the device is about to forget, `save` what has just been computed.
-They come in one of two ways too, as `find` says: before the step computes, or some time later. For the latter a
-sequence waits, without a slot and without holding others up, and goes on with as many of the blocks as have come. Who
-waits, until when, and who holds the blocks meanwhile, is the same for all connectors: see kv_cache/transfers.py.
+Blocks are saved in one of two ways: `keep` copies what the device is about to overwrite, `save` what has just been
+computed. They are loaded in one of two ways, as `find` says: before the step computes, or some time later. In the
+latter case a sequence waits, without a slot and without holding others up, and continues with the blocks that have
+arrived. Which sequences wait, until when, and who holds the blocks meanwhile is the same for all connectors: see
+kv_cache/transfers.py.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from engine_svc.plan import EndedTransfer, Transfers
 
 @dataclass(frozen=True)
 class Found:
-    """Blocks that a connector brings, by hash, and when.
+    """Blocks that a connector can load, and when.
 
     Attributes:
-        wait_seconds: None where they are there before the step computes. Else the sequence waits for them, so long at
-            most; what has not come by then it computes itself.
+        hashes: hashes of the blocks.
+        wait_seconds: None means they are loaded before the step computes. Otherwise the sequence waits for them, at
+            most this long, and computes itself what has not arrived by then.
     """
 
     hashes: Sequence[bytes] = ()
@@ -35,7 +38,7 @@ class Found:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the sequence waits for them."""
+        """Whether the sequence waits for the blocks."""
         return self.wait_seconds is not None
 
 
@@ -43,91 +46,91 @@ NOTHING = Found()
 
 
 class KvConnector(ABC):
-    """Called in the engine's thread, between steps; never waits for anything.
+    """Contract of a connector. Called in the engine's thread, between steps; must never block.
 
-    A transfer that no step ends has a key. From `load` or `save` on it is under way until the store reports its end,
-    once, and its blocks are the connector's: nobody else writes to those of a save, nor reads or writes those of a
-    load. One that is cancelled ends too, soon, whether or not the store has heard of it.
+    A transfer that may outlast a step has a key. From `load` or `save` on it is under way until the store reports its
+    end, exactly once. Meanwhile its blocks belong to the connector: no one else writes to the blocks of a save, or
+    reads or writes those of a load. A cancelled transfer also ends soon, whether or not the store knows of it.
 
     Attributes:
-        recorder: tells what this worker's own memory keeps; None where nothing is kept there.
+        recorder: records what this worker's own memory keeps; None if nothing is kept there.
     """
 
     recorder: TierRecorder | None = None
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that this worker's own memory has for it."""
+        """Number of blocks that this worker's own memory has for the connector."""
         return 0
 
     @property
     def num_used_blocks(self) -> int:
-        """Those of them that keep something."""
+        """Number of those blocks that are in use."""
         return 0
 
     @abstractmethod
     def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
-        """The longest prefix of `hashes` that it can bring, or is worth bringing. Changes nothing.
+        """Finds the longest prefix of `hashes` that can be loaded, or is worth loading. Changes nothing.
 
-        It may promise what turns out not to come: then the load ends with fewer blocks.
+        It may promise blocks that turn out to be missing: then the load ends with fewer blocks.
 
         Args:
-            table: of the sequence that asks; what must be known of its request is to be put there.
-            hashes: of the blocks that follow those found on the device; not empty.
+            table: block table of the sequence; anything else that must be known of its request belongs there.
+            hashes: hashes of the blocks that follow those found on the device; not empty.
         """
 
     def pin(self, hashes: Sequence[bytes]) -> None:
-        """These, just found, are about to be loaded: what `keep` is told meanwhile must not displace them."""
+        """Protects blocks that were just found and are about to be loaded from being displaced by `keep`."""
         return
 
     @abstractmethod
     def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Brings blocks to the device, with the transfers of the next step.
+        """Loads blocks to the device, with the transfers of the next step.
 
         Args:
-            key: of the transfer; 0 where `find` promised them before the step computes.
+            key: key of the transfer; 0 if `find` promised the blocks before the step computes.
         """
 
     def keep(self, block_hash: bytes, block_id: int) -> None:
-        """The last moment of a cached block: the next step overwrites it. A copy runs before that."""
+        """Offers a cached block that the next step will overwrite. A copy runs before that."""
         return
 
     def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
-        """Which of these blocks, just computed, it is to `save`: their places in the list."""
+        """Indices into `hashes` of the blocks, just computed, that should be passed to `save`."""
         return ()
 
     def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Takes blocks that it wanted away, with the transfers of the next step and as long as it takes."""
+        """Saves wanted blocks, starting with the transfers of the next step and taking as long as needed."""
         raise NotImplementedError
 
     def cancel(self, key: int) -> None:
-        """Nobody waits for this transfer any more. It still ends."""
+        """Cancels a transfer that nothing waits for any more. Its end is still reported."""
         raise NotImplementedError
 
     @abstractmethod
     def take_transfers(self) -> Transfers:
-        """What the next step begins with; each thing once."""
+        """Returns the transfers that the next step begins with, each exactly once."""
 
     def ended(self, end: EndedTransfer) -> None:
-        """The store has reported the end of a transfer."""
+        """Handles the end of a transfer, as reported by the store."""
         return
 
     @abstractmethod
     def clear(self) -> None:
-        """Nothing that this worker has computed may be found any more: a failed step may have written anywhere.
+        """Makes everything that this worker has computed unfindable: a failed step may have written anywhere.
 
-        What has no key and has not been handed over is dropped; the rest is cancelled one by one after this. The
-        recorder hears of it from whoever clears all tiers.
+        Transfers without a key that have not been taken yet are dropped; the others are cancelled one by one after
+        this call. The recorder is not told: the caller that clears all tiers does that.
         """
 
     def hashes(self) -> list[bytes]:
-        """Of all blocks in this worker's own memory, in no order."""
+        """Hashes of all blocks in this worker's own memory, in no particular order."""
         return []
 
     def check(self) -> None:
-        """Proves that nothing is lost.
+        """Verifies that no block is lost.
 
         Raises:
-            RuntimeError: it is.
+            RuntimeError: a block is lost or used twice.
         """
         return

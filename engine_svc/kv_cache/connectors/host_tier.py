@@ -1,8 +1,8 @@
-"""A second tier of the prefix cache, in host memory: what the device's blocks had to forget.
+"""A second tier of the prefix cache, in host memory, for blocks that the device cache evicts.
 
-A block whose contents are about to be overwritten is copied out first, and copied in again when a prompt wants it. That
-serves preempted sequences (their blocks are cached) as well as prefixes that come back late. The copies are over before
-the step computes, so that nobody waits for them.
+A block whose contents are about to be overwritten is copied out first, and copied back when a prompt needs it. That
+serves preempted sequences (whose blocks are cached) as well as prefixes that return late. The copies finish before the
+step computes, so that no sequence waits for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine_svc.plan import NO_TRANSFERS, BlockTransfer, Transfers
 
 
 class HostTier(KvConnector):
-    """Host blocks by hash, least recently used first, and the copies that the next step begins with.
+    """Keeps host blocks by hash, least recently used first, and the copies that the next step begins with.
 
     All copies out of the device run before all copies in.
     """
@@ -48,11 +48,11 @@ class HostTier(KvConnector):
         return Found(found) if found else NOTHING
 
     def keep(self, block_hash: bytes, block_id: int) -> None:
-        """Copies a device block here, unless it is here already or there is no room."""
+        """Copies a device block to the host, unless it is there already or there is no room."""
         if block_hash in self._blocks:
             self._blocks.move_to_end(block_hash)
             return
-        # One that is only about to be filled itself has nothing to copy yet.
+        # A block that is itself still to be loaded has nothing to copy yet.
         if block_id in self._copies_in:
             return
         host_block = self._take()
@@ -62,11 +62,11 @@ class HostTier(KvConnector):
             self._recorder.stored(block_hash)
 
     def pin(self, hashes: Sequence[bytes]) -> None:
-        """These stay until the next step has begun."""
+        """Keeps these blocks until the next step has begun."""
         self._pinned.update(hashes)
 
     def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Copies pinned blocks to the device; they stay here too."""
+        """Copies pinned blocks to the device; they stay in host memory too."""
         for block_hash, block_id in zip(hashes, block_ids, strict=True):
             self._blocks.move_to_end(block_hash)
             self._copies_in[block_id] = self._blocks[block_hash]
@@ -90,11 +90,11 @@ class HostTier(KvConnector):
         self.take_transfers()
 
     def hashes(self) -> list[bytes]:
-        """Of all blocks, in no order: following an OrderedDict's own takes forty times as long."""
+        """Hashes of all blocks, in no particular order: iterating in OrderedDict order takes forty times as long."""
         return list(dict.keys(self._blocks))
 
     def check(self) -> None:
-        """Proves that no block is lost.
+        """Verifies that no block is lost or used twice.
 
         Raises:
             RuntimeError: one is.

@@ -1,4 +1,4 @@
-"""No other place: blocks are on the device or nowhere."""
+"""The connector used when blocks are kept on the device only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NoConnector(KvConnector):
         return NOTHING
 
     def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Nothing is found that could be loaded."""
+        """Never called: `find` finds nothing that could be loaded."""
         raise NotImplementedError
 
     def take_transfers(self) -> Transfers:
