@@ -1,1 +1,1 @@
-"""The step, and what runs and watches it."""
+"""The engine's step, and the code that runs and watches it."""

@@ -1,4 +1,4 @@
-"""Adapters that come and go while the engine runs."""
+"""Loading and unloading of adapters while the engine runs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from quire.bounds import Bound
 from quire.errors import Overloaded
 
 MAX_WAIT_SECONDS = 600
-# Loads that may be under way or wait for one: each reads all of an adapter.
+# Loads that may run or wait at once: each reads a whole adapter.
 _MAX_LOADS = 64
 
 
 class ServedAdapters:
-    """Which adapters there are, for requests, callers and routers. Its methods are for the event loop."""
+    """The adapters that are served, for requests, callers and routers. Called in the event loop."""
 
     def __init__(self, registry: AdapterRegistry, loop: EngineLoop) -> None:
         self._registry = registry
         self._loop = loop
-        self._turn = asyncio.Lock()  # so that what comes last under a name stays
+        self._turn = asyncio.Lock()  # so that the last adapter loaded under a name stays
         self._num_loads = 0
 
     @property
     def version(self) -> int:
-        """Changes with what is served."""
+        """Changes whenever the set of served adapters changes."""
         return self._registry.version
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """All that are served."""
+        """All served adapters."""
         return self._registry.adapters
 
     def find(self, name: str) -> Adapter | None:
-        """The one that a request's model names."""
+        """The adapter that a request's model name refers to; None if there is none."""
         return self._registry.find(name)
 
     async def load(self, name: str, path: str, base_model_name: str, in_place: bool) -> Adapter:
-        """Serves one; see EngineService.LoadAdapter.
+        """Loads and serves an adapter; see EngineService.LoadAdapter.
 
         Raises:
             FailedPrecondition, InvalidRequest, Overloaded: see `AdapterRegistry.read` and `put`.
@@ -70,7 +70,7 @@ class ServedAdapters:
         return adapter
 
     async def unload(self, name: str, wait_seconds: float) -> int:
-        """Takes a name away and waits for the last request that has the adapter; those that still have it then.
+        """Unloads an adapter and waits for the last request that uses it; returns how many still use it afterwards.
 
         Raises:
             FailedPrecondition, NotFound: see `AdapterRegistry.remove`.

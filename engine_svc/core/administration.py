@@ -1,7 +1,7 @@
-"""What operators ask of an engine: to take nothing new, to stand still, to sleep, to forget, to be profiled.
+"""Commands of operators to an engine: drain, pause, sleep, reset the prefix cache, and profile.
 
-Each may be asked for again, which changes nothing more. One after the other is carried out, to its end, though whoever
-asked may have lost patience meanwhile.
+Each command is idempotent. Commands are carried out one after the other and always to the end, even if the caller has
+stopped waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_ASKED = 64
 
 
 class Administration:
-    """Its methods are for the event loop of the engine's `loop`."""
+    """Carries out operator commands. Its methods are for the event loop of the engine's `loop`."""
 
     def __init__(self, loop: EngineLoop, options: UpkeepOptions) -> None:
         self._loop = loop
@@ -47,13 +47,13 @@ class Administration:
         self._lock = asyncio.Lock()
         self._asked: set[asyncio.Task[object]] = set()
         self._is_draining = False
-        # Those that are asked for, and wait for requests to end or for their turn; set where a resume takes one back.
+        # Pauses that wait for requests to end or for their turn. An event is set when a resume cancels its pause.
         self._pauses: set[asyncio.Event] = set()
         self._is_profiling = False
 
     @property
     def status(self) -> EngineStatus:
-        """What holds now.
+        """Current status of the engine.
 
         Raises:
             Unavailable: the engine is not built yet.
@@ -61,25 +61,25 @@ class Administration:
         return self.complete(self._loop.load().status)
 
     def complete(self, status: EngineStatus) -> EngineStatus:
-        """What the engine knows of it, and what is known here."""
+        """Adds what is known here, draining and profiling, to the engine's status."""
         return dataclasses.replace(status, is_draining=self._is_draining, is_profiling=self._is_profiling)
 
     def drain(self, wanted: bool) -> None:
-        """It takes no new requests, or takes some again; those that it has get on as ever."""
+        """Stops taking new requests, or takes them again. Existing requests are not affected."""
         self._is_draining = wanted
         self._refuse_or_not()
 
     async def pause(self, leaving: Leaving, wait_seconds: float, *, clears_cache: bool) -> None:
-        """No request gets on, and no new ones are taken.
+        """Pauses the engine: requests make no progress, and no new ones are taken.
 
         Args:
-            leaving: what becomes of the requests that it has.
-            wait_seconds: how long it may take until they have ended, where that is waited for.
-            clears_cache: the prefix cache is empty then, unless requests stay.
+            leaving: what happens to the existing requests.
+            wait_seconds: how long to wait for them to end, with Leaving.WAIT.
+            clears_cache: clear the prefix cache too, unless requests are kept.
 
         Raises:
-            DeadlineExceeded: they have not; nothing is changed.
-            Conflict: they cannot, for it is paused already; or it was resumed while they were waited for.
+            DeadlineExceeded: the requests have not ended in time; nothing is changed.
+            Conflict: the requests cannot end because the engine is paused already, or it was resumed in the meantime.
         """
 
         def act(engine: SteppedEngine) -> None:
@@ -91,10 +91,10 @@ class Administration:
         await self._rest(leaving, wait_seconds, act)
 
     async def resume(self) -> None:
-        """What stood still gets on, and new requests are taken.
+        """Continues paused requests and takes new ones again.
 
         Raises:
-            Conflict: it sleeps, and has given memory back.
+            Conflict: the engine sleeps and has released memory.
         """
         await self._exclusively(lambda engine: engine.rest.resume())
         for taken_back in self._pauses:
@@ -103,10 +103,10 @@ class Administration:
         self._refuse_or_not()
 
     async def sleep(self, level: SleepLevel, leaving: Leaving, wait_seconds: float) -> None:
-        """As `pause`, and gives memory back.
+        """Pauses like `pause`, and releases memory.
 
         Raises:
-            FailedPrecondition: it was not started for that.
+            FailedPrecondition: the engine was started without --enable-sleep-mode.
             DeadlineExceeded, Conflict: see `pause`.
         """
         if level > SleepLevel.PAUSED and not self._options.enable_sleep_mode:
@@ -124,7 +124,7 @@ class Administration:
         logger.info("asleep at level %d, after %.2f s", level, time.monotonic() - started)
 
     async def wake_up(self, parts: Collection[str]) -> None:
-        """Takes memory again; with all of it there, everything gets on. See Rest.wake_up."""
+        """Restores memory; once all of it is there, the engine resumes. See Rest.wake_up."""
         started = time.monotonic()
         await self._exclusively(lambda engine: engine.rest.wake_up(parts))
         if not self.status.is_paused:
@@ -135,11 +135,11 @@ class Administration:
         await self._exclusively(lambda engine: engine.rest.reset_prefix_cache(preempts))
 
     async def start_profile(self) -> None:
-        """The ranks note what runs, for as many steps as the options say.
+        """Starts a profile on the ranks, for as many steps as the options say.
 
         Raises:
-            FailedPrecondition: no folder is known, or it cannot be made.
-            Conflict: they do already.
+            FailedPrecondition: no folder is configured, or it cannot be created.
+            Conflict: a profile is already running.
         """
         config = self._options.profiler()
         if not config.torch_profiler_dir:
@@ -164,7 +164,7 @@ class Administration:
         self._is_profiling = True
 
     async def stop_profile(self) -> list[str]:
-        """Writes what was noted; the files, on the engine's machine, none where there was no profile."""
+        """Ends the profile and returns the files written on the engine's machine; none if there was no profile."""
         files = await self._exclusively(lambda engine: engine.upkeep(StopProfile()))
         self._is_profiling = False
         return files
@@ -207,7 +207,7 @@ class Administration:
             )  # fmt: skip
 
     def _refuse_or_not(self) -> None:
-        """Has new requests be told what holds now."""
+        """Updates the error that new requests are refused with."""
         if self._pauses or self._loop.load().status.is_paused:
             refusal = Unavailable("The engine is paused or sleeps; try again later, or another one.", reason=PAUSED)
         elif self._is_draining:
@@ -217,10 +217,10 @@ class Administration:
         self._loop.refusal = refusal
 
     async def _exclusively(self, function: Callable[[SteppedEngine], T]) -> T:
-        """In the engine's thread, after what was asked before.
+        """Runs a function in the engine's thread, after all earlier commands.
 
         Raises:
-            Overloaded: too much was.
+            Overloaded: too many commands are waiting.
         """
         if len(self._asked) >= _MOST_ASKED:
             raise Overloaded(f"{_MOST_ASKED} commands wait for the engine already; try again later.")
@@ -245,5 +245,5 @@ def _make_folder(folder: str) -> None:
 
 
 def _profile_name() -> str:
-    """No other's: several workers may write to one folder."""
+    """A unique name, because several workers may write to one folder."""
     return f"{time.strftime('quire-%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The requests whose outputs follow a grammar: they wait until it is read, and tell each step what may come next."""
+"""Requests whose outputs follow a grammar: they wait until it is compiled, and give each step its token masks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from engine_svc.structured.follower import Endings, Follower
 from engine_svc.structured.grammars import Grammars, Wanted, unknown_vocabulary
 from quire.structured.base import mask_words
 
-# What a request's grammar may take of the engine's time, which is everybody's: at its beginning, and for each token. A
-# mask usually takes some 30 microseconds, and a hostile one as many milliseconds.
+# Engine thread time, shared by all requests, that a request's grammar may take: initially, and for each token. A mask
+# usually takes some 30 microseconds, but that of a malicious grammar as many milliseconds.
 _MASK_SECONDS = 0.5
 _MASK_SECONDS_A_TOKEN = 0.002
 
 
 class ConstrainedRequests:
-    """Gives sequences their followers and starts them; asks the followers for the masks of a step."""
+    """Attaches grammar followers to sequences and starts them; collects the token masks of a step."""
 
     def __init__(
         self, grammars: Grammars | None, requests: LiveRequests, scheduler: Scheduler, eos_token_ids: frozenset[int]
     ) -> None:
         """
         Args:
-            grammars: None refuses all that have a constraint.
-            eos_token_ids: the model's.
+            grammars: None means that requests with a constraint are refused.
+            eos_token_ids: end-of-sequence tokens of the model.
         """
         self._grammars = grammars
         self._requests = requests
@@ -50,12 +50,12 @@ class ConstrainedRequests:
         return self._grammars is not None and self._grammars.has_news
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Has this called, from any thread, when there may be news."""
+        """Registers a function to be called, from any thread, when there may be news."""
         if self._grammars is not None:
             self._grammars.wake_by(wake)
 
     def add(self, live: LiveRequest) -> None:
-        """Starts a request that has just been entered, now or once its grammar is read."""
+        """Starts a request that has just been entered, now or once its grammar is compiled."""
         constraint = live.request.constraint
         if constraint is None:
             self._scheduler.add(live.sequences[0])
@@ -75,7 +75,7 @@ class ConstrainedRequests:
         """Starts the requests whose grammars have become ready, and ends those whose grammars cannot be followed."""
         for prepared in self._grammars.take() if self._grammars else ():
             live = self._requests.find(prepared.key)
-            if live is None:  # it has ended meanwhile
+            if live is None:  # it has ended in the meantime
                 continue
             if prepared.error is not None:
                 self._requests.end(live, FinishReason.ERROR, prepared.error)
@@ -83,9 +83,10 @@ class ConstrainedRequests:
                 self._start(live, prepared.followers)
 
     def _start(self, live: LiveRequest, followers: Mapping[int, Follower]) -> None:
-        """
+        """Starts the sequences of a request whose grammar is ready.
+
         Args:
-            followers: by choice; some of these may have been stopped meanwhile.
+            followers: by choice; some of the choices may have been stopped in the meantime.
         """
         live.awaits_grammar = False
         for sequence in live.sequences:
@@ -93,10 +94,10 @@ class ConstrainedRequests:
         first = live.sequences[0]
         self._scheduler.add(first)
         for sequence in [each for each in live.sequences if each.follower and each.follower.is_ended]:
-            self._requests.stop(sequence, sequence.num_output_tokens)  # all that another worker had still to say
+            self._requests.stop(sequence, sequence.num_output_tokens)  # it was complete on another worker
 
     def await_tokens(self, batch: Batch) -> bool:
-        """Whether steps before this one have still to bring tokens that its masks depend on."""
+        """Whether the masks of this step depend on tokens that earlier steps have not returned yet."""
         return any(
             sequence.follower is not None and sequence.num_pending_tokens > batch.sampling[slot]
             for slot, sequence in batch.holders().items()
@@ -104,7 +105,7 @@ class ConstrainedRequests:
         )
 
     def masks(self, batch: Batch) -> TokenMasks:
-        """What the sequences of a step may sample, all their tokens being known. Those that cannot go on end here."""
+        """Masks of a step whose sequences' tokens are all known. Ends sequences that cannot continue."""
         slots: list[int] = []
         masks: list[bytes] = []
         for slot, sequence in batch.holders().items():
@@ -121,7 +122,7 @@ class ConstrainedRequests:
         return TokenMasks(slots, b"".join(masks))
 
     def _goes_on(self, sequence: Sequence, follower: Follower) -> bool:
-        """Ends a sequence at the end of its grammar, and a request that cannot follow it any further."""
+        """Whether a sequence continues; ends it at the end of its grammar, or its request on an error or timeout."""
         live = sequence.owner
         if follower.error:
             self._requests.refuse(sequence, follower.error)
@@ -135,6 +136,6 @@ class ConstrainedRequests:
         return False
 
     def close(self) -> None:
-        """Ends the threads that read grammars."""
+        """Ends the threads that compile grammars."""
         if self._grammars is not None:
             self._grammars.close()

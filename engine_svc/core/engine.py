@@ -1,4 +1,4 @@
-"""The engine: schedule, execute, process, again and again. Single-threaded; `loop` gives it its thread."""
+"""The engine: it repeatedly schedules, executes and processes a step. Single-threaded; `loop` runs it in a thread."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from quire.seeds import SeedSource
 
 logger = logging.getLogger(__name__)
 
-# So many steps failing one after the other mean that the executor will not recover.
+# After this many failed steps in a row, the executor is assumed not to recover.
 MAX_CONSECUTIVE_FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts(KvCacheFacts):
-    """What is known of an engine only once its model is loaded."""
+    """Properties of an engine that are known only once its model is loaded."""
 
-    max_model_len: int  # at most what the blocks hold of one sequence
+    max_model_len: int  # at most the tokens of one sequence that the blocks hold
     eos_token_ids: frozenset[int] = frozenset()
 
 
@@ -55,7 +55,8 @@ class Engine:
     """Runs requests on an executor whose KV cache has been allocated.
 
     Contract: `add` takes validated requests only; `step` is called while `has_work`, and its deltas end every request
-    with exactly one that `is_final`. `load` may be called from any thread, all else from one.
+    with exactly one that `is_final`. `load` may be called from any thread; everything else from a single thread,
+    unless stated otherwise.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Engine:
     ) -> None:
         """
         Args:
-            drafter: guesses tokens for an executor that verifies them.
-            connector: whose store the executor has; by default that of the host tier, where there is one.
-            grammars: what follows constraints, closed with the engine; without it requests with one are refused.
+            drafter: drafts tokens for an executor that verifies them.
+            connector: connector whose block store the executor has; None means the host tier, if it has any blocks.
+            grammars: compiles constraints and is closed with the engine; None means that constrained requests are
+                refused.
         """
         self._executor = executor
         self._facts = facts
@@ -108,32 +110,32 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or say anything."""
+        """Whether a step would compute, move or report anything."""
         has_news = self._requests.has_deltas or self._requests.has_expired or self._constraints.has_news
         return self._is_stepping or has_news or bool(self._in_flight)
 
     @property
     def _is_stepping(self) -> bool:
-        """Whether there is something to compute or to move, and the memory for that."""
+        """Whether there is something to compute or transfer, and the memory for it is present."""
         return self._scheduler.has_work and not self.rest.asleep
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last step had nothing to compute but blocks on their way: there is no hurry with the next."""
+        """Whether the last step only had transfers under way and nothing to compute, so the next one is not urgent."""
         return self._is_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have no slot, and requests that wait for their grammars. May be read from any thread."""
+        """Sequences without a slot, and requests waiting for their grammars. May be read from any thread."""
         return self._scheduler.num_waiting + self._constraints.num_waiting
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Has this called, from any thread, when there is work that nobody has asked for, or `check_alive` raises."""
+        """Registers a function to call, from any thread, when work appears by itself or `check_alive` would raise."""
         self._constraints.wake_by(wake)
         self._executor.wake_by(wake)
 
     def check_alive(self, asks: bool = False) -> None:
-        """For when there is no work; see Executor.check_alive.
+        """Checks the executor while there is no work; see Executor.check_alive.
 
         Raises:
             ExecutorDead: see `step`.
@@ -141,11 +143,11 @@ class Engine:
         self._executor.check_alive(asks)
 
     def add(self, key: int, request: GenerationRequest, arrival_time: float | None = None) -> None:
-        """Takes a request in.
+        """Adds a request.
 
         Args:
-            key: stands for the request in deltas and `abort`; never used twice.
-            arrival_time: on the engine's clock; now when left out.
+            key: identifies the request in deltas and `abort`; never reused.
+            arrival_time: on the engine's clock; None means now.
         """
         arrival = self._clock() if arrival_time is None else arrival_time
         live = LiveRequest(key, request, self._facts.eos_token_ids, arrival)
@@ -162,16 +164,16 @@ class Engine:
             self._constraints.add(live)
 
     def abort(self, key: int) -> None:
-        """Ends a request and frees all it holds; the next step reports it. Unknown keys are no error."""
+        """Ends a request and frees everything it holds; the next step reports it. Ignores unknown keys."""
         if live := self._requests.find(key):
             self._requests.end(live, FinishReason.ABORT)
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
-        """Ends one sequence of a request, whose caller has found a stop string in its text; the next step reports it.
+        """Ends one sequence of a request, in whose text the caller has found a stop string; the next step reports it.
 
         Args:
-            choice_index: one that is unknown, or has ended, is no error.
-            num_output_tokens: tokens of its output that count.
+            choice_index: ignored if it is unknown or has ended.
+            num_output_tokens: number of its output tokens that count as usage.
         """
         live = self._requests.find(key)
         sequence = live.find(choice_index) if live else None
@@ -179,35 +181,35 @@ class Engine:
             self._requests.stop(sequence, num_output_tokens)
 
     def abort_all(self) -> None:
-        """Ends all requests, as `abort`."""
+        """Ends all requests, like `abort`."""
         for live in self._requests:
             self._requests.end(live, FinishReason.ABORT)
 
     def upkeep(self, command: Upkeep) -> list[str]:
-        """Has the ranks do what is no step, and does not concern sequences; see Executor.upkeep."""
+        """Has the ranks run a command other than a step, once no step is under way; see Executor.upkeep."""
         self._collect_all()
         return self._executor.upkeep(command)
 
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
-        """No request that is added from now on has the adapter: once the last one has ended, it is forgotten.
+        """Forgets an adapter, which no new request may use, once the last request that uses it has ended.
 
         Args:
-            gone: called then, or now.
+            gone: called at that time, which may be now.
         """
         self._scheduler.adapters.retire(adapter, gone)
 
     def num_requests_with(self, adapter: Adapter) -> int:
-        """Requests that have an adapter. May be called from any thread."""
+        """Number of requests that use an adapter. May be called from any thread."""
         return self._scheduler.adapters.num_requests(adapter.key)
 
     def step(self) -> list[SequenceDelta]:
-        """Plans a step and hands it to the executor; what the oldest one under way brought for each request.
+        """Plans a step and submits it to the executor; returns the deltas of the oldest step under way.
 
-        Where the executor runs steps on its own, the next one is planned and handed over before the last one's tokens
-        are known: a sequence that ends with them has one step too many, whose results mean nothing.
+        If the executor runs steps asynchronously, the next step is planned and submitted before the tokens of the last
+        one are known: a sequence that ends with them gets one step too many, whose results are discarded.
 
         Raises:
-            ExecutorDead: the executor does not work any more; `give_up` and go.
+            ExecutorDead: the executor no longer works; call `give_up` and exit.
         """
         self._expire()
         self._constraints.start_ready()
@@ -223,34 +225,34 @@ class Engine:
         while self._in_flight and (len(self._in_flight) >= self._most_in_flight or not batch.sequences):
             oldest = self._in_flight[0]
             self._collect()
-            if oldest.sequences and not batch.sequences:  # with what it has brought, the next step may have some
+            if oldest.sequences and not batch.sequences:  # with its results, the next step may have sequences
                 break
         self._is_waiting = batch.has_work and not any(each.sequences for each in (batch, *self._in_flight))
 
     def _collect_all(self) -> None:
-        """Until no step is under way."""
+        """Collects results until no step is under way."""
         while self._in_flight:
             self._collect()
 
     @property
     def _most_in_flight(self) -> int:
-        """Steps under way at once: what is guessed for the next one depends on all tokens of its sequences."""
+        """Most steps under way at once; fewer while drafting, as drafts depend on all tokens of their sequences."""
         is_drafting = self._drafter is not None and self._drafter.is_active
         return self._facts.num_stages if is_drafting else self._max_in_flight
 
     def give_up(self, error: QuireError) -> list[SequenceDelta]:
-        """Ends all requests with an error, for an engine that is about to go away; their last deltas."""
+        """Ends all requests with an error, for an engine about to exit; returns their last deltas."""
         for live in self._requests:
             self._requests.end(live, FinishReason.ERROR, error)
         return self._requests.take()
 
     def close(self) -> None:
-        """Frees what the executor holds."""
+        """Closes the executor and the grammars."""
         self._constraints.close()
         self._executor.close()
 
     def load(self) -> EngineLoad:
-        """Load now."""
+        """Current load."""
         scheduler = self._scheduler
         return EngineLoad(
             running_sequences=scheduler.num_running,
@@ -269,15 +271,15 @@ class Engine:
         )
 
     def take_cache_changes(self) -> Changes | None:
-        """Changes of the prefix cache since the last call; None if there are none."""
+        """Returns the prefix cache changes since the last call; None if there are none."""
         return self._kv_cache.take_changes()
 
     def cache_contents(self) -> CacheContents:
-        """All that the prefix cache holds."""
+        """Everything that the prefix cache holds."""
         return self._kv_cache.contents()
 
     def check(self) -> None:
-        """Proves that nothing leaked.
+        """Verifies that nothing leaked.
 
         Raises:
             RuntimeError: a block or slot is lost, or a sequence's counters are wrong.
@@ -298,7 +300,7 @@ class Engine:
             self._in_flight.append(batch)
 
     def _send_masks(self, batch: Batch) -> None:
-        """Lets a step sample whose masks depend on tokens of those before it; its forward pass runs meanwhile."""
+        """Sends a step's masks, once the earlier tokens they depend on are known; its forward pass runs meanwhile."""
         if not batch.awaits_masks or batch not in self._in_flight:  # it could not be submitted
             return
         while self._in_flight[0] is not batch and self._constraints.await_tokens(batch):
@@ -323,10 +325,10 @@ class Engine:
                 self._drafter.ended(batch, result.draft_milliseconds / 1000)
 
     def _fail(self, batch: Batch, error: Exception) -> None:
-        """Ends the requests of a step that raised; the others go on if the executor does.
+        """Ends the requests of a step that raised; the others continue.
 
         Raises:
-            ExecutorDead: it does not.
+            ExecutorDead: the executor is dead, or too many steps in a row have failed.
         """
         self._failures += 1
         logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
@@ -334,13 +336,13 @@ class Engine:
             fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
         self._scheduler.adapters.redo(batch.adapters)
-        # A failed step may have written anywhere: nothing computed before, nor from that, is handed to later requests.
+        # A failed step may have written anywhere: later requests must not use blocks computed before it or from those.
         self._kv_cache.clear(self._scheduler.live_tables())
         if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise ExecutorDead(f"the executor is dead after {self._failures} failed steps: {error}") from error
 
     def _expire(self) -> None:
-        """Ends the requests whose time has run out, running or waiting."""
+        """Ends running and waiting requests whose deadline has passed."""
         for live in self._requests.expired():
             error = DeadlineExceeded(
                 f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or ask for "

@@ -1,4 +1,4 @@
-"""The way of what steps bring from the engine's thread into the event loop."""
+"""Passes the results of steps from the engine's thread to the event loop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import msgspec
 from engine_svc.kv_cache.events import Changes
 from engine_svc.requests.outputs import SequenceDelta
 
-# Steps that the event loop may be behind with their results.
+# Most steps whose results the event loop has not taken yet.
 _MAX_STEPS = 256
-# The engine's thread waits for the event loop for so long before it looks whether it is to end.
+# How long the engine's thread waits for the event loop before it checks whether it should end.
 _LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a step brought, or what is left of it. Its deltas go at once where they are of `urgent` requests, and all
-    that waits does with `flush`."""
+    """Results of a step, or the remaining part of them.
+
+    Deltas of `urgent` requests are delivered at once; `flush` delivers everything that waits.
+    """
 
     deltas: list[SequenceDelta]
     changes: Changes | None = None
@@ -31,13 +33,13 @@ class _Step:
 
 
 class Handover:
-    """Calls into the event loop, no more of them than needed.
+    """Delivers results to the event loop, with as few calls as needed.
 
-    A call takes the interpreter from the engine's thread, and what it sends costs four services their part of a
-    millisecond. So what is not urgent waits for the end of a pause after the call before, together with what comes
-    until then; the pause ends in the event loop, without the engine's thread. What waited together of a sequence goes
-    on as one delta: each costs every service as much, and the gateway an event, whether it has one token or three.
-    What is urgent goes without the others' deltas, with all that waits of the same requests.
+    A call takes the interpreter from the engine's thread, and what it sends costs each of four services part of a
+    millisecond. So what is not urgent waits until a pause after the previous call is over, together with what arrives
+    until then; the pause ends in the event loop, without the engine's thread. Deltas of a sequence that waited together
+    are joined into one: a delta costs every service the same, and the gateway one event, whether it has one token or
+    three. Urgent deltas are sent without those of other requests, together with all that waits for the same requests.
     """
 
     def __init__(
@@ -48,15 +50,15 @@ class Handover:
     ) -> None:
         """
         Args:
-            deliver: takes what some steps brought, of each request in order; called in the event loop.
-            pause: seconds, after so many deltas.
+            deliver: takes deltas, in order within each request, and changes of some steps; called in the event loop.
+            pause: returns the seconds to pause after a number of deltas.
         """
         self._event_loop = event_loop
         self._deliver = deliver
         self._pause = pause
         self._brought: deque[_Step] = deque()
         self._room = threading.Semaphore(_MAX_STEPS)
-        self._called = False  # and the call has not come yet
+        self._called = False  # a call of `_take` is scheduled but has not run yet
         self._pausing = False
         self._closed = False
 
@@ -68,16 +70,16 @@ class Handover:
         urgent: Collection[int] = (),
         flush: bool = False,
     ) -> None:
-        """Called in the engine's thread. Where the event loop lags behind, so does the engine.
+        """Adds the results of a step. Called in the engine's thread; blocks while the event loop lags too far behind.
 
         Args:
-            urgent: requests, by their keys, whose deltas go at once.
-            flush: all deltas do.
+            urgent: keys of requests whose deltas are delivered at once.
+            flush: deliver all deltas at once.
         """
         while not self._room.acquire(timeout=_LOOK_SECONDS):
             if self._closed:
                 return
-        if self._closed:  # nobody listens any more
+        if self._closed:  # nothing is delivered any more
             return
         self._brought.append(_Step(deltas, changes, urgent, flush))
         if (urgent or flush or not self._pausing) and not self._called:
@@ -85,11 +87,11 @@ class Handover:
             self._event_loop.call_soon_threadsafe(self._take)
 
     def close(self) -> None:
-        """Nothing is delivered from now on. May be called from any thread."""
+        """Stops delivery. May be called from any thread."""
         self._closed = True
 
     def _take(self) -> None:
-        self._called = False  # first: what is put from now on may call again
+        self._called = False  # first, so that a `put` from now on schedules another call
         brought = [self._brought.popleft() for _ in range(len(self._brought))]
         going, staying = [step.deltas for step in brought], list[_Step]()
         if self._pausing and not any(step.flush for step in brought):
@@ -110,21 +112,21 @@ class Handover:
         self._deliver(deltas, changes)
 
     def _end_pause(self) -> None:
-        self._pausing = False  # first, as above
+        self._pausing = False  # first, as in `_take`
         self._take()
 
 
 def joined(steps: Sequence[list[SequenceDelta]]) -> list[SequenceDelta]:
-    """What some steps brought, in order; tokens of a sequence without scores become one delta, where its last was."""
+    """Deltas of some steps in order; those of a sequence without logprobs are joined, at the place of the last one."""
     if len(steps) == 1:
         return steps[0]
     found: list[SequenceDelta | None] = []
-    places: dict[tuple[int, int], int] = {}  # of the last deltas, by sequence, where tokens can be added to them
+    places: dict[tuple[int, int], int] = {}  # sequence → index of its last delta, if tokens can be joined to it
     for delta in (delta for step in steps for delta in step):
         sequence = delta.key, delta.choice_index
         place = places.pop(sequence, None)
         if delta.logprobs is None and delta.prompt_logprobs is None:
-            # What brings no tokens may be about the whole request, such as its end before its time.
+            # A delta without tokens may concern the whole request, such as its early end.
             if place is not None and delta.token_ids and (before := found[place]) is not None:
                 delta = msgspec.structs.replace(delta, token_ids=before.token_ids + delta.token_ids)
                 found[place] = None

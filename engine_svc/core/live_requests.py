@@ -1,4 +1,4 @@
-"""The requests that live in the engine, and what is still to be said of them."""
+"""The live requests of the engine, and their deltas that have not been reported yet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALE_DEADLINES = 1024
 
 
 class LiveRequests:
-    """Every request is entered once and ends with exactly one delta that is final, whatever becomes of it."""
+    """Keeps the live requests: each is entered once and always ends with exactly one final delta."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], statistics: EngineStatistics) -> None:
         self._scheduler = scheduler
@@ -37,7 +37,7 @@ class LiveRequests:
         return bool(self._deltas)
 
     def enter(self, live: LiveRequest) -> None:
-        """Takes a request into the books."""
+        """Registers a request."""
         self._live[live.key] = live
         self._scheduler.adapters.enter(live.request.adapter)
         if live.deadline is not None:
@@ -47,14 +47,14 @@ class LiveRequests:
             heapq.heappush(self._deadlines, (live.deadline, live.key))
 
     def has_too_many_logprobs(self, live: LiveRequest) -> bool:
-        """Whether one with very many would, with the others of its kind, fill the memory in a step."""
+        """Whether the logprobs of this request and others with very many would exceed the memory bound of a step."""
         if not num_many_logprobs(live.request.sampling):
             return False
         wanted = (each.request.sampling for each in self._live.values())
         return sum(each.n * num_many_logprobs(each) for each in wanted) > MAX_STEP_LOGPROB_ENTRIES
 
     def find(self, key: int) -> LiveRequest | None:
-        """The request, while it lives."""
+        """The request with this key; None if it has ended."""
         return self._live.get(key)
 
     @property
@@ -63,17 +63,17 @@ class LiveRequests:
         return bool(self._deadlines) and self._deadlines[0][0] <= self._clock()
 
     def expired(self) -> Iterator[LiveRequest]:
-        """The living requests whose deadline has passed, each once."""
+        """Yields the live requests whose deadline has passed, each once."""
         while self.has_expired:
             if live := self._live.get(heapq.heappop(self._deadlines)[1]):
                 yield live
 
     def report(self, delta: SequenceDelta) -> None:
-        """Says something of a request that goes on."""
+        """Adds a delta of a request that continues."""
         self._deltas.append(delta)
 
     def take(self) -> list[SequenceDelta]:
-        """All that was said since the last call."""
+        """Returns all deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -86,7 +86,7 @@ class LiveRequests:
         prompt_logprobs: list[PositionLogprobs] | None = None,
         stop_token_id: int | None = None,
     ) -> None:
-        """Ends one sequence, and its request if it was the last one."""
+        """Ends one sequence, and its request if this was the last unfinished one."""
         live, choice = sequence.owner, sequence.choice_index
         self._scheduler.finish(sequence)
         live.unfinished -= 1
@@ -101,11 +101,11 @@ class LiveRequests:
         )  # fmt: skip
 
     def stop(self, sequence: Sequence, num_output_tokens: int) -> None:
-        """Ends one sequence in which its caller has found a stop string; so many tokens of its output count."""
+        """Ends one sequence in which the caller has found a stop string; `num_output_tokens` of its output count."""
         live = sequence.owner
         live.completion_tokens -= max(0, sequence.num_output_tokens - num_output_tokens)
         if live.first_token_time is None:
-            # The others wait for the first one to compute the prompt. If it is this one, the next takes its place.
+            # The other sequences wait for the first one to compute the prompt. If it is this one, the next takes over.
             live.sequences.remove(sequence)
             if sequence.wants_prompt_logprobs:
                 live.prompt_logprobs.clear()
@@ -114,7 +114,7 @@ class LiveRequests:
         self.finish(sequence, FinishReason.STOP, [])
 
     def refuse(self, sequence: Sequence, why: str) -> None:
-        """Ends a request of which one sequence cannot follow its constraint any further."""
+        """Ends the request of a sequence that cannot follow its constraint any further."""
         error = InvalidRequest(f"The output cannot follow its constraint any further: {why}.", parameter="constraint")
         self.end(sequence.owner, FinishReason.ERROR, error)
 
@@ -128,7 +128,7 @@ class LiveRequests:
         )
 
     def _strike(self, live: LiveRequest) -> Usage:
-        """Takes the request out of the books; what it cost."""
+        """Unregisters a request and returns its usage."""
         del self._live[live.key]
         self._scheduler.adapters.leave(live.request.adapter)
         now = self._clock()

@@ -1,7 +1,7 @@
-"""The engine's thread, and the way between it and the event loop.
+"""The engine's thread, and its communication with the event loop.
 
-Commands go in through a queue and are obeyed before the next step. What a step brought comes back in one call into the
-event loop, however many requests it is about, or in none of its own: see `handover`.
+Commands go in through a queue and are carried out before the next step. The results of a step come back in one call
+into the event loop, however many requests they concern, or share a call with those of other steps: see `handover`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
 
 logger = logging.getLogger(__name__)
 
-# The idle thread is woken by commands; it looks up this often all the same, and asks whether all ranks are there.
+# The idle thread is woken by commands; it also wakes up this often, to ask whether all ranks are alive.
 _IDLE_SECONDS = 1.0
-# So often it looks for blocks that come from elsewhere, where there is nothing else to do.
+# How often it polls for transferred blocks when there is nothing else to do.
 _BLOCKS_SECONDS = 0.001
-# The tokens of a fast model reach the event loop, and go on from there, this far apart; those of many sequences twice
-# as far, for each of them costs the services as much, however many tokens it has. A stream's first and last ones go at
-# once, and whatever comes slower.
+# Interval between deliveries of a fast model's tokens to the event loop; twice as long with many sequences, because
+# each delta costs the services the same however many tokens it has. A stream's first and last tokens are delivered at
+# once, and so is everything if it arrives more slowly than this.
 _PAUSE_SECONDS = 0.01
 _MANY_SEQUENCES = 16
 
@@ -45,10 +45,10 @@ T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """Who wants to hear of some requests. Called in the event loop; must neither block nor raise."""
+    """Receives the deltas of some requests. Called in the event loop; must neither block nor raise."""
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
-        """Takes what a step brought for this sink's requests, in order."""
+        """Takes the new deltas of this sink's requests, in order."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Stream:
 
 
 class EngineLoop:
-    """Runs an engine in a thread of its own. Its methods are for the event loop that started it.
+    """Runs an engine in its own thread. Its methods are for the event loop that started it.
 
     Life cycle: `await start()` (builds the engine), submit and abort, `await drain()`, `await stop()`. When the engine
     dies, every request ends with an error and `died` is set.
@@ -68,8 +68,8 @@ class EngineLoop:
     def __init__(self, build: Callable[[], SteppedEngine], max_waiting_requests: int) -> None:
         """
         Args:
-            build: makes the engine, in its thread; loading the model is its part.
-            max_waiting_requests: bound on requests that wait.
+            build: creates the engine, including loading the model, in the engine's thread.
+            max_waiting_requests: most requests that may wait.
         """
         self._build = build
         self._max_waiting = max_waiting_requests
@@ -79,11 +79,11 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Event()
         self._handover = Handover(self._event_loop, self._deliver, _pause_after)
-        self._heard: set[int] = set()  # keys of which something has been handed over
-        self._num_changes = 0  # of the cache that were: each gets the next number in `kv_events`
+        self._heard: set[int] = set()  # keys of requests that had a delta before
+        self._num_changes = 0  # cache changes so far: each gets the next number in `kv_events`
         self._stopping = False
         self._draining = False
-        self.refusal: Unavailable | None = None  # what new requests are told while an operator wants none
+        self.refusal: Unavailable | None = None  # the error for new requests while an operator wants none
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._engine: SteppedEngine | None = None
         self._streams: dict[int, _Stream] = {}
@@ -99,11 +99,12 @@ class EngineLoop:
         self._engine = await asyncio.shield(self._built)
 
     def submit(self, request: GenerationRequest | PoolingRequest, sink: Sink) -> int:
-        """Hands a validated request to the engine; returns the key that stands for it in deltas.
+        """Submits a validated request to the engine; returns the key that identifies it in deltas.
 
         Raises:
-            Overloaded: too many wait already, or their embeddings take too much memory.
-            Unavailable: the worker is going away.
+            Overloaded: too many requests wait already, or their prompt embeddings take too much memory.
+            Unavailable: the engine is not built yet, is shutting down or has died, or an operator has paused or
+                drained it.
         """
         engine = self._ready()
         if self._draining:
@@ -124,16 +125,16 @@ class EngineLoop:
         return key
 
     def _embeds_bytes(self) -> int:
-        """Of all requests that live."""
+        """Bytes of prompt embeddings of all live requests."""
         return sum(stream.embeds_bytes for stream in self._streams.values())
 
     def abort(self, key: int) -> None:
-        """Ends a request; unknown keys are no error. Its sink still hears of the end."""
+        """Ends a request; ignores unknown keys. Its sink still receives the final delta."""
         if key in self._streams:
             self._command(lambda engine: engine.abort(key))
 
     def stop_sequence(self, key: int, choice_index: int, num_output_tokens: int) -> None:
-        """Ends one sequence of a request: see `Engine.stop`. Unknown keys are no error."""
+        """Ends one sequence of a request: see `Engine.stop`. Ignores unknown keys."""
         if key in self._streams:
             self._command(lambda engine: engine.stop(key, choice_index, num_output_tokens))
 
@@ -144,7 +145,7 @@ class EngineLoop:
             self._note_idle()
 
     def abort_requests(self, request_ids: Iterable[str]) -> int:
-        """Ends all requests of these ids; returns how many there were."""
+        """Ends all requests with these ids; returns how many there were."""
         wanted = set(request_ids)
         keys = [key for key, stream in self._streams.items() if stream.request_id in wanted]
         for key in keys:
@@ -152,7 +153,7 @@ class EngineLoop:
         return len(keys)
 
     def load(self) -> EngineLoad:
-        """Load now.
+        """Current load of the engine.
 
         Raises:
             Unavailable: the engine is not built yet.
@@ -160,7 +161,7 @@ class EngineLoop:
         return (self._engine or self._ready()).load()
 
     async def cache_contents(self) -> tuple[int, CacheContents]:
-        """All that the prefix cache holds, and the number of the last batch of `kv_events` that it includes.
+        """Contents of the prefix cache, and the number of the last batch of `kv_events` that they include.
 
         Raises: as `call`.
         """
@@ -172,12 +173,13 @@ class EngineLoop:
         return await self.call(take)
 
     async def call(self, function: Callable[[SteppedEngine], T]) -> T:
-        """What a function returns that is called in the engine's thread, between two steps; it comes behind all that
-        the engine has said so far.
+        """Calls a function in the engine's thread, between two steps, and returns its result.
+
+        The result arrives after everything that the engine has reported so far.
 
         Raises:
-            QuireError: the function's.
-            Unavailable: the engine is not built yet, or has died, if not by this.
+            QuireError: raised by the function.
+            Unavailable: the engine is not built yet or has died; any other error of the function makes it die.
         """
         self._ready()
         answer: asyncio.Future[T] = self._event_loop.create_future()
@@ -206,10 +208,10 @@ class EngineLoop:
         return answer.result()
 
     async def retire_adapter(self, adapter: Adapter, wait_seconds: float = 0.0) -> int:
-        """Has an adapter go with the last request that has it, of those submitted so far; see `Engine.retire_adapter`.
+        """Retires an adapter, which goes with the last request submitted so far that uses it: `Engine.retire_adapter`.
 
         Returns:
-            Requests that still have it when the wait is over.
+            The number of requests that still use it after waiting at most `wait_seconds`.
 
         Raises:
             Unavailable: the engine has died.
@@ -229,7 +231,7 @@ class EngineLoop:
         return 0 if gone.is_set() else engine.num_requests_with(adapter)
 
     def step_age(self) -> float:
-        """Seconds that the current step runs; 0 between steps."""
+        """Seconds that the current step has been running; 0 between steps."""
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
 
@@ -244,11 +246,11 @@ class EngineLoop:
 
     @property
     def num_requests(self) -> int:
-        """That have not ended."""
+        """Number of requests that have not ended."""
         return len(self._streams)
 
     async def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread after its current step; requests that still run end unheard."""
+        """Ends the thread after its current step; requests that are still running are not reported as ended."""
         self._stopping = True
         self._handover.close()
         self._wake.set()
@@ -266,14 +268,14 @@ class EngineLoop:
         self._wake.set()
 
     def _deliver(self, deltas: list[SequenceDelta], changes: list[Changes]) -> None:
-        """What some steps brought, to whom it concerns."""
+        """Delivers the results of some steps to the event log and to the sinks."""
         for change in changes:
             self.kv_events.append(change)
         by_sink: dict[Sink, list[SequenceDelta]] = {}
         streams = self._streams
         for delta in deltas:
             stream = streams.get(delta.key)
-            if stream is None:  # its sink has left
+            if stream is None:  # its sink has detached
                 continue
             if delta.is_final:
                 del streams[delta.key]
@@ -284,7 +286,7 @@ class EngineLoop:
 
     def _note_death(self, error: Exception, fault: QuireError) -> None:
         self.died.set_result(error)
-        # What came while the engine was dying has reached none.
+        # Requests submitted while the engine was dying have had no final delta.
         self._deliver(
             [
                 SequenceDelta(key, 0, [], finish_reason=FinishReason.ERROR, is_final=True, error=fault)
@@ -297,7 +299,7 @@ class EngineLoop:
         if not self._streams:
             self._idle.set()
 
-    # What follows runs in the engine's thread.
+    # Everything below runs in the engine's thread.
 
     def _run(self) -> None:
         try:
@@ -339,7 +341,7 @@ class EngineLoop:
             self._handover.put(deltas, changes, urgent=self._first_or_last(deltas), flush=flush)
 
     def _first_or_last(self, deltas: list[SequenceDelta]) -> set[int]:
-        """The requests, by their keys, of which something is a sequence's last or their own first."""
+        """Keys of the requests whose first delta, or the last delta of one of whose sequences, is among these."""
         found, heard = set[int](), self._heard
         for delta in deltas:
             key = delta.key
@@ -355,7 +357,7 @@ class EngineLoop:
 
 
 def still_loading() -> Unavailable:
-    """What is asked for is there once the model is."""
+    """The error raised while the model is still loading."""
     return Unavailable("The model is still loading; try again in a moment.", reason=LOADING)
 
 

@@ -1,6 +1,6 @@
-"""The engine of a model that is served for pooling: takes inputs from the queue, runs them, hands out what they become.
+"""The engine of a model served for pooling: takes inputs from the queue, runs them and reports the pooled outputs.
 
-The same calls as Engine's, for the same thread; it has no KV cache, and every request ends with one delta.
+It has the same interface as Engine, for the same thread, but no KV cache; every request has exactly one delta.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class PoolingSteps(Protocol):
-    """What runs a step."""
+    """Runs pooling steps."""
 
     def run(self, plan: PoolingPlan) -> PoolingResult:
         """See PoolingRunner.run."""
@@ -49,30 +49,30 @@ class PoolingSteps(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what runs beside the steps."""
+        """Ends background work of the runner."""
         ...
 
 
 class QueuedWork:
-    """See HeldWork. Steps run to their end in the engine's thread, and nothing of them is kept."""
+    """Implements HeldWork. Steps run synchronously in the engine's thread and leave no state."""
 
     is_paused = False
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no step is ever under way."""
 
     def let_go(self) -> None:
-        """What waits has no memory."""
+        """Does nothing: waiting requests hold no device memory."""
 
     def forget_weights(self) -> None:
-        """There are none beside the model's."""
+        """Does nothing: there are no weights besides the model's."""
 
     def reset_prefix_cache(self, preempts: bool) -> None:
-        """There is none."""
+        """Does nothing: there is no prefix cache."""
 
 
 class PoolingEngine:
-    """See Engine, whose contract it keeps."""
+    """Runs pooling requests, with the contract of Engine."""
 
     is_waiting = False
 
@@ -86,7 +86,7 @@ class PoolingEngine:
     ) -> None:
         """
         Args:
-            budget: tokens of a step; a longer sequence has one of its own.
+            budget: most tokens of a step; a longer sequence gets a step of its own.
         """
         self._steps, self._facts, self._clock = steps, facts, clock
         self._budget, self._max_num_seqs = budget, options.max_num_seqs
@@ -101,19 +101,19 @@ class PoolingEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do or say anything."""
+        """Whether a step would compute or report anything."""
         return bool(self._deltas or (self._expired() if self.rest.is_paused else self._live))
 
     @property
     def num_waiting(self) -> int:
-        """Requests of which nothing runs yet. May be read from any thread."""
+        """Requests of which no input has run yet. May be read from any thread."""
         return self._queue.num_waiting
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Nothing here makes work by itself."""
+        """Does nothing: work never appears by itself."""
 
     def check_alive(self, asks: bool = False) -> None:
-        """Steps run in this thread: there is nothing else that could die."""
+        """Does nothing: steps run in this thread, so nothing else could die."""
 
     def add(self, key: int, request: PoolingRequest, arrival_time: float | None = None) -> None:
         """See Engine.add."""
@@ -144,14 +144,14 @@ class PoolingEngine:
         return self._steps.upkeep(command)
 
     def stop(self, key: int, choice_index: int, num_output_tokens: int) -> None:
-        """There are no texts, and so nothing to stop at."""
+        """Does nothing: there is no text to stop at."""
 
     def retire_adapter(self, adapter: Adapter, gone: Callable[[], None]) -> None:
-        """None is served."""
+        """Calls `gone` at once: no adapters are served."""
         gone()
 
     def num_requests_with(self, adapter: Adapter) -> int:
-        """None is served."""
+        """Returns 0: no adapters are served."""
         return 0
 
     def step(self) -> list[SequenceDelta]:
@@ -175,7 +175,7 @@ class PoolingEngine:
         self._steps.close()
 
     def load(self) -> EngineLoad:
-        """Load now."""
+        """Current load."""
         statistics = self._statistics
         counters = Counters(
             prompt_tokens=statistics.prompt_tokens, computed_tokens=statistics.computed_tokens,
@@ -192,11 +192,11 @@ class PoolingEngine:
         )  # fmt: skip
 
     def take_cache_changes(self) -> Changes | None:
-        """There is no cache."""
+        """Returns None: there is no prefix cache."""
         return None
 
     def cache_contents(self) -> CacheContents:
-        """There is no cache."""
+        """Empty contents: there is no prefix cache."""
         return CacheContents({tier: [] for tier in Tier}, {tier: Digest() for tier in Tier})
 
     def _run(self, batch: list[tuple[LivePooling, int]]) -> None:
@@ -260,12 +260,12 @@ class PoolingEngine:
             self._end(live, FinishReason.ERROR, error=DeadlineExceeded(message, parameter="timeout_ms"))
 
     def _expired(self) -> list[LivePooling]:
-        """Those whose time has run out."""
+        """Requests whose deadline has passed."""
         now = self._clock()
         return [live for live in self._live.values() if live.deadline is not None and live.deadline <= now]
 
     def _end(self, live: LivePooling, reason: FinishReason, error: QuireError | None = None) -> None:
-        """Strikes a request off the books, and says so."""
+        """Unregisters a request and adds its final delta."""
         del self._live[live.key]
         self._held_bytes -= live.held_bytes
         self._queue.leave(live)

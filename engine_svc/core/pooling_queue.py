@@ -1,4 +1,4 @@
-"""Requests for pooling that wait, and whose turn it is."""
+"""Waiting pooling requests, and the order in which their inputs run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine_svc.requests.pooling import PoolingRequest
 
 @dataclass(eq=False)
 class LivePooling:
-    """A request in the books."""
+    """A live pooling request."""
 
     key: int
     request: PoolingRequest
-    rank: int  # by the policy; lower goes first
+    rank: int  # from the scheduling policy; lower goes first
     arrival_time: float
     held_bytes: int
-    next_input: int = 0  # those before it have been handed out
+    next_input: int = 0  # inputs before this index have been handed out
     unfinished: int = 0
     first_scheduled_time: float | None = None
     ended: bool = False
@@ -26,30 +26,33 @@ class LivePooling:
 
     @property
     def deadline(self) -> float | None:
-        """On the engine's clock."""
+        """Deadline on the engine's clock; None if there is no timeout."""
         timeout = self.request.timeout_seconds
         return None if timeout is None else self.arrival_time + timeout
 
 
 class PoolingQueue:
-    """Hands out inputs, by rank and then in turns: of a request with many of them, others of its rank wait for one at a
-    time (start-time fair queueing, Goyal et al. 1996)."""
+    """Hands out inputs by rank, and within a rank in turns.
+
+    Other requests of the same rank wait for only one input at a time of a request with many (start-time fair queueing,
+    Goyal et al. 1996).
+    """
 
     def __init__(self) -> None:
         # (rank, turn, key) of requests that have inputs left; one entry each.
         self._entries: list[tuple[int, int, int, LivePooling]] = []
-        self._turn = 0  # of the input that was handed out last
+        self._turn = 0  # turn of the input that was handed out last
         self.num_waiting = 0  # requests of which nothing has been handed out
-        self.num_tokens = 0  # of inputs that have not
+        self.num_tokens = 0  # tokens of inputs not handed out yet
 
     def push(self, live: LivePooling) -> None:
-        """Takes a new request in."""
+        """Adds a new request."""
         self.num_waiting += 1
         self.num_tokens += live.request.num_tokens
         heapq.heappush(self._entries, (live.rank, self._turn, live.key, live))
 
     def take(self, budget: int, most: int) -> list[tuple[LivePooling, int]]:
-        """The next inputs, by request and place in it: as many as fit the budget of tokens, and one at least."""
+        """Up to `most` next inputs, as (request, input index): as many as fit the token budget, but at least one."""
         found: list[tuple[LivePooling, int]] = []
         while self._entries and len(found) < most:
             rank, turn, key, live = self._entries[0]
@@ -67,7 +70,7 @@ class PoolingQueue:
         return found
 
     def leave(self, live: LivePooling) -> None:
-        """A request has ended: what is left of it is not handed out."""
+        """Removes a request that has ended: its remaining inputs are not handed out."""
         live.ended = True
         if not (rest := live.request.inputs[live.next_input :]):
             return

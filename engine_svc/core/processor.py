@@ -1,4 +1,4 @@
-"""After a step: computed tokens are booked, runs of sampled ones appended and reported, finished sequences ended."""
+"""Processes step results: books computed tokens, appends and reports sampled ones, and ends finished sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepProcessor:
-    """Applies step results to the living sequences."""
+    """Applies step results to the live sequences."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StepProcessor:
         """Books what a step computed and sampled.
 
         Raises:
-            RuntimeError: tokens are missing. The sequences would wait for them forever.
+            RuntimeError: sampled tokens are missing, for which the sequences would wait forever.
         """
         if result.ended_transfers:
             self._kv_cache.end_transfers(result.ended_transfers)
@@ -88,7 +88,7 @@ class StepProcessor:
         self._statistics.execute_milliseconds.observe(result.execute_milliseconds)
 
     def _end_reads(self, read_adapters: Mapping[int, str]) -> None:
-        """Ends the requests that wait for an adapter which cannot be read."""
+        """Books adapters that were read; ends the requests that wait for one that could not be."""
         for sequence, why in self._scheduler.adapters.end_reads(read_adapters):
             live = sequence.owner
             if self._requests.find(live.key) is live:  # another of its sequences may have ended it
@@ -108,7 +108,7 @@ class StepProcessor:
         """Appends a run of tokens as far as it counts, and reports it.
 
         Args:
-            most: of its tokens come before a grammar's end; None where nothing is known of it.
+            most: number of its tokens before the grammar's end; None means that no end is known.
         """
         live = sequence.owner
         if live.first_token_time is None:
@@ -123,7 +123,7 @@ class StepProcessor:
         sequence.append(run, num_sampled_positions)
         if is_past_end and sequence.follower is not None:
             sequence.follower.find_end()
-        if (count := len(run)) > 1:  # drafted tokens were right, and are computed
+        if (count := len(run)) > 1:  # drafted tokens were accepted, and are computed
             self._kv_cache.book(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         if num_sampled_positions > 1 and self._drafter is not None:
             self._drafter.verified(sequence, num_sampled_positions - 1, num_right, count)
@@ -140,11 +140,11 @@ class StepProcessor:
             self._requests.finish(sequence, ending.reason, run, logprobs, prompt_logprobs, ending.stop_token_id)
 
     def _finish_prefill(self, sequence: Sequence) -> None:
-        """The prompt is computed, for the first time: the request's other sequences share its blocks from here on."""
+        """Starts the request's other sequences, which share the prompt's blocks, once it is first computed."""
         self._statistics.prompt_tokens += sequence.num_prompt_tokens
         for child in sequence.owner.sequences[1:]:
-            # A resumed sequence has gone past the prompt's end, and may have given back what a fork there would see:
-            # the others look up what is cached.
+            # A resumed sequence has passed the prompt's end and may have released blocks that a fork at the prompt
+            # would see. So the others look up what is cached.
             if sequence.owner.request.is_resumed:
                 self._scheduler.add(child)
             else:
@@ -177,7 +177,7 @@ class StepProcessor:
 
 
 def _failure(request: GenerationRequest, message: str) -> QuireError:
-    """What the caller is told: it is no fault of ours where the request itself may have left nothing to sample."""
+    """The error for the caller: an invalid request if its own parameters may have left no token to sample."""
     if message == OVERFLOW and request.constraint is not None and (name := _forbidding(request.sampling)):
         return InvalidRequest(
             f"Nothing may come next: {name} and what the output has to look like leave no token to sample. Leave one "
@@ -188,7 +188,7 @@ def _failure(request: GenerationRequest, message: str) -> QuireError:
 
 
 def _forbidding(sampling: SamplingParameters) -> str:
-    """The field by which a request forbids tokens that its constraint may want; empty where none does."""
+    """The field by which a request forbids tokens that its constraint may need; empty if there is none."""
     if sampling.allowed_token_ids:
         return "allowed_token_ids"
     if sampling.bad_words:

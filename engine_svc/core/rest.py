@@ -1,4 +1,4 @@
-"""An engine at rest: it takes no steps, and may have given its memory back meanwhile."""
+"""An engine at rest: paused, so that its sequences make no progress, or asleep, with its memory released."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from engine_svc.upkeep import ReleaseMemory, RestoreCache, RestoreWeights, Upkee
 from quire.errors import Conflict, FailedPrecondition, StartupError, Unavailable
 from quire.sleep import KV_CACHE, WEIGHTS, SleepLevel
 
-# Transfers that are cancelled end within this time, and adapters are read.
+# Time limit for canceled transfers to end and for adapters to be read.
 _TRANSFER_SECONDS = 30.0
 _LOOK_SECONDS = 0.001
 _MEMORY = frozenset((WEIGHTS, KV_CACHE))
 
 
 class HeldWork(Protocol):
-    """What an engine at rest has under way.
+    """The work that an engine holds while it rests.
 
     Attributes:
-        is_paused: none of it gets on.
+        is_paused: no sequence makes progress.
     """
 
     is_paused: bool
 
     def settle(self) -> None:
-        """Waits for what has been handed to the model."""
+        """Waits for all steps that have been submitted."""
         ...
 
     def let_go(self) -> None:
-        """Nothing of it stands on the memory any more: it is computed anew later.
+        """Releases everything that depends on device memory; it is recomputed later.
 
         Raises:
-            Unavailable: what is being copied does not arrive.
+            Unavailable: transfers under way do not end in time.
         """
         ...
 
     def forget_weights(self) -> None:
-        """What was loaded beside the model is to be loaded again."""
+        """Marks weights loaded besides the model's, such as adapters, to be loaded again."""
         ...
 
     def reset_prefix_cache(self, preempts: bool) -> None:
@@ -50,17 +50,17 @@ class HeldWork(Protocol):
 
 
 class Rest:
-    """Says whether steps may run, and what of the memory is there. Called in the engine's thread, but for what it says.
+    """Pauses and resumes the engine, and releases and restores its memory. Called in the engine's thread, except for reads.
 
     Attributes:
-        level: of the sleep that it is in; None while it is awake.
-        asleep: the parts of the memory that are not there. Without them there are no steps at all.
+        level: current sleep level; None while awake.
+        asleep: parts of the memory that are released. While there are any, no steps run at all.
     """
 
     def __init__(self, upkeep: Callable[[Upkeep], object], held: HeldWork) -> None:
         """
         Args:
-            upkeep: has the model's ranks do it.
+            upkeep: runs a command on the model's ranks.
         """
         self._upkeep = upkeep
         self._held = held
@@ -69,23 +69,23 @@ class Rest:
 
     @property
     def is_paused(self) -> bool:
-        """No sequence gets on."""
+        """Whether sequences make no progress."""
         return self._held.is_paused
 
     def status(self) -> EngineStatus:
-        """What of it others are told."""
+        """Status as reported to callers."""
         return EngineStatus(is_paused=self.is_paused, sleep_level=self.level, asleep=tuple(sorted(self.asleep)))
 
     def pause(self) -> None:
-        """From now on no sequence gets on; what there is of them stays."""
+        """Stops the progress of all sequences; they keep what they hold."""
         self._held.is_paused = True
         self._held.settle()
 
     def resume(self) -> None:
-        """All get on where they stopped.
+        """Continues all sequences where they stopped.
 
         Raises:
-            Conflict: the memory for that is not there.
+            Conflict: memory is released.
         """
         if self.asleep:
             raise Conflict(
@@ -95,16 +95,16 @@ class Rest:
         self._held.is_paused, self.level = False, None
 
     def reset_prefix_cache(self, preempts: bool) -> None:
-        """What was computed so far is found by nobody any more; the running sequences keep what they have.
+        """Empties the prefix cache: blocks computed so far are not found any more, but running sequences keep theirs.
 
         Args:
-            preempts: they do not, and are computed anew.
+            preempts: running sequences do not keep their blocks, and are recomputed.
         """
-        if not self.asleep:  # otherwise nothing is kept
+        if not self.asleep:  # otherwise there is no cache
             self._held.reset_prefix_cache(preempts)
 
     def sleep(self, level: SleepLevel) -> None:
-        """Pauses, and gives memory back; one that sleeps deeper does so still, if no part of it has been woken."""
+        """Pauses and releases memory. Does nothing if it already sleeps as deeply and no part has been woken."""
         has_released = level is SleepLevel.PAUSED or self.asleep == _MEMORY
         if self.level is not None and level <= self.level and has_released:
             return
@@ -115,7 +115,7 @@ class Rest:
         self.level = level
 
     def _release(self, *, forgets_weights: bool) -> None:
-        """Sequences hold nothing then, and are computed anew later."""
+        """Releases all memory; sequences hold nothing then and are recomputed later."""
         if not self.asleep:
             self._held.let_go()
         if forgets_weights:
@@ -124,11 +124,11 @@ class Rest:
         self.asleep = _MEMORY
 
     def wake_up(self, parts: Collection[str]) -> None:
-        """Takes memory again; with all of it there, everything gets on.
+        """Restores parts of the memory; once everything is there, resumes.
 
         Raises:
-            Conflict: the KV cache is to come before the weights.
-            FailedPrecondition: there is not enough memory, or the weights cannot be read any more; it sleeps on.
+            Conflict: the KV cache would be restored before the weights.
+            FailedPrecondition: there is not enough memory, or the weights cannot be read; the engine stays asleep.
         """
         if WEIGHTS in parts and WEIGHTS in self.asleep:
             self._restore(RestoreWeights(), "The weights cannot be read again")
@@ -149,7 +149,7 @@ class Rest:
 
 
 class ScheduledWork:
-    """That of an engine that generates."""
+    """HeldWork of an engine that generates."""
 
     def __init__(
         self, scheduler: Scheduler, kv_cache: KvCacheManager, collect: Callable[[], None], step: Callable[[], None]
@@ -157,7 +157,7 @@ class ScheduledWork:
         """
         Args:
             collect: waits for all steps that are under way.
-            step: runs one; it has no sequences while the scheduler is paused.
+            step: runs a step, which has no sequences while the scheduler is paused.
         """
         self._scheduler = scheduler
         self._kv_cache = kv_cache
@@ -174,7 +174,7 @@ class ScheduledWork:
         self._scheduler.is_paused = paused
 
     def let_go(self) -> None:
-        """See HeldWork.let_go. Transfers are cancelled, and get to their end by steps."""
+        """See HeldWork.let_go. Transfers are canceled, and steps are run until they have ended."""
         self._scheduler.preempt_all()
         self._kv_cache.clear()
         deadline = time.monotonic() + _TRANSFER_SECONDS

@@ -1,4 +1,4 @@
-"""Counters of the engine, written in its thread and read in any."""
+"""Counters of the engine, written in its thread and read from any."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MILLISECOND_BOUNDS = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10
 
 
 class EngineStatistics:
-    """Figures that only grow, but for those that the scheduler keeps."""
+    """Monotonic counters and histograms, except for the counters that the scheduler keeps."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -22,5 +22,5 @@ class EngineStatistics:
 
     @property
     def step_seconds(self) -> tuple[float, float]:
-        """What all steps have taken until now: their forward passes, and they."""
+        """Seconds that all steps so far have taken: in their forward passes, and in total."""
         return self.forward_milliseconds.sum / 1000, self.execute_milliseconds.sum / 1000

@@ -1,4 +1,4 @@
-"""What the loop drives: an engine that generates, or one that pools."""
+"""The interface of the engines that the loop drives: one that generates, or one that pools."""
 
 from __future__ import annotations
 

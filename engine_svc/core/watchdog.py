@@ -1,4 +1,4 @@
-"""Health that follows the engine's progress: pings prove only that gRPC's threads run."""
+"""Health status based on the engine's progress; gRPC pings only prove that gRPC's threads run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.options.watchdog import WatchdogOptions
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.25
-# The supervisor restarts a worker that ends so.
+# The supervisor restarts a worker that exits with this code.
 EXIT_ENGINE_DIED = 70
 
 
@@ -24,12 +24,12 @@ async def watch_steps(
     set_serving: Callable[[bool], Awaitable[None]],
     give_up: Callable[[float], None],
 ) -> None:
-    """Until cancelled: NOT_SERVING while a step takes longer than it may, SERVING again when it has ended.
+    """Reports NOT_SERVING while a step exceeds its time limit and SERVING again when it has ended, until canceled.
 
     Args:
-        step_age: seconds that the current step runs; 0 between steps.
-        give_up: called with that when the step has not ended by the end of the grace. It is counted from when lateness
-            was noticed: a process that was frozen for an hour is not late by an hour.
+        step_age: returns the seconds that the current step has been running; 0 between steps.
+        give_up: called with the step's age if it has not ended within the grace period. That starts when the delay is
+            noticed: a process that was frozen for an hour is not late by an hour.
     """
     late_since: float | None = None
     while True:
@@ -47,7 +47,7 @@ async def watch_steps(
 
 
 def end_process(step_age: float) -> None:
-    """Ends this process at once: a thread that hangs in a step cannot be ended, and would hold up an orderly exit."""
+    """Ends this process at once: a thread that hangs in a step cannot be ended, and would block an orderly exit."""
     faulthandler.dump_traceback()
     logger.critical(
         "the engine has been in one step for %.0f s and is given up; the process ends with code %d, to be started anew "

@@ -292,7 +292,7 @@ class KvCacheManager:
         return child
 
     def free(self, table: BlockTable) -> None:
-        """Releases all the table's blocks. Those at the sequence's end will be overwritten before those at its start."""
+        """Releases all the table's blocks. Those at the sequence's end are overwritten before those at its start."""
         for cache, block_ids, released in zip(self._caches, table.block_ids, table.num_released, strict=False):
             for block in reversed(block_ids[released:]):
                 self._pool.release(block, keep=block in cache)
