@@ -50,7 +50,7 @@ class HeldWork(Protocol):
 
 
 class Rest:
-    """Pauses and resumes the engine, and releases and restores its memory. Called in the engine's thread, except for reads.
+    """Pauses and resumes the engine, and releases and restores its memory. Only reads may come from other threads.
 
     Attributes:
         level: current sleep level; None while awake.

@@ -1,1 +1,1 @@
-"""Executors: how a worker's ranks run. `base.py` is the contract, one file per implementation."""
+"""Executors, which run a worker's ranks. `base.py` is the contract, with one file per implementation."""

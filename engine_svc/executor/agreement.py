@@ -1,4 +1,4 @@
-"""What the ranks' results of one step come to."""
+"""Combines the ranks' results of a step into one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine_svc.plan import EndedTransfer, KvCacheSpec, StepResult
 
 
 class Agreement:
-    """Over the steps of one worker, in order.
+    """Combines the results of one worker's steps, in order.
 
-    All ranks of a model's last layers sample from the same logits, so they agree without being told; the first of them
-    answers for all. A sequence that fails on one rank, even if on no other, has failed.
+    All ranks of the last stage sample from the same logits, so they agree without communication, and the first of them
+    answers for all. A sequence that fails on any rank has failed.
     """
 
     def __init__(self, layout: ParallelLayout = ParallelLayout()) -> None:
@@ -24,22 +24,22 @@ class Agreement:
         self._reads = AdapterReads()
 
     def begin(self, dropped_adapters: Iterable[int]) -> None:
-        """A step is submitted that drops these adapters."""
+        """Announces a submitted step that drops these adapters."""
         self._reads.forget(dropped_adapters)
 
     def of(self, results: list[StepResult]) -> StepResult:
-        """The joint result of a step, of which each rank has brought its own."""
+        """The joint result of a step, from one result per rank."""
         return self._reads.agree(results, self._ends.agree(results, agree(results, self._layout)))
 
 
 class TransferEnds:
-    """Each rank moves its part of a block, and is done with it in a step of its own: a transfer ends with the last."""
+    """Combines ended transfers: ranks may report them in different steps, and a transfer ends with the last one."""
 
     def __init__(self) -> None:
-        self._reported: dict[int, dict[int, int]] = {}  # by key and rank, how many blocks were moved
+        self._reported: dict[int, dict[int, int]] = {}  # key → rank → number of blocks moved
 
     def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
-        """The joint result with the transfers that have ended on all ranks; the blocks that all of them have moved."""
+        """Adds the transfers that have ended on all ranks, with the number of blocks that all of them have moved."""
         if not any(result.ended_transfers for result in results):
             return joint
         for rank, result in enumerate(results):
@@ -51,18 +51,18 @@ class TransferEnds:
 
 
 class AdapterReads:
-    """Each rank reads its part of an adapter: it is read with the last, and not where one of them cannot read it."""
+    """Combines adapter reads: an adapter is read once the last rank has read its part, or failed if any rank failed."""
 
     def __init__(self) -> None:
-        self._reported: dict[int, dict[int, str]] = {}  # by key and rank, why it could not be read, or nothing
+        self._reported: dict[int, dict[int, str]] = {}  # key → rank → error, empty on success
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Of adapters that are dropped, nothing is reported any more."""
+        """Forgets reports about adapters that are dropped."""
         for key in keys:
             self._reported.pop(key, None)
 
     def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
-        """The joint result with the adapters that all ranks have read by now."""
+        """Adds the adapters that all ranks have read by now, or failed to."""
         for rank, result in enumerate(results):
             for key, why in result.read_adapters.items():
                 self._reported.setdefault(key, {})[rank] = why
@@ -72,7 +72,7 @@ class AdapterReads:
 
 
 def joint_spec(specs: list[KvCacheSpec]) -> KvCacheSpec:
-    """What all ranks can keep: as many blocks as the one with the least room for them, whatever each stores in one."""
+    """The spec for all ranks: with as many blocks as fit on the rank with the least room, whatever their size there."""
 
     def blocks(spec: KvCacheSpec) -> float:
         free = spec.available_bytes - spec.state_bytes
@@ -90,8 +90,7 @@ def joint_spec(specs: list[KvCacheSpec]) -> KvCacheSpec:
 
 
 def agree(results: list[StepResult], layout: ParallelLayout) -> StepResult:
-    """The result of the last stage's first rank, without the sequences that failed on any rank; with the times of all
-    stages."""
+    """The result of the last stage's first rank, without sequences that failed on any rank; adds all stages' times."""
     first = results[layout.rank(Coordinates(0, layout.pipeline - 1, 0))]
     if layout.pipeline > 1:
         first = _of_all_stages(first, results[:: layout.tensor])

@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever runs its model."""
+"""The contract of executors, which run the engine's model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.options.model import ModelOptions
 from quire.options.parallel import ParallelOptions
 from quire.registry import load_entry, registry
 
-# Loaded by name, so that the control side never imports torch: the compute side comes up inside `load`.
+# Loaded by name, so that the control side never imports torch: the compute side is imported in `load`.
 EXECUTORS = registry(
     "--distributed-executor-backend",
     EXECUTOR_NAMES,
@@ -29,16 +29,18 @@ EXECUTORS = registry(
 
 
 class ExecutorDead(Exception):
-    """The executor will not run another step: a rank process is gone, or the device is lost."""
+    """The executor cannot run another step: a rank process is gone, or the device is lost."""
 
 
 class Executor(ABC):
-    """Runs steps on all ranks of a worker. Called from one thread: load, allocate, submit and collect…, upkeep between
-    them, close.
+    """Runs steps on all ranks of a worker.
+
+    Called from one thread, in this order: load, allocate, submit and collect any number of times, with upkeep in
+    between, close.
 
     Attributes:
-        max_in_flight: steps that may have been submitted and not collected. More than one where they run while the
-            caller does something else.
+        max_in_flight: most steps that may be submitted and not yet collected. More than one if steps run
+            asynchronously.
     """
 
     max_in_flight: int = 1
@@ -48,20 +50,20 @@ class Executor(ABC):
         """Loads the weights on every rank.
 
         Raises:
-            StartupError: no such model, unsupported architecture, not enough memory for the weights.
+            StartupError: the model does not exist or is not supported, or there is not enough memory for the weights.
         """
 
     @abstractmethod
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank; warms the kernels up.
+        """Allocates a KV cache of `num_blocks` blocks, and its second tier, on every rank, and warms up the kernels.
 
         Raises:
-            StartupError: there is not enough memory in the host.
+            StartupError: there is not enough host memory.
         """
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> None:
-        """Begins a step that runs behind those submitted before.
+        """Begins a step, which runs after those submitted before.
 
         Raises:
             ExecutorDead: no further step can succeed. Any other exception fails this step's requests only.
@@ -69,27 +71,28 @@ class Executor(ABC):
 
     @abstractmethod
     def send_masks(self, masks: TokenMasks) -> None:
-        """Lets the step that was submitted last sample. Called once for each plan that awaits masks, and before another
-        step is submitted or this one collected.
+        """Sends the token masks of the step submitted last, which lets it sample.
+
+        Called once for each plan that awaits masks, before another step is submitted or this one collected.
 
         Raises: as `submit`.
         """
 
     @abstractmethod
     def collect(self) -> StepResult:
-        """Waits until the oldest step that is not collected has sampled its tokens.
+        """Waits for the oldest step that is not collected yet and returns its result.
 
         Raises: as `submit`.
         """
 
     def wake_by(self, wake: Callable[[], None]) -> None:  # noqa: B027  (what runs in this process has nothing to say)
-        """Has this called, from any thread, when `check_alive` has something to say that nobody here has caused."""
+        """Registers a function to be called, from any thread, when `check_alive` would raise because a rank is lost."""
 
     def check_alive(self, asks: bool = False) -> None:  # noqa: B027
-        """Looks after what runs steps, where none runs.
+        """Checks that the ranks are alive, while no step runs.
 
         Args:
-            asks: has the ranks say that they are there, and waits for that.
+            asks: also probe the ranks and wait for their answers.
 
         Raises:
             ExecutorDead: no further step can succeed.
@@ -97,13 +100,13 @@ class Executor(ABC):
 
     @abstractmethod
     def upkeep(self, command: Upkeep) -> list[str]:
-        """Has every rank do what is no step; what all of them answer. No step is under way.
+        """Runs a command other than a step on every rank; returns the answers of all of them. No step may be under way.
 
-        After ReleaseMemory, steps may be submitted again once RestoreWeights and, after it, RestoreCache are done. Each
-        may come more than once.
+        After ReleaseMemory, steps may be submitted again once RestoreWeights and then RestoreCache are done. Each
+        command may be sent more than once.
 
         Raises:
-            StartupError: the weights cannot be read again, or there is no room; everything is as it was.
+            StartupError: the weights cannot be read again, or there is not enough memory; nothing has changed.
             ExecutorDead: see `submit`.
         """
 
@@ -115,7 +118,7 @@ class Executor(ABC):
 def create_executor(
     options: ParallelOptions, device: str = "auto", config: Mapping[str, Any] | None = None
 ) -> Executor:
-    """The executor that the options name, or the one that choose_executor finds; raises as that."""
+    """Creates the executor that the options name, or the one that choose_executor chooses; raises like that."""
     name = choose_executor(options, device, config)
     executor: Executor = load_entry("--distributed-executor-backend", EXECUTORS, name)()
     return executor

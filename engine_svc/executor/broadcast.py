@@ -1,4 +1,4 @@
-"""What is said to all ranks at once: over each one's channel, and long messages through memory that they share."""
+"""Sends commands to all ranks: over each rank's channel, with long messages passed through shared memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine_svc.executor.channel import Channel, decode, encode
 from engine_svc.executor.messages import Command
 from engine_svc.executor.slots import SLOT_BYTES, SlotReader, SlotWriter
 
-# Up to here a message is as soon read from a socket: see benchmarks/results/executor.md.
+# Up to this size, reading a message from a socket is as fast: see benchmarks/results/executor.md.
 _LONG = 2**14
 
 
 class InSlot(msgspec.Struct, tag=True):
-    """In place of a command that lies in a slot."""
+    """Sent in place of a command that is in a shared memory slot."""
 
     number: int
     length: int
@@ -29,7 +29,7 @@ def _or_in_slot(kind: Any) -> Any:
 
 
 class RankUnreachable(Exception):
-    """A rank is gone, or does not read; the cause says which."""
+    """A rank is gone or does not read; `__cause__` says which."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -37,20 +37,20 @@ class RankUnreachable(Exception):
 
 
 class Broadcast:
-    """The control side's end. Every rank gets all commands in their order."""
+    """The control side's end. Every rank receives all commands in order."""
 
     def __init__(self, channels: Sequence[Channel], slots: SlotWriter | None = None) -> None:
         self._channels = channels
         self._slots = slots
 
     def to_all(self, command: Command, seconds: float) -> None:
-        """Sends everybody the same.
+        """Sends all ranks the same command.
 
         Args:
-            seconds: that a rank may take to read.
+            seconds: time limit for a rank to read.
 
         Raises:
-            RankUnreachable: where it is noticed.
+            RankUnreachable: a rank is gone or does not read, as far as sending notices it.
         """
         payload = encode(command)
         if self._slots is not None and _LONG < len(payload) <= SLOT_BYTES:
@@ -58,15 +58,15 @@ class Broadcast:
         self._send(dict.fromkeys(range(len(self._channels)), payload), seconds)
 
     def to_some(self, ranks: Iterable[int], command: Command, seconds: float) -> None:
-        """Sends these ranks the same; raises as `to_all`."""
+        """Sends some ranks the same command; raises like `to_all`."""
         self._send(dict.fromkeys(ranks, encode(command)), seconds)
 
     def to_each(self, commands: Sequence[Command], seconds: float) -> None:
-        """Sends each rank its own; raises as `to_all`."""
+        """Sends each rank its own command; raises like `to_all`."""
         self._send({rank: encode(command) for rank, command in enumerate(commands)}, seconds)
 
     def close(self) -> None:
-        """Ends all channels, as the ranks will notice."""
+        """Closes all channels, which ends the ranks."""
         for channel in self._channels:
             channel.close()
         if self._slots is not None:
@@ -81,14 +81,14 @@ class Broadcast:
 
 
 class Inbox:
-    """A rank's end."""
+    """A rank's end, which receives commands."""
 
     def __init__(self, channel: Channel, slots: SlotReader | None = None) -> None:
         self._channel = channel
         self._slots = slots
 
     def receive(self) -> Command:
-        """The next command.
+        """Waits for the next command and returns it.
 
         Raises:
             EOFError, OSError: the control side is gone.
@@ -97,7 +97,7 @@ class Inbox:
         return command
 
     def receive_as(self, kind: Any) -> Any:
-        """As `receive`, of messages of another kind."""
+        """Like `receive`, for messages of another type."""
         received = self._channel.receive(_or_in_slot(kind))
         if not isinstance(received, InSlot):
             return received

@@ -1,4 +1,4 @@
-"""What a rank process is told on its command line by the worker that starts it, and how it begins."""
+"""Starts rank processes as children of the worker, and passes them their arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.supervised import end_with_parent
 
 
 class Child(msgspec.Struct, frozen=True):
-    """Descriptors that it inherits, and whose child it is."""
+    """Arguments of a rank process: the descriptors that it inherits, and its parent's process id."""
 
     channel: int
     parent: int
@@ -29,12 +29,12 @@ def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> 
     """Starts a module whose `run` calls `begin_child` with its only argument.
 
     Args:
-        inherited: further descriptors that it has under the same numbers.
+        inherited: further descriptors that the child inherits under the same numbers.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         child = Child(theirs.fileno(), os.getpid(), slots)
-        # A session of its own: Ctrl-C is for the worker, which lets its requests end first.
+        # In its own session: Ctrl-C is for the worker, which lets its requests end first.
         process = subprocess.Popen(  # noqa: S603  (our own command line, no shell)
             [sys.executable, "-m", "engine_svc.executor.start", module, msgspec.json.encode(child).decode()],
             pass_fds=[child.channel, *([slots.descriptor] if slots else []), *inherited], start_new_session=True,
@@ -43,8 +43,11 @@ def start_child(module: str, slots: SlotsPlace | None, inherited: list[int]) -> 
 
 
 def begin_child(argument: str) -> tuple[Channel, Inbox]:
-    """Has this process die with the one that started it; the ends of both ways to it. SIGUSR1 has it write down where
-    it is in its code."""
+    """Sets up a rank process: it ends with its parent, and writes its stacks on SIGUSR1.
+
+    Returns:
+        The channel for answers, and the inbox for commands.
+    """
     child = msgspec.json.decode(argument, type=Child)
     end_with_parent(child.parent)
     faulthandler.register(signal.SIGUSR1)

@@ -1,4 +1,4 @@
-"""Which executor a worker has, where its options leave that open."""
+"""Chooses a worker's executor if the options do not name one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quire.serve.devices import count_gpus
 
 
 def choose_executor(options: ParallelOptions, device: str, config: Mapping[str, Any] | None = None) -> str:
-    """Its name. Ranks stay on this machine as long as each can have a GPU of its own, or computes on the CPU.
+    """Returns the name of the executor. Ranks run on this machine if each can have its own GPU or computes on the CPU.
 
-    Data ranks that share experts take part in each other's steps, also while their control sides are idle: that is a
-    process's task.
+    Data-parallel ranks that share experts take part in each other's steps, even while their control sides are idle:
+    that requires a separate process.
 
     Args:
-        device: as --device has it.
-        config: of the model, where it is known already.
+        device: value of --device.
+        config: the model's configuration, if it is already known.
 
     Raises:
-        StartupError: the ranks do not fit, and there is nothing here to spread them with.
+        StartupError: the ranks do not fit on this machine, and Ray is not installed.
     """
     named = options.distributed_executor_backend
     if named not in (None, "auto"):
@@ -42,7 +42,7 @@ def choose_executor(options: ParallelOptions, device: str, config: Mapping[str, 
 
 
 def _mentions_experts(config: Mapping[str, Any]) -> bool:
-    """Whether there is a number of experts in it, or in a part of it. Which of them the model has, its family knows."""
+    """Whether the configuration, or a part of it, has a number of experts under any key that contains "expert"."""
     return any(
         _mentions_experts(value) if isinstance(value, dict) else "expert" in key and isinstance(value, int) and value
         for key, value in config.items()

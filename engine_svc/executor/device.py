@@ -1,4 +1,4 @@
-"""Which device a rank runs on."""
+"""Chooses the device that a rank runs on."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from quire.errors import StartupError
 
 
 def choose_device(name: str, index: int) -> torch.device:
-    """A rank's device; `auto` is the GPU where there is one.
+    """A rank's device; `auto` means a GPU if there is one, else the CPU.
 
     Args:
-        index: of the GPUs that this process sees.
+        index: index of the GPU among those visible to this process.
 
     Raises:
-        StartupError: cuda is asked for, and there are not enough GPUs.
+        StartupError: there are GPUs, or cuda is requested, but there is none with this index.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not count):

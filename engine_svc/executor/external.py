@@ -1,4 +1,4 @@
-"""Ranks that somebody else has started, such as torchrun: rank 0's process is the worker, the others come to it."""
+"""Ranks started by a launcher such as torchrun: rank 0's process is the worker, and the others connect to it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 from quire.options.parallel import ParallelOptions
 
-# For all processes of a launch to come up, which import torch first.
+# Time for all processes of a launch to start, including importing torch.
 _MEET_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says to each of its processes, and the options to all.
+    """What the launcher's environment and the options say about this process.
 
     Attributes:
         address, port: where rank 0 waits for the others.
@@ -39,9 +39,10 @@ class Launch:
 
 
 def read_launch(options: ParallelOptions, environment: Mapping[str, str] = os.environ) -> Launch:
-    """
+    """Reads the launcher's environment variables.
+
     Raises:
-        StartupError: nobody has launched this process as a rank, or not as the options have it.
+        StartupError: this process was not launched as a rank, or the launch does not match the options.
     """
     try:
         rank, world_size, master_port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -64,10 +65,10 @@ def read_launch(options: ParallelOptions, environment: Mapping[str, str] = os.en
 
 
 def obey(launch: Launch) -> None:
-    """Serves as a rank other than 0, until the worker goes.
+    """Serves as a rank other than 0, until the worker is gone.
 
     Raises:
-        StartupError: there is no worker, or it does not take this rank.
+        StartupError: there is no worker, or it refuses this rank.
     """
     from engine_svc.executor.rank import RankProcess
 
@@ -78,13 +79,13 @@ def obey(launch: Launch) -> None:
         )  # fmt: skip
     except OSError as error:
         raise StartupError(f"Rank {launch.rank}: {error}") from error
-    for told_to_end in (signal.SIGTERM, signal.SIGINT):  # the worker is told too, and needs this rank for what it ends
+    for told_to_end in (signal.SIGTERM, signal.SIGINT):  # the worker gets them too, and needs this rank to end requests
         signal.signal(told_to_end, signal.SIG_IGN)
     RankProcess(channel, Inbox(channel)).serve()
 
 
 class ExternalExecutor(RankedExecutor):
-    """Waits for the other ranks, and starts rank 0 as its own child."""
+    """Waits for the other ranks to connect, and starts rank 0 as a child process."""
 
     def _start(self, options: EngineOptions) -> RankGroup:
         launch = read_launch(options.parallel)
@@ -93,12 +94,12 @@ class ExternalExecutor(RankedExecutor):
 
 
 class ExternalRanks(RankGroup):
-    """Rank 0 beside us, and the others wherever they are."""
+    """Rank 0 as a child process, and the others wherever they run."""
 
     def __init__(self, launch: Launch, host: str) -> None:
         """
         Raises:
-            StartupError: the port is taken, or not all ranks have come.
+            StartupError: the port is in use, or not all ranks have connected.
         """
         use_interface_of(host)
         try:
@@ -122,11 +123,11 @@ class ExternalRanks(RankGroup):
         return self._first.end(0) if rank == 0 else "is gone"
 
     def tell_where(self) -> None:
-        """See RankGroup: rank 0 alone."""
+        """See RankGroup. Only rank 0 is told."""
         self._first.tell_where()
 
     def kill(self) -> None:
-        """See RankGroup. The others end when their channels do, and their launcher looks after them."""
+        """See RankGroup. The other ranks end when their channels do, and their launcher supervises them."""
         self._first.kill()
         for other in self._others:
             other.channel.shut()

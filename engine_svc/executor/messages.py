@@ -1,4 +1,4 @@
-"""What an executor and its rank processes say to each other."""
+"""Messages between an executor and its rank processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quire.options.model import ModelOptions
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Load the model as rank `rank` of the group that meets at `rendezvous`, on the GPU `device` of those it sees.
+    """Load the model as rank `rank` of the group that meets at `rendezvous`, on visible GPU number `device`.
 
-    With `in_turns` it has two answers more, and waits for Proceed behind each: when the ranks have met, and when its
-    weights are read.
+    With `in_turns` the rank sends two more answers, when the ranks have met and when its weights are read, and waits
+    for Proceed after each.
     """
 
     model: ModelOptions
@@ -28,7 +28,7 @@ class LoadModel(msgspec.Struct, tag=True):
 
 
 class Proceed(msgspec.Struct, tag=True):
-    """Go on loading: see LoadModel."""
+    """Continue loading: see LoadModel."""
 
 
 class Allocate(msgspec.Struct, tag=True):
@@ -45,19 +45,19 @@ class Step(msgspec.Struct, tag=True):
 
 
 class Masks(msgspec.Struct, tag=True):
-    """Sample, in the step that awaits this. Has no answer of its own."""
+    """Token masks for the step that awaits them. Has no answer of its own."""
 
     masks: TokenMasks
 
 
 class Keep(msgspec.Struct, tag=True):
-    """Do what is no step."""
+    """Run an upkeep command, which is not a step."""
 
     command: Upkeep
 
 
 class Probe(msgspec.Struct, tag=True):
-    """Say that you are there, while nothing else is asked."""
+    """Answer that the rank is alive; sent while there is no other command."""
 
 
 Command = LoadModel | Proceed | Allocate | Step | Masks | Keep | Probe
@@ -70,7 +70,7 @@ class Loaded(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """Answer to Allocate and to Probe, and to parts of LoadModel."""
+    """Answer to Allocate and Probe, and to the first parts of LoadModel with `in_turns`."""
 
 
 class Stepped(msgspec.Struct, tag=True):
@@ -86,7 +86,7 @@ class Kept(msgspec.Struct, tag=True):
 
 
 class Failed(msgspec.Struct, tag=True):
-    """The command failed; `startup` says that its text is for the user."""
+    """The command failed; with `startup`, the message is meant for the user."""
 
     message: str
     startup: bool

@@ -16,16 +16,16 @@ from engine_svc.executor.slots import SlotWriter
 from engine_svc.parallel.layout import layout_of
 from quire.options.engine import EngineOptions
 
-# For those that are told to end, and for those that have been killed.
+# How long all ranks together may take to end by themselves.
 _CLOSE_SECONDS = 10.0
 # A process's channel is closed a moment before the process has ended.
 _END_SECONDS = 1.0
-# What all ranks together are given to write down where they are, one after the other.
+# Time for all ranks together to write their stacks, one after the other.
 _WRITE_SECONDS = 0.5
 
 
 class MultiprocExecutor(RankedExecutor):
-    """Starts the ranks, which die with it however it dies."""
+    """Starts the ranks as child processes, which end when this process ends for any reason."""
 
     def _start(self, options: EngineOptions) -> RankGroup:
         layout = layout_of(options.parallel)
@@ -44,14 +44,14 @@ class RankProcesses(RankGroup):
     ) -> None:
         """
         Args:
-            module: what each runs; see start_child.
-            num_stages: so many steps may be under way, and one that waits.
+            module: module that each process runs; see start_child.
+            num_stages: number of steps that may be under way, besides one that waits.
         """
         self.devices = range(num_ranks)
-        # A file without a name, which ranks inherit: nothing of it outlives them.
+        # An anonymous file that ranks inherit: nothing of it outlives them.
         self._meeting = os.memfd_create("quire-ranks")
         self.rendezvous = f"file:///proc/self/fd/{self._meeting}"
-        # What is said in a step is the plan, and masks; of those under way, a rank may have read nothing.
+        # A step has two messages, plan and masks; a rank may not have read any of the steps under way.
         slots = SlotWriter(2 * (num_stages + 1) + 2) if shares_memory else None
         started = [start_child(module, slots.place if slots else None, [self._meeting]) for _ in self.devices]
         self.channels = [channel for channel, _ in started]
@@ -74,7 +74,7 @@ class RankProcesses(RankGroup):
         return f"was killed by {signal.Signals(-code).name}{advice}"
 
     def tell_where(self) -> None:
-        """See RankGroup. A process that is stopped, or stuck in the kernel, says nothing."""
+        """See RankGroup. A process that is stopped or stuck in the kernel writes nothing."""
         for process in self._processes:
             process.send_signal(signal.SIGUSR1)  # see begin_child
             time.sleep(_WRITE_SECONDS / len(self._processes))

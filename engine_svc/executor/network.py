@@ -1,7 +1,7 @@
-"""Ranks that reach their worker over the network: each proves that it belongs to it before either says anything else.
+"""Network connections between ranks and their worker, which authenticate each other first.
 
-Both ends know a secret and show, by what they make of the other's random number, that they do. What follows is neither
-encrypted nor signed, as it is with NCCL and Gloo: the network between the machines of one worker must be its own.
+Both ends prove that they know a shared secret by a challenge-response handshake (HMAC). What follows is neither
+encrypted nor signed, as with NCCL and Gloo: the network between the machines of one worker must be private.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ logger = logging.getLogger(__name__)
 
 _NONCE = 32
 _PROOF = struct.Struct(f"<II{_NONCE}s32s")  # rank, GPU, random number, proof
-# Of a connection that does not prove itself the next one waits for so long.
+# Time limit of the handshake: a connection that does not authenticate delays the next one this long.
 _PROVE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
-# A machine that is gone answers nothing: so often it is asked, while nothing else is on the way, and twice in vain.
+# TCP keepalive detects machines that are gone: interval of probes while idle, and unanswered probes that are tolerated.
 _KEEPALIVE_SECONDS = 1
 _KEEPALIVE_COUNT = 2
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that has come.
+    """A rank that has connected.
 
     Attributes:
-        device: which of the GPUs that it sees is its own.
-        address: from where it came.
+        device: index of its GPU among those visible to it.
+        address: address that it connected from.
     """
 
     channel: Channel
@@ -45,15 +45,15 @@ class Arrival:
 
 
 class RankListener:
-    """Where the ranks of one worker come to."""
+    """Accepts the connections of one worker's ranks."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
         """
         Args:
-            port: 0 for any.
+            port: 0 for any free port.
 
         Raises:
-            OSError: it is taken.
+            OSError: the port is in use.
         """
         self._secret = secret
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -62,13 +62,13 @@ class RankListener:
         self.port: int = self._socket.getsockname()[1]
 
     def accept(self, ranks: set[int], seconds: float, check: Callable[[], None]) -> dict[int, Arrival]:
-        """Waits until these ranks have come.
+        """Waits until these ranks have connected.
 
         Args:
-            check: called now and then; raises when there is nothing to wait for any more.
+            check: called from time to time; raises if waiting has become pointless.
 
         Raises:
-            TimeoutError: some have not come in so many seconds; names them.
+            TimeoutError: some ranks have not connected within `seconds`; the message names them.
         """
         found: dict[int, Arrival] = {}
         deadline = time.monotonic() + seconds
@@ -92,21 +92,21 @@ class RankListener:
         return found
 
     def close(self) -> None:
-        """Takes no more."""
+        """Stops accepting connections."""
         self._socket.close()
 
 
 def connect(host: str, port: int, secret: bytes, rank: int, device: int, seconds: float) -> Channel:
-    """A rank's channel to its worker, which may come up a while later.
+    """Connects a rank to its worker, which may start listening later.
 
     Raises:
-        TimeoutError: it did not, in so many seconds.
-        PermissionError: it does not know the secret, or does not take ours or the rank.
+        TimeoutError: the worker did not within `seconds`.
+        PermissionError: the worker does not know the secret, or refuses ours or the rank.
     """
     deadline = time.monotonic() + seconds
     connection = _open(host, port, deadline)
     try:
-        connection.settimeout(max(_PROVE_SECONDS, deadline - time.monotonic()))  # others may be let in before
+        connection.settimeout(max(_PROVE_SECONDS, deadline - time.monotonic()))  # other ranks may be admitted first
         _prove(connection, secret, rank, device)
     except BaseException:
         connection.close()
@@ -126,7 +126,8 @@ def _open(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _prove(connection: socket.socket, secret: bytes, rank: int, device: int) -> None:
-    """
+    """Authenticates both ends to each other, as a rank.
+
     Raises:
         PermissionError: see `connect`.
     """
@@ -141,7 +142,7 @@ def _prove(connection: socket.socket, secret: bytes, rank: int, device: int) -> 
 
 
 def own_address(peer: str) -> str:
-    """Of this machine's addresses the one from which another machine is reached."""
+    """This machine's address from which another machine is reached."""
     with socket.socket(socket.AF_INET6 if ":" in peer else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((peer, 9))  # nothing is sent
         address: str = probe.getsockname()[0]
@@ -149,13 +150,14 @@ def own_address(peer: str) -> str:
 
 
 def _admit(connection: socket.socket, secret: bytes) -> tuple[int, int]:
-    """
+    """Authenticates both ends to each other, as the worker.
+
     Returns:
-        The rank that has come, and its GPU.
+        The rank that has connected, and its GPU index.
 
     Raises:
-        OSError, EOFError: it says nothing, or goes.
-        ValueError: it does not know the secret.
+        OSError, EOFError: the peer sends nothing or disconnects.
+        ValueError: the peer does not know the secret.
     """
     connection.settimeout(_PROVE_SECONDS)
     ours = secrets.token_bytes(_NONCE)

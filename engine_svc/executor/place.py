@@ -1,4 +1,4 @@
-"""Which rank of which layout a rank process is."""
+"""Determines a rank process's layout and its rank in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.options.engine import EngineOptions
 
 @dataclass(frozen=True)
 class RankPlace:
-    """A rank, and where it meets the others."""
+    """A rank in a layout, and the rendezvous address where it meets the others."""
 
     layout: ParallelLayout
     rank: int
@@ -22,10 +22,10 @@ class RankPlace:
 
 
 def place_of(command: LoadModel) -> RankPlace:
-    """Ranks of a worker are by themselves, unless the model has experts, which those of all data ranks share.
+    """The place of a rank: in its worker only, or, if the model has experts, among all data-parallel ranks.
 
     Raises:
-        StartupError: the model cannot be found or read, or not be shared so.
+        StartupError: the model cannot be found or read, or the options do not allow sharing experts.
     """
     options = command.options.parallel
     layout, size = layout_of(options), options.data_parallel_size
@@ -41,9 +41,10 @@ def place_of(command: LoadModel) -> RankPlace:
 
 
 def _check_shared(options: EngineOptions) -> None:
-    """
+    """Checks that the options are compatible with data-parallel ranks that compute together.
+
     Raises:
-        StartupError: something does not go with data ranks that compute together.
+        StartupError: one is not.
     """
     if options.upkeep.enable_sleep_mode:
         raise StartupError(

@@ -1,4 +1,4 @@
-"""A rank process: it obeys what the worker's control side says to all ranks."""
+"""A rank process: carries out the commands that the worker's control side sends to all ranks."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ from quire.log import setup_logging
 logger = logging.getLogger(__name__)
 
 _MEET_SECONDS = 3600.0  # for all data ranks to load
-_TELL_SECONDS = 0.2  # for the control side to read why
-# What a rank that is not stuck needs to end by itself; and one that goes on computing for other data ranks meanwhile.
+_TELL_SECONDS = 0.2  # for the control side to read the reason
+# Time for a rank that is not stuck to end by itself, and for one that still computes for other data ranks.
 _ALONE_SECONDS = 2.0
 _FOR_OTHERS_SECONDS = 12.0
 
 
 class RankProcess:
-    """Executes commands until the executor is gone or has no more of them.
+    """Executes commands until the executor is gone.
 
-    Answers are waited for and sent by a thread of their own, so that a step can be launched while the one before runs.
+    A separate thread waits for answers and sends them, so that a step can be launched while the previous one runs.
     """
 
     def __init__(self, channel: Channel, inbox: Inbox) -> None:
         self._channel = channel
         self._inbox = inbox
         self._rank: RankModel | None = None
-        self._commands: LockstepCommands | None = None  # with other data ranks
+        self._commands: LockstepCommands | None = None  # with other data ranks in lockstep
         self._answers: queue.SimpleQueue[Callable[[], Answer]] = queue.SimpleQueue()
 
     def serve(self) -> None:
-        """Returns when the executor is gone, however it went. In whatever this process is, it is over then."""
+        """Serves until the executor is gone for any reason. The process then ends, whatever it is doing."""
         threading.Thread(target=self._end_when_alone, name="alone", daemon=True).start()
         threading.Thread(target=self._send_answers, name="answers", daemon=True).start()
         while True:
@@ -87,7 +87,7 @@ class RankProcess:
                 self._channel.send(answer)
 
     def _begin(self, command: Command) -> Callable[[], Answer]:
-        """Obeys; returns what waits for the answer."""
+        """Executes a command; returns a function that waits for its answer."""
         try:
             return self._execute(command)
         except Exception as error:
@@ -140,13 +140,13 @@ class RankProcess:
         return Loaded(rank.runner.spec())
 
     def _follow(self, lockstep: Lockstep, rank: RankModel) -> None:
-        """Loading takes each rank its own time; from then on they compute together."""
+        """Waits for the other data ranks to load; from then on all compute in lockstep."""
         self._commands = LockstepCommands(self._inbox.receive, lockstep, lambda: rank.runner.passes.run_empty())
         lockstep.watch(self._commands.wake, self._end)
         lockstep.meet(_MEET_SECONDS)
 
     def _end(self, why: str) -> None:
-        """Another data rank has ended: no further pass can succeed, and one that is under way may wait for good."""
+        """Ends this process because another data rank has: no pass can succeed, and a pass under way may never end."""
         logger.critical("%s; this one, which computes together with it, ends", why)
         self._answers.put(lambda: Failed(why, startup=False))
         time.sleep(_TELL_SECONDS)
@@ -154,7 +154,7 @@ class RankProcess:
         os._exit(1)
 
     def _end_when_alone(self) -> None:
-        """Ends the process when the executor is gone, also where it waits in a collective for ranks that are gone."""
+        """Ends the process when the executor is gone, even if it waits in a collective for ranks that are gone."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLHUP | select.POLLRDHUP | select.POLLERR)
         poll.poll()
@@ -175,5 +175,5 @@ def _failure(error: Exception) -> Failed:
 
 
 def run(argument: str) -> None:
-    """What a rank process is for; see start_child."""
+    """Main function of a rank process; see start_child."""
     RankProcess(*begin_child(argument)).serve()

@@ -1,4 +1,4 @@
-"""Executors whose ranks are processes: how the control side talks to them, wherever they run."""
+"""Base of executors whose ranks are processes: how the control side communicates with them, wherever they run."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ from quire.options.model import ModelOptions
 logger = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 3600.0
-# For a rank that has nothing to do to say that it is there; a busy machine may let it wait.
+# Time for an idle rank to answer a probe; a busy machine may delay it.
 _PROBE_SECONDS = 10.0
-# From when something seems wrong to when it is noticed that a rank has gone.
+# Time from a first sign of trouble until the loss of a rank is noticed.
 _DEATH_SECONDS = 0.5
 
 
 class RankedExecutor(Executor):
-    """Sends every rank the same plans, and makes one result of theirs. A rank that is lost, or lost in a step, is the
-    end of all: the others wait for it in a collective for good."""
+    """Sends every rank the same plans and combines their results.
+
+    A rank that is lost, or stuck in a step, ends the executor: the others would wait for it in a collective forever.
+    """
 
     max_in_flight = 2
 
@@ -72,7 +74,7 @@ class RankedExecutor(Executor):
         self._step_seconds = options.watchdog.step_timeout_seconds
         layout = layout_of(options.parallel)
         self._agreement = Agreement(layout)
-        self.max_in_flight = layout.pipeline + 1  # one in each stage, and one that waits for the first
+        self.max_in_flight = layout.pipeline + 1  # one in each stage, and one that waits for the first stage
         ranks = self._ranks = self._start(options)
         self._watch = RankWatch(ranks, lambda: self._wake())
         at_once = options.parallel.executor.max_parallel_loading_workers or len(ranks.devices)
@@ -90,12 +92,12 @@ class RankedExecutor(Executor):
         except ExecutorDead as error:
             raise StartupError(f"A rank of the model ended while loading: {error}. See the log above.") from error
         spec = joint_spec([answer.spec for answer in answers if isinstance(answer, Loaded)])
-        # One that computes others' tokens meanwhile answers when a pass of theirs has ended.
+        # A rank that takes part in other data ranks' passes answers when the current pass has ended.
         self._probe_seconds = self._step_seconds if spec.lockstep_ranks > 1 else min(_PROBE_SECONDS, self._step_seconds)
         return spec
 
     def _take_turns(self, ranks: RankGroup, at_once: int) -> None:
-        """Has only so many ranks read weights at a time."""
+        """Lets only `at_once` ranks read weights at a time."""
         self._receive(_LOAD_SECONDS)  # they have met
         for first in range(0, len(ranks.channels), at_once):
             turn = range(first, min(first + at_once, len(ranks.channels)))
@@ -127,7 +129,7 @@ class RankedExecutor(Executor):
         return self._agreement.of(results)
 
     def upkeep(self, command: Upkeep) -> list[str]:
-        """See Executor.upkeep. Where one rank has failed and others have not, there is no way back."""
+        """See Executor.upkeep. A failure on any rank is fatal, because the others may not have failed."""
         self._send_all(Keep(command))
         try:
             answers = self._receive(_LOAD_SECONDS)
@@ -140,7 +142,7 @@ class RankedExecutor(Executor):
         self._wake = wake
 
     def check_alive(self, asks: bool = False) -> None:
-        """See Executor.check_alive. Of one that is gone the kernel says so; one that is frozen does not answer."""
+        """See Executor.check_alive. The kernel reports a rank that is gone; a frozen one does not answer the probe."""
         if self._watch is not None and self._watch.death:
             raise self._dead(self._watch.death)
         if self._failure:
@@ -172,10 +174,10 @@ class RankedExecutor(Executor):
             self._started().broadcast.to_all(command, self._step_seconds)
 
     def _receive(self, seconds: float, wanted: Iterable[int] | None = None) -> list[Answer]:
-        """The next answer of each of these ranks, or of all.
+        """Receives the next answer of each of the `wanted` ranks; None means all ranks.
 
         Raises:
-            StartupError: a rank says so.
+            StartupError: a rank reports one.
             ExecutorDead: a rank failed, is gone or does not answer.
         """
         ranks, answers = self._started(), dict[int, Answer]()
@@ -197,11 +199,11 @@ class RankedExecutor(Executor):
         if answer.startup:
             self._dead(answer.message)
             raise StartupError(answer.message)
-        # It may have failed because another one went away in the midst of a collective.
+        # It may have failed because another rank died during a collective.
         raise self._dead(self._find_death() or f"{self._started().name(rank)} failed: {answer.message}")
 
     def _lost(self, ranks: RankGroup, missing: list[int], seconds: float) -> ExecutorDead:
-        """Some ranks have not answered in time."""
+        """The error for ranks that have not answered in time; logs the stacks of all ranks."""
         names = ", ".join(ranks.name(rank) for rank in missing)
         logger.critical("no answer in %g s from %s; the ranks' stacks, of those that still run:", seconds, names)
         ranks.tell_where()
@@ -238,7 +240,7 @@ def _receive_of(rank: int, ranks: RankGroup, seconds: float) -> Answer:
 
 
 def _readable(ranks: dict[int, int], seconds: float) -> list[int]:
-    """Those of the ranks, by their channels' descriptors, that have said something or are gone; waits for the first."""
+    """Waits for any of the ranks, given by their channels' descriptors, to answer or to go; returns those."""
     poll = select.poll()
     for descriptor in ranks:
         poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""The ranks of a worker, however they were started: a channel to each, and who notices that one is gone."""
+"""The ranks of a worker, however they were started: their channels, and a thread that notices when one is gone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from engine_svc.executor.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-# What the kernel says of a socket whose peer has closed it or is gone.
+# Poll events of a socket whose peer has closed it or is gone.
 _GONE = select.POLLHUP | select.POLLRDHUP | select.POLLERR
 
-# For what `RankGroup.end` takes at most.
+# Longest time that `RankGroup.end` takes.
 _KNOWN_SECONDS = 2.0
 
 
@@ -25,10 +25,10 @@ class RankGroup(ABC):
     """The started ranks of one worker.
 
     Attributes:
-        channels: by rank.
-        broadcast: over them, and faster where it can be.
-        rendezvous: where they form their process group: see join_groups.
-        devices: by rank, which of the GPUs that it sees is its own.
+        channels: one per rank.
+        broadcast: sends to all channels, through shared memory where possible.
+        rendezvous: address where the ranks form their process group: see join_groups.
+        devices: for each rank, the index of its GPU among those visible to it.
     """
 
     channels: Sequence[Channel]
@@ -38,19 +38,19 @@ class RankGroup(ABC):
 
     @abstractmethod
     def name(self, rank: int) -> str:
-        """What a log calls a rank: its number and where it runs."""
+        """Name of a rank for logs: its number and where it runs."""
 
     @abstractmethod
     def end(self, rank: int) -> str:
-        """How a rank ended whose channel is closed: 'was killed by SIGKILL'. Waits a moment to find out."""
+        """How a rank whose channel is closed ended, e.g. 'was killed by SIGKILL'. Waits a moment to find out."""
 
     @abstractmethod
     def tell_where(self) -> None:
-        """Has all ranks write to the log where they are in their code, if they can."""
+        """Makes all ranks write their stacks to the log, if possible."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends all ranks at once, in whatever they are. May be called twice, and from any thread."""
+        """Ends all ranks at once, whatever they are doing. May be called twice, and from any thread."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -58,7 +58,7 @@ class RankGroup(ABC):
 
 
 class RankWatch:
-    """A thread that looks after the ranks, also while nobody talks to them: when one is gone, it ends the others."""
+    """A thread that watches the ranks, even while no command is sent: when one is gone, it ends the others."""
 
     def __init__(self, ranks: RankGroup, wake: Callable[[], None]) -> None:
         """
@@ -80,14 +80,16 @@ class RankWatch:
         return self._death
 
     def find_death(self, seconds: float) -> str:
-        """As `death`, for somebody to whom something seemed wrong: the thread may be about to notice, within so many
-        seconds, or to find out how it went."""
+        """Like `death`, but waits up to `seconds` for the thread to notice, and then until it has found the reason.
+
+        For callers that have noticed that something is wrong.
+        """
         if self._noticed.wait(seconds):
             self._known.wait(_KNOWN_SECONDS)
         return self._death
 
     def stop(self) -> None:
-        """Looks no longer; to be called before the channels are closed. May be called twice."""
+        """Stops watching. Must be called before the channels are closed; may be called twice."""
         self._stop.close()
         self._thread.join()
 
@@ -104,7 +106,7 @@ class RankWatch:
         self._wake()
 
     def _wait(self) -> list[int]:
-        """Which ranks are gone, as soon as any is; nothing when it is to stop."""
+        """Waits until any rank is gone; returns those that are, or an empty list when stopped."""
         poll = select.poll()
         poll.register(self._stopped, _GONE)
         ranks = {channel.fileno(): rank for rank, channel in enumerate(self._ranks.channels)}

@@ -1,8 +1,8 @@
-"""One Ray actor per rank, on the nodes of a Ray cluster that runs already.
+"""Runs one Ray actor per rank, on the nodes of an existing Ray cluster.
 
-Ray starts the actors, says which GPUs they see and tells when one of them dies. All else goes over connections of our
-own (network.py), whose secret the actors get as they are made. Ray itself pickles what it passes within its cluster:
-whoever reaches that may run code in it, whatever we do.
+Ray starts the actors, assigns their GPUs and reports when one of them dies. Everything else uses our own connections
+(network.py), whose secret the actors get through Ray. Ray itself pickles what it passes within its cluster: anyone who
+can reach the cluster can run code in it, whatever we do.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from quire.options.engine import EngineOptions
 from quire.options.executor import ExecutorOptions
 
 _PLACE_SECONDS = 60.0
-# For actors to start, which import torch first.
+# Time for actors to start, including importing torch.
 _MEET_SECONDS = 300.0
-# From when an actor's channel is closed to when Ray knows why.
+# Time from the closing of an actor's channel until Ray knows why it ended.
 _END_SECONDS = 1.5
 _CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor runs.
+    """Node and process of an actor.
 
     Attributes:
-        port: one that was free there a moment ago.
+        port: a port that was free there a moment ago.
     """
 
     node: str
@@ -47,10 +47,10 @@ class Place:
 
 
 class RankActor:
-    """What Ray runs."""
+    """The actor that Ray runs for each rank."""
 
     def place(self) -> Place:
-        """Where that is."""
+        """Returns where the actor runs."""
         import ray
 
         node = ray.util.get_node_ip_address()
@@ -58,7 +58,7 @@ class RankActor:
             return Place(node, os.getpid(), free.getsockname()[1])
 
     def serve(self, host: str, port: int, secret: bytes, rank: int) -> None:
-        """Obeys the worker until it goes."""
+        """Carries out the worker's commands until it is gone."""
         import ray
 
         from engine_svc.executor.rank import RankProcess
@@ -69,9 +69,9 @@ class RankActor:
 
 
 class RayExecutor(RankedExecutor):
-    """Places the ranks as near to each other as it goes."""
+    """Runs ranks as Ray actors, placed as close to each other as possible."""
 
-    _connected = False  # to the cluster, by us
+    _connected = False  # we connected to the cluster, so we disconnect
 
     def _start(self, options: EngineOptions) -> RankGroup:
         try:
@@ -103,12 +103,12 @@ class RayExecutor(RankedExecutor):
 
 
 class RayRanks(RankGroup):
-    """Actors in a placement group of our own, or in bundles of the one that we are in."""
+    """Actors in a placement group of our own, or in bundles of the current one."""
 
     def __init__(self, num_ranks: int, options: ExecutorOptions, uses_gpus: bool) -> None:
         """
         Raises:
-            StartupError: the cluster has no room for the ranks, or they do not come.
+            StartupError: the cluster has no room for the ranks, or they do not start.
         """
         import ray
 
@@ -129,7 +129,7 @@ class RayRanks(RankGroup):
             raise StartupError(f"The ranks do not come up under Ray: {error}") from error
 
     def _place(self, num_ranks: int, options: ExecutorOptions, needs: Mapping[str, float]) -> tuple[Any, Sequence[int]]:
-        """The placement group, and which bundle each rank has."""
+        """Returns the placement group, and the bundle of each rank."""
         if options.ray_bundle_indices:
             return self._bundles_of_ours(num_ranks, options.ray_bundle_indices)
         group = self._ray.util.placement_group([dict(needs)] * num_ranks, self._strategy(num_ranks, needs))
@@ -158,7 +158,7 @@ class RayRanks(RankGroup):
         return group, bundles
 
     def _strategy(self, num_ranks: int, needs: Mapping[str, float]) -> str:
-        """All on one node where one has the room."""
+        """The placement strategy: all ranks on one node if one has enough room."""
         ((name, amount),) = needs.items()
         nodes = [node["Resources"].get(name, 0) for node in self._ray.nodes() if node["Alive"]]
         return "STRICT_PACK" if max(nodes, default=0) >= num_ranks * amount else "PACK"
@@ -180,12 +180,13 @@ class RayRanks(RankGroup):
             ]
             come = listener.accept(set(range(len(self._actors))), _MEET_SECONDS, self._check)
         self.channels = [come[rank].channel for rank in sorted(come)]
-        self.devices = [0] * len(self.channels)  # Ray shows each its own GPUs alone
+        self.devices = [0] * len(self.channels)  # Ray makes only its own GPUs visible to each
         self.broadcast = Broadcast(self.channels)
         self.rendezvous = f"tcp://{self._places[0].node}:{self._places[0].port}"
 
     def _check(self) -> None:
-        """
+        """Checks that all actors are running.
+
         Raises:
             RayError: an actor has ended.
         """
@@ -210,7 +211,7 @@ class RayRanks(RankGroup):
         return "has ended"
 
     def tell_where(self) -> None:
-        """See RankGroup. What they write is in the logs of their nodes."""
+        """See RankGroup. Does nothing: what actors write is in the logs of their nodes."""
 
     def kill(self) -> None:
         """See RankGroup."""

@@ -1,7 +1,8 @@
-"""Memory that the processes of a worker share: a long message is written there once, and each rank reads it there.
+"""Shared memory of a worker's processes: a long message is written there once, and every rank reads it there.
 
-Only that it is there goes by each rank's socket, which also has them see what was written before. The memory is a file
-without a name, which ranks inherit: it is gone with the last process that has it.
+Each rank's socket only carries a notification, which also orders the memory accesses: a rank that has received it sees
+what was written before. The memory is an anonymous file that ranks inherit; it is gone with the last process that has
+it open.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ import msgspec
 
 T = TypeVar("T")
 
-# A page is memory only once it is written to: a slot costs what the longest message took that was in it.
+# Pages are allocated only when written: a slot costs as much memory as the longest message it has held.
 SLOT_BYTES = 8 * 2**20
-_NUMBER = struct.Struct("<Q")  # of the message that a slot holds, from 1
+_NUMBER = struct.Struct("<Q")  # number of the message that a slot holds, from 1
 _STRIDE = SLOT_BYTES + mmap.PAGESIZE
 
 
 class SlotsPlace(msgspec.Struct, frozen=True):
-    """Where a reader finds them: a descriptor that it inherits."""
+    """What a reader needs to open the slots: an inherited file descriptor, and the number of slots."""
 
     descriptor: int
     count: int
 
 
 class SlotWriter:
-    """The writing end, of one process.
+    """The writing end, used by one process.
 
     Attributes:
-        place: of the readers.
+        place: passed to the readers.
     """
 
     def __init__(self, count: int) -> None:
         """
         Args:
-            count: messages that may be written before all readers are done with the first of them, as the caller sees
-                to it.
+            count: number of messages that may be written before all readers are done with the first of them. The
+                caller ensures that.
         """
         self.place = SlotsPlace(os.memfd_create("quire-slots"), count)
         os.ftruncate(self.place.descriptor, count * _STRIDE)
@@ -48,7 +49,7 @@ class SlotWriter:
         self._number = 0
 
     def write(self, payload: bytes) -> int:
-        """Writes a message of SLOT_BYTES at most; returns its number."""
+        """Writes a message of at most SLOT_BYTES; returns its number."""
         self._number += 1
         start = self._number % self.place.count * _STRIDE
         _NUMBER.pack_into(self._memory, start, self._number)
@@ -56,7 +57,7 @@ class SlotWriter:
         return self._number
 
     def close(self) -> None:
-        """Lets go of the memory; readers keep it for as long as they live."""
+        """Releases the memory; readers keep it for as long as they live."""
         self._memory.close()
         os.close(self.place.descriptor)
 
@@ -69,13 +70,13 @@ class SlotReader:
         self._memory = mmap.mmap(place.descriptor, place.count * _STRIDE, prot=mmap.PROT_READ)
 
     def read(self, number: int, length: int, take: Callable[[memoryview], T]) -> T:
-        """A message that has been written.
+        """Reads a message that has been written.
 
         Args:
-            take: makes something of it that has no part of the memory that it is given.
+            take: converts the message; the result must not refer to the memory it is given.
 
         Raises:
-            RuntimeError: it has been written over, before or meanwhile.
+            RuntimeError: the message was overwritten, before or during the read.
         """
         start = number % self._count * _STRIDE
         with memoryview(self._memory)[start + _NUMBER.size : start + _NUMBER.size + length] as message:

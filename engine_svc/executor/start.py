@@ -1,4 +1,4 @@
-"""What a rank process is started with: `python -m engine_svc.executor.start MODULE ARGUMENT`."""
+"""Entry point of rank processes: `python -m engine_svc.executor.start MODULE ARGUMENT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank, in this process."""
+"""An executor with one rank, in this process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class UniprocExecutor(Executor):
-    """Calls the runner."""
+    """Calls the runner directly."""
 
     def __init__(self) -> None:
         self._rank: RankModel | None = None
         self._pending: deque[PendingStep] = deque()
-        self._begun: BegunStep | None = None  # it awaits its masks
+        self._begun: BegunStep | None = None  # awaits its masks
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """See Executor.load."""
@@ -37,9 +37,9 @@ class UniprocExecutor(Executor):
                 "--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size and "
                 "--pipeline-parallel-size."
             )
-        layout_of(options.parallel)  # refuses what does not go with one rank
+        layout_of(options.parallel)  # raises for options that one rank does not support
         source = create_format(weights_folder(model, options.load), options.load)
-        # Late: it takes a second or two to import, and the worker answers by then.
+        # Imported late, because it takes a second or two and the worker answers requests by then.
         with without_collection(), memory_ahead(source, options.kernels.device):
             import torch
 
@@ -53,7 +53,7 @@ class UniprocExecutor(Executor):
             device = choose_device(options.kernels.device, 0)
             made = runner_class(options.parallel.executor)
             self._rank = RankModel(lambda: made(model, options, ParallelGroups(), device), device)
-            self.max_in_flight = 2 if device.type == "cuda" else 1  # a CPU's steps run while they are submitted
+            self.max_in_flight = 2 if device.type == "cuda" else 1  # on a CPU, steps run inside `submit`
             self._rank.runner.profile()
             return self._rank.runner.spec()
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -99,9 +99,10 @@ class UniprocExecutor(Executor):
 
 
 def _check_alone(model: ModelOptions, options: EngineOptions) -> None:
-    """
+    """Checks that this worker can run in the engine's process.
+
     Raises:
-        StartupError: other workers' steps need this one's experts, also while it has nothing to do.
+        StartupError: the steps of other workers need this one's experts, even while it is idle.
     """
     from engine_svc.loader.model import has_experts
 

@@ -1,4 +1,4 @@
-"""Where a rank's commands come from while it computes its passes together with other data ranks."""
+"""Receives the commands of a rank that computes its passes in lockstep with other data ranks."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Callable
 from engine_svc.executor.messages import Command, Step
 from engine_svc.parallel.lockstep import Lockstep
 
-# For so long a rank that has run a step lets the others wait: the next plan is on its way while its sequences go on.
+# How long a rank that has run a step makes others wait for its next plan, which may already be on its way.
 _NEXT_PLAN_SECONDS = 0.002
 
 
 class LockstepCommands:
-    """Takes part in the others' passes while there is no command. See parallel/lockstep.py.
+    """Takes part in other data ranks' passes while there is no command. See parallel/lockstep.py.
 
-    When the control side is gone, it goes on until those of all data ranks are: they may have requests to end.
+    When the control side is gone, it continues until those of all data ranks are: they may still have requests.
     """
 
     def __init__(self, receive: Callable[[], Command], lockstep: Lockstep, run_empty: Callable[[], None]) -> None:
         """
         Args:
-            receive: the next command of the control side; it is called in another thread.
+            receive: returns the next command of the control side; called in another thread.
             run_empty: runs a pass without tokens.
         """
         self._lockstep, self._run_empty = lockstep, run_empty
-        self._received: queue.SimpleQueue[Command | EOFError | None] = queue.SimpleQueue()  # None: look at the lockstep
+        self._received: queue.SimpleQueue[Command | EOFError | None] = queue.SimpleQueue()  # None: check the lockstep
         self._had_step = False
         self._gone: EOFError | None = None  # the control side
         threading.Thread(target=self._read, args=(receive,), name="commands", daemon=True).start()
 
     def wake(self) -> None:
-        """Has whoever waits for a command look for waves; may be called from any thread."""
+        """Makes a pending `receive` check the lockstep. May be called from any thread."""
         self._received.put(None)
 
     def receive(self) -> Command:
-        """The next command, of which no other rank waits for the end of the last one.
+        """Waits for the next command, taking part in other ranks' passes meanwhile.
 
         Raises:
-            EOFError: the control side is gone, and those of all data ranks.
+            EOFError: the control side is gone, and so are those of all data ranks, or the others wait for its plan.
         """
         while True:
             command = self._look()
@@ -50,7 +50,7 @@ class LockstepCommands:
                 self._had_step = isinstance(command, Step)
                 return command
             if self._lockstep.is_awaited:
-                if self._gone is not None:  # the plan that all wait for will not come
+                if self._gone is not None:  # the plan that all ranks wait for will not come
                     raise self._gone
             elif self._lockstep.is_running or self._lockstep.is_called():
                 self._had_step = False
@@ -70,7 +70,7 @@ class LockstepCommands:
         return self._lockstep.explain(error)
 
     def receive_at_once(self) -> Command:
-        """A command that belongs to the last one: a pass is under way, and no other can be.
+        """Waits for a command that belongs to the last one, without taking part in passes: one is already under way.
 
         Raises:
             EOFError: the control side is gone.
@@ -82,15 +82,17 @@ class LockstepCommands:
         return command
 
     def _look(self) -> Command | EOFError | None:
-        """What there is; waits for something to come only if there is nothing else to do."""
+        """Returns what has been received; waits for it only if there is nothing else to do."""
         try:
             return self._received.get(timeout=self._patience())
         except queue.Empty:
             return None
 
     def _patience(self) -> float | None:
-        """Seconds to wait for a command; None: until there is one, or a call. Those that came already, and were taken
-        out while there was something else to do, call no more."""
+        """Seconds to wait for a command; None means until a command or a call arrives.
+
+        Earlier calls do not end the wait if they were taken from the queue while there was something else to do.
+        """
         if self._lockstep.is_awaited:
             return None
         if self._lockstep.is_running or self._lockstep.is_called():

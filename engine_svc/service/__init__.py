@@ -1,1 +1,1 @@
-"""The worker on the network: its gRPC service, the sessions of its clients, and its place in a fleet."""
+"""The worker's network side: its gRPC services, client sessions, and registration with routers."""

@@ -1,4 +1,4 @@
-"""EngineAdminService: commands of operators, each read, checked and handed to the worker's administration."""
+"""EngineAdminService: parses and checks operator commands, and passes them to the worker's administration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAVING: Mapping[int, Leaving] = MappingProxyType(
 
 
 class EngineAdminServicer(admin_pb2_grpc.EngineAdminServiceServicer):
-    """The method of protos/quire/v1/admin.proto that engines have."""
+    """The method of protos/quire/v1/admin.proto that engines implement."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
@@ -32,14 +32,14 @@ class EngineAdminServicer(admin_pb2_grpc.EngineAdminServiceServicer):
     async def Administer(
         self, request: admin_pb2.EngineAdminServiceAdministerRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.EngineAdminServiceAdministerResponse:
-        self._worker.load_now()  # raises while there is no engine
+        self._worker.load_now()  # raises if there is no engine yet
         outcome = await _Obedience(self._worker).obey(request.command)
         outcome.status.CopyFrom(from_status(self._worker.load_now().status))
         return admin_pb2.EngineAdminServiceAdministerResponse(outcome=outcome)
 
 
 class _Obedience:
-    """One command, carried out. A method for each, of the command's name."""
+    """Carries out one command. Has one method per command, with the command's name."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
@@ -47,11 +47,11 @@ class _Obedience:
         self._outcome = admin_pb2.AdminOutcome()
 
     async def obey(self, command: admin_pb2.AdminCommand) -> admin_pb2.AdminOutcome:
-        """What has come of it.
+        """Carries out the command and returns the outcome.
 
         Raises:
-            InvalidRequest: it says what there is not.
-            QuireError: the administration's.
+            InvalidRequest: a parameter of the command is invalid.
+            QuireError: raised by the administration.
         """
         name = command.WhichOneof("command")
         if name is not None:

@@ -1,4 +1,4 @@
-"""Protobuf to the engine's own types and back."""
+"""Converts between protobuf messages and the engine's own types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FINISH_REASONS = {
 }
 
 
-# As the control side names tasks; empty for the model's first.
+# Names of tasks on the control side; empty for the model's default, its first.
 TASKS = {
     common_pb2.POOLING_TASK_UNSPECIFIED: "",
     common_pb2.POOLING_TASK_EMBED: "embed",
@@ -43,10 +43,10 @@ TASK_NUMBERS = {name: number for number, name in TASKS.items()}
 
 
 def to_request(generation: common_pb2.Generation, request_id: str = "") -> GenerationRequest:
-    """The request with its defaults filled in, not validated yet.
+    """Converts a request and fills in defaults; does not validate it.
 
     Args:
-        request_id: its name when the message gives none; made up when this is empty too.
+        request_id: used if the message has none; generated if this is empty too.
     """
     return GenerationRequest(
         request_id=generation.request_id or request_id or uuid.uuid4().hex,
@@ -63,15 +63,15 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
 
 
 def to_pooling_request(message: common_pb2.PoolRequest, request_id: str, remaining: float | None) -> PoolingRequest:
-    """The request as it came, not validated yet.
+    """Converts a pooling request; does not validate it.
 
     Args:
-        request_id: its name when the message gives none; made up when this is empty too.
-        remaining: seconds until the call's own deadline.
+        request_id: used if the message has none; generated if this is empty too.
+        remaining: seconds until the call's own deadline; None if it has none.
     """
     parameters = message.parameters
     timeouts = [message.timeout_ms / 1000] if message.timeout_ms else []
-    if remaining is not None and 0 < remaining * 1000 < MAX_TIMEOUT_MS:  # what is more than that is no bound
+    if remaining is not None and 0 < remaining * 1000 < MAX_TIMEOUT_MS:  # longer deadlines are no limit
         timeouts.append(remaining)
     return PoolingRequest(
         request_id=message.request_id or request_id or uuid.uuid4().hex,
@@ -87,7 +87,7 @@ def to_pooling_request(message: common_pb2.PoolRequest, request_id: str, remaini
 
 
 def from_pooled(delta: SequenceDelta) -> common_pb2.PoolResponse:
-    """The answer of a request that has ended well."""
+    """The response to a request that has succeeded."""
     response = common_pb2.PoolResponse()
     for output in delta.pooled:
         response.outputs.add(data=output.data, shape=output.shape, num_tokens=output.num_tokens)
@@ -147,7 +147,7 @@ def from_load(load: EngineLoad) -> common_pb2.EngineLoad:
 
 
 def from_status(status: EngineStatus) -> common_pb2.EngineStatus:
-    """What operators have asked for, as a message."""
+    """The status that operators have requested, as a message."""
     return common_pb2.EngineStatus(**dataclasses.asdict(status))
 
 
@@ -156,7 +156,7 @@ def _from_histogram(histogram: HistogramSnapshot) -> common_pb2.Histogram:
 
 
 def from_adapter(adapter: Adapter) -> common_pb2.AdapterInfo:
-    """What is told of an adapter."""
+    """The description of an adapter, as a message."""
     return common_pb2.AdapterInfo(
         name=adapter.name,
         path=adapter.path,
@@ -167,7 +167,7 @@ def from_adapter(adapter: Adapter) -> common_pb2.AdapterInfo:
 
 
 def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common_pb2.ModelInfo:
-    """The facts as a message, with the adapters that are served."""
+    """The model info as a message, with the served adapters."""
     return common_pb2.ModelInfo(
         served_model_names=info.served_model_names,
         model=info.model,

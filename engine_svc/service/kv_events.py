@@ -1,4 +1,4 @@
-"""What a subscriber hears of the prefix cache: all of it where that is needed, then every change."""
+"""Prefix cache events for subscribers: a snapshot if needed, then every change."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from engine_svc.worker import EngineWorker
 from quire.block_hash import block_key
 from quire.v1 import engine_pb2
 
-# Keys in one message. Making one holds up the event loop, for 15 ms with so many.
+# Most keys in one message. Creating a message of this size blocks the event loop for 15 ms.
 SNAPSHOT_KEYS = 100_000
-# Between two messages, unless more waits than one may have: changes meanwhile come together. A router of a thousand
-# workers would do little else than read messages, were there one for each step; later news cost it no hits.
+# Interval between messages, in which changes are combined, unless more changes wait than fit one message. With a
+# message per step, a router of a thousand workers would do little else than read them; the delay costs it no hits.
 GAP_SECONDS = 0.25
 
 _TIERS = {Tier.DEVICE: engine_pb2.CACHE_TIER_DEVICE, Tier.HOST: engine_pb2.CACHE_TIER_HOST}
@@ -34,8 +34,8 @@ async def kv_events(
     """The messages of one subscription, until the subscriber leaves; see SubscribeKvEvents in engine.proto.
 
     Args:
-        from_sequence: first number wanted; 0 for a snapshot.
-        epoch: that it belongs to.
+        from_sequence: first sequence number wanted; 0 for a snapshot.
+        epoch: epoch that the number belongs to; a snapshot is sent if it is not the current one.
 
     Raises:
         Unavailable: the engine is not built yet, or has died.
@@ -63,7 +63,7 @@ async def kv_events(
 
 
 def _some(batches: Sequence[EventBatch]) -> Sequence[EventBatch]:
-    """So many of the first ones as a message may have; one at least, where there are any."""
+    """The first batches, as many as one message may have; at least one if there are any."""
     room = SNAPSHOT_KEYS
     for number, batch in enumerate(batches):
         room -= sum(0 if isinstance(event, CacheCleared) else len(event.keys) for event in batch.changes.events)
@@ -73,7 +73,7 @@ def _some(batches: Sequence[EventBatch]) -> Sequence[EventBatch]:
 
 
 def _changes(batches: Sequence[EventBatch], epoch: str, block_size: int) -> engine_pb2.SubscribeKvEventsResponse:
-    """Those of all of them, in one message."""
+    """One message with the changes of all batches."""
     last = batches[-1]
     message = engine_pb2.SubscribeKvEventsResponse(sequence=last.sequence, epoch=epoch)
     if len(batches) > 1:
@@ -85,7 +85,7 @@ def _changes(batches: Sequence[EventBatch], epoch: str, block_size: int) -> engi
 
 
 def _snapshot(contents: CacheContents, block_size: int) -> Iterator[engine_pb2.SubscribeKvEventsResponse]:
-    """Messages with the keys, and a last one with the digests."""
+    """Yields messages with the keys, and a last one with the digests."""
     pieces = [
         (tier, hashes[start : start + SNAPSHOT_KEYS])
         for tier, hashes in contents.hashes.items()

@@ -16,7 +16,7 @@ from quire.histogram import HistogramSnapshot
 
 
 class EngineCollector(Collector):
-    """Renders `load()`; nothing while the model loads."""
+    """Exports the metrics of `load()`; none while the model loads."""
 
     def __init__(self, load: Callable[[], EngineLoad]) -> None:
         self._load = load
@@ -56,7 +56,7 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
 
 
 def _lora_requests(load: EngineLoad) -> Metric:
-    """As vLLM tells it: the names are labels, and the value is the time."""
+    """Adapter info in vLLM's format: the adapter names are labels, and the value is the Unix time."""
     running = ",".join(adapter.name for adapter in load.adapters if adapter.running_sequences)
     waiting = ",".join(adapter.name for adapter in load.adapters if adapter.waiting_sequences)
     metric = GaugeMetricFamily(
@@ -74,7 +74,7 @@ def _counters(counters: Counters) -> Iterator[Metric]:
 
 
 def _histograms(counters: Counters) -> Iterator[Metric]:
-    """Times in seconds."""
+    """Histograms, with times converted from milliseconds to seconds."""
     for name in HISTOGRAMS:
         seconds = name.replace("_milliseconds", "_seconds")
         unit = 1.0 if seconds == name else 0.001

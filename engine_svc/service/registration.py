@@ -1,4 +1,4 @@
-"""Makes the worker known to routers and keeps the leases alive."""
+"""Registers the worker with routers and keeps the leases alive."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ANY_ADDRESS = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  compared with, not b
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker listens.
+    """Address that a worker listens on.
 
     Attributes:
-        advertise: what the options say; wins.
-        has_tls: the certificate is for the machine's name then.
+        advertise: address to advertise, from the options; takes precedence.
+        has_tls: whether the server uses TLS: its certificate is then for the machine's host name.
     """
 
     host: str
@@ -38,12 +38,12 @@ class Place:
     has_tls: bool = False
 
     def seen_from(self, router: str) -> str:
-        """host:port under which a router reaches this worker: of all interfaces the one that the way there begins with.
+        """host:port under which a router reaches this worker; when it listens on all, that of the interface used.
 
-        A machine's name is known to few: that of a pod to nobody.
+        The machine's host name is only used with TLS, because few peers can resolve it, and none that of a pod.
 
         Raises:
-            OSError: there is no way to the router.
+            OSError: there is no route to the router.
         """
         if self.advertise:
             return self.advertise
@@ -55,7 +55,7 @@ class Place:
 
 
 async def keep_registered(router: str, place: Place, security: RpcSecurityOptions) -> None:
-    """Until cancelled: registers with one router, renews the lease, registers again when the router forgot it."""
+    """Registers with one router, renews the lease and registers again if the router forgot it, until canceled."""
     failures = 0
     async with open_channel(router, security) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
@@ -78,7 +78,7 @@ async def keep_registered(router: str, place: Place, security: RpcSecurityOption
 async def _register(
     stub: router_pb2_grpc.RouterServiceStub, address: str, security: RpcSecurityOptions
 ) -> tuple[str, float]:
-    """(lease, its seconds)."""
+    """Registers the worker; returns the lease id and its duration in seconds."""
     try:
         answer = await stub.RegisterWorker(
             router_pb2.RegisterWorkerRequest(address=address), timeout=CONNECT_SECONDS, metadata=call_metadata(security)
@@ -91,10 +91,10 @@ async def _register(
 async def _renew(
     stub: router_pb2_grpc.RouterServiceStub, lease: str, lease_seconds: float, security: RpcSecurityOptions
 ) -> None:
-    """Renews until it fails.
+    """Renews the lease until that fails.
 
     Raises:
-        QuireError: why; NotFound when the lease is not known any more.
+        QuireError: the reason; NotFound if the router no longer knows the lease.
     """
     while True:
         await asyncio.sleep(max(0.05, lease_seconds / 3))

@@ -1,4 +1,4 @@
-"""EngineService: protobuf in, protobuf out; the work is the worker's."""
+"""EngineService: converts between protobuf and the worker, which does the work."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 
 
 class DeltaQueue:
-    """The deltas of one request on their way to one caller."""
+    """Queues the deltas of one request for one caller."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
-        self.key = 0  # the request's; 0 until it is submitted
+        self.key = 0  # the request's key; 0 until it is submitted
         self._outbox: Outbox[list[SequenceDelta]] = Outbox(list)
         self._overflow: Overloaded | None = None
 
@@ -47,7 +47,7 @@ class DeltaQueue:
             self._loop.detach(self.key)
 
     async def next(self) -> list[SequenceDelta]:
-        """What has come since the last call; waits for something. The request's own deadline ends the wait.
+        """Waits for deltas and returns those since the last call. The request's own deadline bounds the wait.
 
         Raises:
             Overloaded: the caller has left too much unread.
@@ -58,7 +58,7 @@ class DeltaQueue:
 
 
 class _Answer:
-    """The only delta of a request for pooling."""
+    """Receives the only delta of a pooling request."""
 
     def __init__(self) -> None:
         self.delta: asyncio.Future[SequenceDelta] = asyncio.get_running_loop().create_future()

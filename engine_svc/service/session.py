@@ -20,12 +20,12 @@ from quire.v1 import engine_pb2
 
 logger = logging.getLogger(__name__)
 
-# Of log-probabilities that wait for a client which does not read.
+# Most bytes of log-probabilities kept for a client that does not read.
 _MAX_LARGE_BYTES = 2**30
 
 
 class EngineSession:
-    """One open session. Its requests live no longer than it does."""
+    """One open session. Its requests end with it."""
 
     def __init__(self, worker: EngineWorker, traces: EngineTraces | None = None) -> None:
         self._worker = worker
@@ -33,18 +33,18 @@ class EngineSession:
         self._outbox = Outbox(engine_pb2.EngineServiceSessionResponse)
         self._unsent = False
         self._streams: dict[int, int] = {}  # the engine's key -> the client's stream id
-        self._keys: dict[int, int] = {}  # and back
-        # Deltas of megabytes, each on its way in a frame of its own: the first ones of their stream.
+        self._keys: dict[int, int] = {}  # the client's stream id -> the engine's key
+        # Deltas of megabytes, each in a frame of its own. They are sent before other deltas of their stream.
         self._large: deque[engine_pb2.EngineServiceSessionResponse] = deque()
         self._large_bytes = 0
-        self._held: engine_pb2.EngineServiceSessionResponse | None = None  # goes out after the large ones
+        self._held: engine_pb2.EngineServiceSessionResponse | None = None  # sent after the large ones
         self._load_sent = 0.0
         self._overflow: Overloaded | None = None
 
     async def frames(
         self, requests: AsyncIterator[engine_pb2.EngineServiceSessionRequest]
     ) -> AsyncIterator[engine_pb2.EngineServiceSessionResponse]:
-        """The frames to send, until the client ends the session.
+        """Yields the frames to send, until the client ends the session.
 
         Raises:
             InvalidRequest: the client used a stream id twice.
@@ -60,7 +60,7 @@ class EngineSession:
                     reader.result()
                     if not (
                         self._streams or self._unsent or self._held or self._large
-                    ):  # the client has said all and heard all
+                    ):  # the client has ended its side and has received everything
                         return
         finally:
             reader.cancel()
@@ -70,7 +70,7 @@ class EngineSession:
                     self._traces.left(key)
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
-        """Puts deltas into the frame that goes out next."""
+        """Adds deltas to the next frame."""
         frame = self._frame(num_items(deltas))
         if frame is None:
             return
@@ -106,7 +106,7 @@ class EngineSession:
         except QuireError as error:
             self._refuse(start.stream_id, error)
             return
-        except Exception:  # whatever is wrong with it, the session's other requests have no part in it
+        except Exception:  # must not affect the session's other requests
             logger.exception("a request could not be taken")
             self._refuse(start.stream_id, Internal("The engine could not take this request; its log says why."))
             return
@@ -121,7 +121,7 @@ class EngineSession:
             add_delta(frame.deltas, failed, stream_id)
 
     def _frame(self, items: int) -> engine_pb2.EngineServiceSessionResponse | None:
-        """The frame that goes out next; None once the client has left too much unread."""
+        """The next frame to send; None once the client has left too much unread."""
         try:
             frame = self._outbox.post(items)
         except Overloaded as error:
@@ -144,7 +144,7 @@ class EngineSession:
             self._worker.loop.detach(key)
 
     async def _next_frame(self) -> engine_pb2.EngineServiceSessionResponse:
-        """What has been posted, or a heartbeat when nothing is for a while."""
+        """Returns the next posted frame, or a heartbeat if nothing is posted for a while."""
         if self._held is None:
             self._held = await self._outbox.next(HEARTBEAT_SECONDS)
             self._unsent = False
@@ -161,5 +161,5 @@ class EngineSession:
 
 
 def _is_large(delta: SequenceDelta) -> bool:
-    """Whether each of the stream's tokens has very many alternatives."""
+    """Whether each token of the delta has very many logprobs."""
     return delta.logprobs is not None and len(delta.logprobs[0].token_ids) > MANY_LOGPROBS

@@ -1,4 +1,4 @@
-"""What the engine tells of a request in its trace."""
+"""The engine's spans in the traces of requests."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ SPAN_NAME = "engine"
 
 
 class EngineTraces:
-    """Spans of the requests that live, by the engine's keys."""
+    """Keeps the spans of live requests, by the engine's keys."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._spans: dict[int, Span] = {}
 
     def started(self, key: int, generation: common_pb2.Generation) -> None:
-        """A request has come."""
+        """Starts the span of a new request."""
         parent = to_trace(generation) or current_trace()
         self._spans[key] = self._tracer.start(SPAN_NAME, Side.SERVER, parent, {REQUEST_ID: generation.request_id})
 
     def delivered(self, delta: SequenceDelta) -> None:
-        """The last of a request, or anything else that the engine says of it."""
+        """Ends the span if this is the final delta of its request; ignores other deltas."""
         if not delta.is_final or (span := self._spans.pop(delta.key, None)) is None:
             return
         if delta.finish_reason is not None:
@@ -52,7 +52,7 @@ class EngineTraces:
         span.end("" if delta.error is None else delta.error.message)
 
     def left(self, key: int) -> None:
-        """Nobody listens to a request any more, which is no fault of it."""
+        """Ends the span of a request whose caller has left, as aborted but without an error."""
         if span := self._spans.pop(key, None):
             span.set({FINISH_REASONS: ("abort",)})
             span.end()
