@@ -1,1 +1,1 @@
-"""A request and its sequences, from what was asked to what is answered."""
+"""Requests and their sequences: validation, state while they live, and outputs."""

@@ -1,4 +1,4 @@
-"""From a validated request to the sequences that the scheduler runs."""
+"""Creates the sequences of a validated request for the scheduler."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MASK = 2**64 - 1
 
 
 def sequence_seed(seed: int, choice_index: int) -> int:
-    """Key of the noise of one of the n sequences, between 0 and 2**63 - 1.
+    """Key of the sampling noise of one of the n sequences, between 0 and 2**63 - 1.
 
     One step of the SplitMix64 generator (Steele, Lea, Flood 2014) from the state `seed + choice_index * golden ratio`:
-    neighbouring seeds and choices get keys that have nothing to do with each other, the same on every worker.
+    neighboring seeds and choices get unrelated keys, which are the same on every worker.
     """
     mixed = (seed + (choice_index + 1) * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -23,18 +23,18 @@ def sequence_seed(seed: int, choice_index: int) -> int:
 
 
 def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int, seed: int) -> list[Sequence]:
-    """The request's n sequences but those that another worker has finished, none of them scheduled yet.
+    """Creates the request's n sequences, except those that another worker has finished. None is scheduled yet.
 
     Args:
         order: rank and arrival, see Sequence.order.
-        max_model_len: bounds the output where max_tokens does not.
-        seed: the request's own, or one drawn for it.
+        max_model_len: bounds the length of the sequences, in addition to max_tokens.
+        seed: the request's own seed, or one drawn for it.
     """
     sampling, progress, adapter = live.request.sampling, live.request.progress, live.request.adapter
     prompt, embeds = live.request.num_prompt_tokens, live.request.prompt_embeds
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
-    # The prompt's log-probabilities went out with choice 0's first token, if it has one.
+    # The prompt's log-probabilities were sent with choice 0's first token, if there was one.
     told = bool(progress) and (progress[0].finished or bool(progress[0].token_ids))
     return [
         Sequence(

@@ -1,4 +1,4 @@
-"""Sampling defaults and end-of-sequence tokens, from the files beside the weights and from the options."""
+"""Sampling defaults and end-of-sequence tokens, from the model's files and from the options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.errors import InvalidRequest, StartupError
 from quire.options.generation import GenerationOptions
 from quire.sampling import MODEL_DEFAULTS, SAMPLING_BOUNDS
 
-# Hugging Face's name -> ours, for the fields that are sampling defaults here.
+# Hugging Face's name -> ours, for the fields used as sampling defaults.
 _FIELDS = {name: name for name in MODEL_DEFAULTS} | {"max_new_tokens": "max_tokens"}
 _WHOLE = ("top_k", "max_tokens")
 # An output limit of 0 would leave every answer empty.
@@ -23,9 +23,9 @@ _BOUNDS = {**SAMPLING_BOUNDS, "max_tokens": Bound(1, SAMPLING_BOUNDS["max_tokens
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling fields that differ from the neutral ones, by the names of quire.v1.SamplingParams; and where to stop.
+    """Sampling fields that differ from the neutral defaults, by the names of quire.v1.SamplingParams; and stop tokens.
 
-    All are defaults but max_tokens, which is also the most that a request gets.
+    All fields are defaults only, except max_tokens, which is also the maximum for requests.
     """
 
     sampling: Mapping[str, float | int]
@@ -36,12 +36,12 @@ def read_generation_defaults(folder: Path, options: GenerationOptions, config: M
     """Reads generation_config.json.
 
     Args:
-        folder: of the model. A file that it lacks counts as empty.
-        config: the model's, which may name tokens that end the output too.
+        folder: folder of the model. A missing file counts as empty.
+        config: configuration of the model, which may also name end-of-sequence tokens.
 
     Raises:
         StartupError: --generation-config names a folder without the file; a file is not JSON; a default is out
-            of bounds.
+            of bounds; eos_token_id is invalid.
     """
     own = _read_json(folder / "generation_config.json")
     chosen = _chosen(own, options.generation_config)
@@ -56,7 +56,7 @@ def read_generation_defaults(folder: Path, options: GenerationOptions, config: M
 
 
 def _chosen(own: dict[str, Any], place: str) -> dict[str, Any]:
-    """The generation config that --generation-config names."""
+    """The generation config that --generation-config selects."""
     if place == "auto":
         return own
     if place == "vllm":
@@ -75,7 +75,7 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise StartupError(f"generation config: {theirs} is {value!r}, which is not a number.")
-        value = max(0, int(value)) if ours in _WHOLE else float(value)  # top_k -1 means all, as 0 does here
+        value = max(0, int(value)) if ours in _WHOLE else float(value)  # top_k -1 means all, which is 0 here
         try:
             _BOUNDS[ours].check(theirs, value)
         except InvalidRequest as error:
@@ -85,10 +85,10 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, float | int]:
 
 
 def _token_ids(value: Any) -> frozenset[int]:
-    """Of a token or a list of them; one below zero stands for none.
+    """Token ids from a single id or a list of them; negative ids mean none.
 
     Raises:
-        StartupError: it is something else.
+        StartupError: the value is neither.
     """
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in found):

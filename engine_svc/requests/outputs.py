@@ -1,4 +1,4 @@
-"""What the engine says of its requests after each step."""
+"""What the engine reports about its requests and its load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a request cost. Times in seconds."""
+    """What a request cost. Times are in seconds."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -36,13 +36,13 @@ class Usage:
     prefill_seconds: float
     decode_seconds: float
     preemptions: int
-    # Of all steps between the first one that ran it and its end.
+    # Total of all steps of the engine from the first one that ran the request to its end.
     forward_seconds: float = 0.0
     execute_seconds: float = 0.0
 
 
 class SequenceDelta(msgspec.Struct, frozen=True):
-    """News of one sequence. A struct, because one is made for every token."""
+    """New tokens and events of one sequence. A struct, because one is created for every token."""
 
     key: int  # of the request
     choice_index: int
@@ -54,18 +54,18 @@ class SequenceDelta(msgspec.Struct, frozen=True):
     is_final: bool = False  # the last delta of the request
     usage: Usage | None = None  # on the final one
     error: QuireError | None = None
-    ended_by_constraint: bool = False  # and by no stop token: the last token is part of the text
-    pooled: tuple[PooledOutput, ...] = ()  # of a request for pooling, on its only delta
+    ended_by_constraint: bool = False  # not by a stop token: the last token is part of the text
+    pooled: tuple[PooledOutput, ...] = ()  # outputs of a pooling request, on its only delta
 
 
 def num_items(deltas: Sequence[SequenceDelta]) -> int:
-    """What deltas count where a bound is on those that nobody has read: one for each token, or for none."""
+    """Size of deltas for bounds on unread ones: the number of tokens of each, but at least one."""
     return sum(len(delta.token_ids) or 1 for delta in deltas)
 
 
 @dataclass(frozen=True)
 class AdapterLoad:
-    """What an adapter has of the engine now."""
+    """Current load of one adapter."""
 
     name: str
     on_device: bool
@@ -75,18 +75,18 @@ class AdapterLoad:
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What operators have asked of the engine."""
+    """The state that operators have put the engine in."""
 
-    is_draining: bool = False  # it takes no new requests
-    is_paused: bool = False  # none of those that it has gets on
+    is_draining: bool = False  # no new requests are taken
+    is_paused: bool = False  # existing requests make no progress
     sleep_level: SleepLevel | None = None
-    asleep: tuple[str, ...] = ()  # the parts of its memory that were given back: see quire.sleep
+    asleep: tuple[str, ...] = ()  # parts of its memory that are released: see quire.sleep
     is_profiling: bool = False
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """Load now, and the counters."""
+    """Current load, and the counters."""
 
     running_sequences: int
     waiting_requests: int
@@ -99,7 +99,7 @@ class EngineLoad:
     step: int
     busy: bool
     counters: Counters
-    adapters: tuple[AdapterLoad, ...] = ()  # that are on the device or have sequences
-    adapters_version: int = 0  # of the names that are served
-    max_loras: int = 0  # 0 where none are
+    adapters: tuple[AdapterLoad, ...] = ()  # those on the device or with sequences
+    adapters_version: int = 0  # changes with the set of served adapters
+    max_loras: int = 0  # 0 if no adapters are served
     status: EngineStatus = EngineStatus()

@@ -1,4 +1,4 @@
-"""A request for pooling, and whether it can be served."""
+"""Pooling requests, and their validation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from quire.bounds import check_count, check_token_ids
 from quire.errors import ContextTooLong, InvalidRequest
 
 MAX_INPUTS = 2048
-# Of the outputs of one request, which go out in one message.
+# Outputs of one request, which are sent in one message.
 MAX_OUTPUT_BYTES = 12 * 2**20
-# What requests may hold together while they wait and run: their tokens, and room for what these become.
+# Memory of all waiting and running requests: their tokens and outputs.
 MAX_LIVE_BYTES = 2**30
 _TOKEN_BYTES = 8
 _TOKEN_TASKS = ("token_embed", "token_classify")
@@ -24,7 +24,7 @@ _EMBED_TASKS = ("embed", "token_embed")
 
 @dataclass(frozen=True)
 class PoolingInput:
-    """One sequence of tokens, and their types where they are not all 0."""
+    """One sequence of tokens, with their types if they are not all 0."""
 
     token_ids: list[int]
     token_type_ids: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class PoolingRequest:
     request_id: str
     inputs: tuple[PoolingInput, ...]
     model: str = ""
-    task: str = ""  # empty: the model's first
+    task: str = ""  # empty means the model's first task
     dimensions: int | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
@@ -48,13 +48,13 @@ class PoolingRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Of all inputs."""
+        """Number of tokens of all inputs."""
         return sum(len(each.token_ids) for each in self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingFacts:
-    """What a model makes of sequences, as quire.v1.PoolingInfo, which says what the fields mean."""
+    """Pooling properties of a model. The fields are documented in quire.v1.PoolingInfo."""
 
     tasks: tuple[str, ...]
     embedding_size: int = 0
@@ -72,10 +72,10 @@ class PoolingFacts:
     max_inputs: int = MAX_INPUTS
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str = ""
-    dimensions: int | None = None  # of embeddings, where a request does not say
+    dimensions: int | None = None  # of embeddings, if the request does not set it
 
     def sequence(self, request: PoolingRequest, index: int) -> PooledSequence:
-        """One of its inputs, with what the request leaves open."""
+        """One input of a request, with defaults for what the request does not set."""
         own = request.inputs[index]
         task = request.task or self.tasks[0]
         dimensions = (request.dimensions or self.dimensions or 0) if task in _EMBED_TASKS else 0
@@ -86,14 +86,14 @@ class PoolingFacts:
         )  # fmt: skip
 
     def output_bytes(self, request: PoolingRequest) -> int:
-        """Of all its outputs, at most."""
+        """Upper bound of the bytes of all outputs of a request."""
         task = request.task or self.tasks[0]
         size = {"embed": self.embedding_size, "token_embed": self.token_embedding_size}.get(task, self.num_labels)
         rows = request.num_tokens if task in _TOKEN_TASKS else len(request.inputs)
         return rows * size * 4
 
     def held_bytes(self, request: PoolingRequest) -> int:
-        """What a request takes while it lives."""
+        """Bytes of memory that a live request takes."""
         return request.num_tokens * _TOKEN_BYTES + self.output_bytes(request)
 
 
@@ -101,7 +101,7 @@ def validate_pooling(request: PoolingRequest, limits: RequestLimits, facts: Pool
     """Checks every field.
 
     Raises:
-        InvalidRequest: a field is out of bounds, or none of the model's; names it, its value and the bound.
+        InvalidRequest: a field is out of bounds or not supported by the model; names it, its value and the bound.
         ContextTooLong: an input exceeds the model's length.
         NotFound: the model is not served here.
     """

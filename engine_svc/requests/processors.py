@@ -1,4 +1,4 @@
-"""Which logits processors requests may name: those that the operator's pattern matches, once they are imported."""
+"""Checks the logits processors that requests name: only those that match the operator's pattern are imported."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from quire.logits_processor import load_class
 from quire.sampling import LogitsProcessorCall
 
 _PARAMETER = "logits_processors"
-# A pattern may take for ever on a name that is made for that.
+# Time limit of a match: a malicious name may make a pattern take forever.
 _MATCH_SECONDS = 0.05
-# An import that takes longer goes on in its thread, and its request is told to come again.
+# An import that takes longer continues in its thread, and the request is told to try again.
 _IMPORT_SECONDS = 0.2
 
 
 class RequestedProcessors:
-    """Checks what requests name."""
+    """Checks the logits processors that requests name, and imports them."""
 
     def __init__(self, pattern: str | None) -> None:
         """
         Args:
-            pattern: regular expression of names; None allows none.
+            pattern: regular expression of allowed names; None allows none.
 
         Raises:
-            StartupError: it is none.
+            StartupError: the pattern is not a regular expression.
         """
         try:
             self._pattern = None if pattern is None else regex.compile(pattern)
@@ -38,11 +38,11 @@ class RequestedProcessors:
         self._importing: dict[str, threading.Thread] = {}
 
     def check(self, calls: Sequence[LogitsProcessorCall]) -> None:
-        """Refuses what could not be followed.
+        """Checks that all calls can be made.
 
         Raises:
-            InvalidRequest: a name is not allowed, is no processor's, or takes other arguments.
-            Unavailable: its module is still being imported.
+            InvalidRequest: a name is not allowed, is not that of a processor, or does not accept the arguments.
+            Unavailable: the module is still being imported.
         """
         for call in calls:
             if self._pattern is None or not self._matches(call.qualname):
@@ -69,7 +69,7 @@ class RequestedProcessors:
             return False
 
     def _import(self, name: str) -> None:
-        """Has the module imported beside the loop that serves everybody."""
+        """Imports the module in a thread, so that the event loop is not blocked for long."""
         module = name.rpartition(":" if ":" in name else ".")[0]
         thread = self._importing.get(module)
         if thread is None:
@@ -86,5 +86,5 @@ class RequestedProcessors:
 def _try_load(name: str) -> None:
     try:
         load_class(name)
-    except ValueError:  # told when it is looked at
+    except ValueError:  # reported by `check`
         return

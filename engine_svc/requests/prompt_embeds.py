@@ -1,4 +1,4 @@
-"""Whether the values of a prompt's embeddings are such as the model can begin with."""
+"""Checks that the values of prompt embeddings are finite in the model's dtype."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from quire.errors import InvalidRequest
 from quire.prompt_embeds import PromptEmbeds
 
-# Type of the embeddings → type of the model → the largest magnitude that stays finite in both, as the bits of the first
-# without their sign. Infinities and what is not a number are above it.
+# Dtype of the embeddings → dtype of the model → the largest magnitude that is finite in both, as bits of the former
+# without the sign. The bits of infinities and NaNs are greater.
 _MOST: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "float32": {"float32": 0x7F7FFFFF, "bfloat16": 0x7F7F0000, "float16": 0x477FE000},
@@ -22,13 +22,14 @@ _MOST: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 def check_values(embeds: PromptEmbeds, dtype: str) -> None:
-    """
+    """Checks that all values are finite in the model's dtype.
+
     Args:
-        embeds: of a type and a shape that are known to be right.
-        dtype: of the model.
+        embeds: embeddings whose dtype and shape have been checked.
+        dtype: dtype of the model.
 
     Raises:
-        InvalidRequest: a value is not a number, infinite, or too large for the model's type; names the first.
+        InvalidRequest: a value is NaN, infinite, or too large for the model's dtype; the message names the first.
     """
     bits = np.frombuffer(embeds.data, "<u4" if embeds.dtype == "float32" else "<u2")
     magnitudes = bits & (0x7FFFFFFF if embeds.dtype == "float32" else 0x7FFF)

@@ -1,4 +1,4 @@
-"""Whether a sequence repeats itself, at the price of the longest pattern for each token."""
+"""Detects repetition in an output, at a cost per token proportional to the longest pattern."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy.typing as npt
 
 from quire.sampling import RepetitionDetection
 
-_NONE = -1  # stands for no token
+_NONE = -1  # no token
 
 
 class RepetitionDetector:
     """Follows one output, token by token.
 
-    A run of p tokens stands at the end `count` times just where each of the last p * (count - 1) tokens equals the one
-    p before it. So for each p the number of last tokens that do is all that is kept, beside the tokens themselves.
+    A pattern of p tokens is repeated `count` times at the end exactly if each of the last p * (count - 1) tokens equals
+    the one p before it. So, besides the last tokens, only the length of that run of equal tokens is kept for each p.
     """
 
     def __init__(self, rules: RepetitionDetection, token_ids: Sequence[int]) -> None:
         """
         Args:
-            rules: checked.
+            rules: validated detection parameters.
             token_ids: the output so far.
         """
         size = rules.max_pattern_size
         self._first = max(1, rules.min_pattern_size) - 1
         self._needed = np.arange(1, size + 1) * (rules.min_count - 1)
-        # The last tokens, the newest first, from `_start` on; they move to the end when there is no room before them.
+        # The last tokens, newest first, from `_start` on; they are moved to the end when there is no room before them.
         self._recent = np.full(8 * size, _NONE, np.int64)
         self._start = len(self._recent) - size
         last = np.array(token_ids[-size:], np.int64)[::-1]
@@ -36,7 +36,7 @@ class RepetitionDetector:
         self._equal = _equal_at_end(np.array(token_ids, np.int64), size)
 
     def advance(self, token_id: int) -> bool:
-        """Goes on by a token; whether the output repeats itself then."""
+        """Appends a token; returns whether the output now repeats itself."""
         size = len(self._needed)
         recent = self._recent[self._start : self._start + size]
         self._equal += 1
@@ -50,7 +50,7 @@ class RepetitionDetector:
 
 
 def _equal_at_end(token_ids: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    """For each p up to `size`, how many of the last tokens equal the one p before them."""
+    """For each p up to `size`, how many consecutive last tokens equal the one p before them."""
     found = np.zeros(size, np.int64)
     for distance in range(1, min(size, len(token_ids) - 1) + 1):
         if token_ids[-1] == token_ids[-1 - distance]:

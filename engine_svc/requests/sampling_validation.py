@@ -1,4 +1,4 @@
-"""Whether a request's sampling parameters can be followed."""
+"""Validates a request's sampling parameters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from quire.sampling import SAMPLING_BOUNDS, SamplingParameters, Xargs
 
 
 def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
-    """
+    """Checks all sampling parameters.
+
     Raises:
-        InvalidRequest: a parameter is out of bounds, or all of them together leave no token to sample.
+        InvalidRequest: a parameter is out of bounds, or together they may leave no token to sample.
     """
     for name, bound in SAMPLING_BOUNDS.items():
         value = getattr(sampling, name)
@@ -81,7 +82,7 @@ def _check_bad_words(bad_words: tuple[tuple[int, ...], ...], limits: RequestLimi
 
 
 def num_many_logprobs(sampling: SamplingParameters) -> int:
-    """Alternatives of each of its tokens, where these are very many; else 0."""
+    """Number of logprobs per token if it is very large; else 0."""
     count = 0 if sampling.logprob_token_ids else sampling.logprobs or 0
     return count if count > MANY_LOGPROBS else 0
 
@@ -98,7 +99,7 @@ def _check_processors(sampling: SamplingParameters) -> None:
 
 
 def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> None:
-    """Whatever was generated, some token may come next.
+    """Checks that at least one token can always be sampled next, whatever was generated before.
 
     Raises:
         InvalidRequest: that is not certain.
@@ -108,7 +109,7 @@ def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> N
         ending = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
     allowed = sampling.allowed_token_ids or range(limits.vocab_size)
     if not ending.union(run[-1] for run in sampling.bad_words).issuperset(allowed):
-        return  # as nearly always
+        return  # the usual case
     if not any(forbidden.issuperset(allowed) for forbidden in _forbidden_together(sampling.bad_words, ending)):
         return
     parameter = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
@@ -120,8 +121,11 @@ def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> N
 
 
 def _forbidden_together(bad_words: Sequence[tuple[int, ...]], ending: set[int]) -> Iterator[set[int]]:
-    """What may be forbidden at a time: with each beginning of a bad word at the end of what is known stand those that
-    are its own ends."""
+    """Yields the sets of tokens that may be forbidden at the same time.
+
+    There is one set for each beginning of a bad word with which the known tokens may end: it contains the last token of
+    every bad word whose own beginning is a suffix of that, besides the ending tokens.
+    """
     for beginning in {(), *(run[:-1] for run in bad_words)}:
         yield ending.union(run[-1] for run in bad_words if _ends_with(beginning, run[:-1]))
 

@@ -1,4 +1,4 @@
-"""Whether a request can be served. The engine trusts nobody, the gateway included."""
+"""Validates generation requests. The engine trusts no caller, not even the gateway."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def validate(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 class Identified(Protocol):
-    """What requests of all kinds have."""
+    """Fields that requests of all kinds have."""
 
     @property
     def request_id(self) -> str: ...
@@ -63,7 +63,8 @@ class Identified(Protocol):
 
 
 def check_model_name(model: str, limits: RequestLimits) -> None:
-    """
+    """Checks the model's name.
+
     Raises:
         NotFound: the model is not served here.
     """
@@ -76,9 +77,10 @@ def check_model_name(model: str, limits: RequestLimits) -> None:
 
 
 def check_identity(request: Identified, limits: RequestLimits) -> None:
-    """
+    """Checks a request's id, priority and timeout.
+
     Raises:
-        InvalidRequest: its name, its priority or its time is out of bounds.
+        InvalidRequest: one of them is out of bounds.
     """
     if not _REQUEST_ID.fullmatch(request.request_id):
         raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")
@@ -132,7 +134,7 @@ def _check_lengths(prompt: int, sampling: SamplingParameters, limits: RequestLim
 
 
 def _check_constraint(constraint: Constraint) -> None:
-    """What is in the grammar is found out when it is read."""
+    """Checks a constraint, except for the contents of its grammar, which are checked when it is compiled."""
     check_count("constraint.grammar", len(constraint.grammar), MAX_GRAMMAR_BYTES, "bytes")
     check_backend(constraint.backend)
     if constraint.key != constraint_key(constraint.backend, constraint.grammar):

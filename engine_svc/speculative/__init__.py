@@ -1,1 +1,1 @@
-"""Guesses of the tokens that come next, and how many of them are worth a step's while. Control side: no torch."""
+"""Speculative decoding on the control side, without torch: drafts tokens, and decides how many are worthwhile."""

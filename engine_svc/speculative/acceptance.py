@@ -1,20 +1,20 @@
-"""How often guesses turn out to be right, by their kind and by the sequence that they are for."""
+"""Acceptance rates of guesses, by their kind and by sequence."""
 
 from __future__ import annotations
 
 from engine_svc.speculative.guesser import MODEL_KIND, NUM_KINDS
 
-# What is known of a kind before anything was measured counts as so many guesses.
+# The prior rate of a kind counts as this many guesses.
 _PRIOR_WEIGHT = 4.0
-# The kind's rate counts as so many guesses of a sequence.
+# The rate of the kind counts as this many guesses of a sequence.
 _SEQUENCE_WEIGHT = 6.0
-# Of a kind so many guesses count, of a sequence so many: older ones count less and less.
+# Effective number of guesses that count, of a kind and of a sequence; older ones decay.
 _KIND_MEMORY = 256.0
 _SEQUENCE_MEMORY = 12.0
 
 
 class Rate:
-    """A share, of tries that are forgotten little by little."""
+    """A success rate with exponentially decaying memory."""
 
     __slots__ = ("_memory", "hits", "tries")
 
@@ -24,19 +24,19 @@ class Rate:
         self.hits = prior * weight
 
     def note(self, hits: int, tries: int) -> None:
-        """So many more tries, and those of them that hit."""
+        """Adds tries, and how many of them were hits."""
         keep = max(0.0, 1.0 - tries / self._memory) if self.tries + tries > self._memory else 1.0
         self.tries = self.tries * keep + tries
         self.hits = self.hits * keep + hits
 
     @property
     def share(self) -> float:
-        """Of the tries, those that hit; 0 where there are none."""
+        """Share of hits among the tries; 0 without tries."""
         return self.hits / self.tries if self.tries else 0.0
 
 
 class Acceptance:
-    """Of an engine: the rates of each kind, at a guess's first position and at those behind one that was right."""
+    """Rates of an engine's guesses by kind: for the first token, and for tokens after an accepted one."""
 
     def __init__(self) -> None:
         kinds = range(NUM_KINDS)
@@ -44,7 +44,7 @@ class Acceptance:
         self._next = [Rate(_KIND_MEMORY, max(0.5, _prior(kind)), _PRIOR_WEIGHT) for kind in kinds]
 
     def note(self, kind: int, of_sequence: Rate, num_guessed: int, num_right: int) -> None:
-        """Of a guess that has been compared with what came: so many of its first tokens were right."""
+        """Records a guess that was compared with the actual tokens: its first `num_right` tokens were right."""
         self._first[kind].note(num_right > 0, 1)
         if tested := min(num_right, num_guessed - 1):
             self._next[kind].note(num_right - 1, tested)
@@ -52,7 +52,7 @@ class Acceptance:
         of_sequence.note(num_right, tested)
 
     def rates(self, kind: int, of_sequence: Rate) -> tuple[float, float]:
-        """(that a guess's first token is right, that one behind a right one is)."""
+        """Probabilities that the first token of a guess is right, and that a token after a right one is."""
         tries, hits = of_sequence.tries, of_sequence.hits
         weight = tries + _SEQUENCE_WEIGHT
         first = (hits + _SEQUENCE_WEIGHT * self._first[kind].share) / weight
@@ -61,10 +61,10 @@ class Acceptance:
 
 
 def sequence_rate() -> Rate:
-    """Of a sequence that begins."""
+    """Rate of a new sequence."""
     return Rate(_SEQUENCE_MEMORY)
 
 
 def _prior(kind: int) -> float:
-    """Models mostly agree; long matches go on more often than short ones, and most so where all occurrences agree."""
+    """Prior rate: high for draft models; for lookups it grows with the match length, and if all occurrences agree."""
     return 0.7 if kind == MODEL_KIND else min(0.9, 0.2 + 0.1 * (kind // 2) + 0.1 * (kind % 2))

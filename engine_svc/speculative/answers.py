@@ -1,4 +1,4 @@
-"""Earlier answers, indexed for those who may see them, in bounded memory."""
+"""Index of earlier answers, separate for each tenant, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from engine_svc.speculative.token_index import TokenIndex
 
-BOUNDARY = -1  # stands between answers, and matches no token
-_MOST_PENDING = 64  # answers that wait to be taken in; more at a time are passed over
+BOUNDARY = -1  # separates answers, and matches no token
+_MOST_PENDING = 64  # answers waiting to be indexed; when there are more, the oldest are dropped
 
 
 class Generation:
-    """Answers that came in a row; those of a tenant are found by that tenant alone."""
+    """A range of consecutive answers; answers of a tenant are only found by that tenant."""
 
     def __init__(self, width: int) -> None:
         self.tokens = array("i")
@@ -22,23 +22,23 @@ class Generation:
         self._groups: dict[str, int] = {}
 
     def group(self, tenant: str) -> int | None:
-        """The number of a tenant that has answers here."""
+        """Group number of a tenant; None if it has no answers here."""
         return self._groups.get(tenant)
 
     def enter(self, tenant: str) -> int:
-        """The number of a tenant who begins an answer."""
+        """Counts a new answer of a tenant; returns the tenant's group number."""
         self.num_answers += 1
         return self._groups.setdefault(tenant, len(self._groups) + 1)
 
 
 class Answers:
-    """Two generations: when the younger is half of what may be kept, it becomes the older, which is forgotten."""
+    """Keeps two generations: when the younger holds half of the maximum, it replaces the older, which is forgotten."""
 
     def __init__(self, width: int, most_answers: int, most_tokens: int) -> None:
         """
         Args:
-            most_answers: of all tenants; 0 keeps none.
-            most_tokens: of all answers.
+            most_answers: maximum over all tenants; 0 keeps none.
+            most_tokens: maximum over all answers.
         """
         self._width = width
         self._most_answers = most_answers
@@ -48,16 +48,16 @@ class Answers:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept."""
+        """Number of tokens kept."""
         return sum(len(generation.tokens) for generation in self.generations)
 
     def add(self, tenant: str, token_ids: Sequence[int]) -> None:
-        """An answer that has ended."""
+        """Queues an answer that has ended for indexing."""
         if self._most_answers and len(token_ids) > self._width:
             self._pending.append((tenant, token_ids[: self._most_tokens // 2]))
 
     def take_in(self, budget: int) -> None:
-        """Indexes answers that wait, of about so many tokens; one is never left half done."""
+        """Indexes waiting answers of about `budget` tokens; an answer is never left half indexed."""
         while self._pending and budget > 0:
             tenant, token_ids = self._pending.popleft()
             young = self._room(len(token_ids))
@@ -66,7 +66,7 @@ class Answers:
             budget -= young.index.take_in(len(token_ids) + 1, young.enter(tenant))
 
     def _room(self, num_tokens: int) -> Generation:
-        """The generation that takes an answer in."""
+        """The generation that an answer of this length is added to."""
         young = self.generations[0]
         is_full = len(young.tokens) + num_tokens >= self._most_tokens // 2
         if young.num_answers and (is_full or 2 * young.num_answers >= self._most_answers):

@@ -1,7 +1,7 @@
-"""How many tokens to guess for each sequence of a step: as many as make the most tokens in a second, or none.
+"""Decides how many tokens to draft for each sequence of a step: the numbers with the most tokens per second, or none.
 
-A step without drafts brings a token of each sequence. A drafted token brings one more with the probability that it and
-all before it are right, and costs what a row more costs there. Both are measured.
+A step without drafts produces one token per sequence. A drafted token adds one more with the probability that it and
+all drafts before it are accepted, and costs as much as one more row in that step. Both are measured.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import NamedTuple
 
 from engine_svc.speculative.step_costs import StepCosts, magnitude
 
-# Guessing has to promise so much more than not guessing, for neither is known exactly.
+# Drafting must promise this factor more tokens per second than not drafting, because neither is known exactly.
 _MARGIN = 1.1
 # Less likely tokens are not considered.
 _LEAST_PROBABILITY = 0.05
-# Of the steps with so many sequences that draft one in so many does not, to see what that costs now.
+# For each number of sequences, one in this many steps that would draft does not, to measure plain steps again.
 _PLAIN_EVERY = 128
-# What a row costs holds for so many steps, and the price of the cheapest is of so many rows of each sequence.
+# A price is reused for this many steps; the cheapest row is searched among up to this many rows per sequence.
 _PRICE_STEPS, _MOST_PRICED = 16, 16
-# One in so many drafts somewhat more or less than seems best, for that follows from what was measured alone.
+# One in this many drafting steps drafts somewhat more or less than seems best, because the estimate relies on past
+# measurements only.
 _NEIGHBOUR_EVERY = 16
-# Where drafts do not seem worth it they are tried all the same, to see what they cost now: as often as such a share of
-# the steps pays for, by what they seem to cost, but no more and no less often than after so many steps.
+# Drafts that do not seem worthwhile are still tried from time to time, to measure their cost again: as often as this
+# share of the steps pays for, given their estimated cost, after a wait of at least and at most this many steps.
 _TRIED_SHARE = 0.01
 _LEAST_WAIT, _LONGEST_WAIT = 32, 2048
-# Where so many steps in a row have drafted nothing, guesses are looked for in a few steps of each period alone: seldom
-# enough to cost nothing, and often enough for a load that changes. Few sequences are looked at always.
+# After this many steps in a row without drafts, guesses are only looked for in a few steps of each period: rarely
+# enough to cost nothing, and often enough to follow a changing load. Steps with few sequences always look for them.
 _AWAKE = 32
 _PERIOD, _LOOKS = 32, 4
 _FEW_SEQUENCES = 3
@@ -34,59 +35,59 @@ _FEW_ROWS = 6
 
 
 class Offer(NamedTuple):
-    """What might be guessed for a sequence."""
+    """What could be drafted for a sequence."""
 
-    first: float  # probability that the first token is right
-    following: float  # and that a further one is, if those before it are
-    most: int  # tokens
+    first: float  # probability that the first token is accepted
+    following: float  # probability for each further one, if those before it are
+    most: int  # most tokens
 
 
 class _Price(NamedTuple):
-    """Of drafted rows, by what was measured."""
+    """Price of drafted rows, from measurements."""
 
-    least: float  # of the cheapest row, in tokens: those less likely are never worth it
-    of_try: float  # of a row for each sequence, in steps without
+    least: float  # of the cheapest row, in tokens: a token less likely than this is never worth it
+    of_try: float  # of one row per sequence, in steps without drafts
 
 
 class _Regime:
-    """What has come of deciding for steps of one magnitude: many sequences say nothing of few, nor these of many."""
+    """State for steps of one magnitude: steps with many sequences say nothing about those with few, or vice versa."""
 
     __slots__ = ("asleep", "idle", "trying", "waited")
 
     def __init__(self) -> None:
-        self.idle = 0  # steps in a row that were looked at and not worth drafting
-        self.asleep = 0  # steps for which nothing need be offered
-        self.waited = 0  # steps since drafts were worth it, or tried
-        self.trying = 0  # steps left of a try
+        self.idle = 0  # consecutive steps that were considered and not worth drafting
+        self.asleep = 0  # remaining steps for which no offers are needed
+        self.waited = 0  # steps since drafts were worthwhile or tried
+        self.trying = 0  # remaining steps of a try
 
 
 class Controller:
-    """Decides for one engine. Its decisions follow from what it is told alone."""
+    """Decides for one engine. Decisions are deterministic, given what it is told."""
 
     def __init__(self, costs: StepCosts, plain_steps: int, try_steps: int = 1) -> None:
         """
         Args:
-            plain_steps: in a row that tell what steps without drafts cost: more than one where they overlap.
-            try_steps: in a row that tell what drafts bring: more than one where it takes some to get going.
+            plain_steps: consecutive steps needed to measure what steps without drafts cost: more if they overlap.
+            try_steps: consecutive steps needed to measure what drafts cost: more if the first ones must catch up.
         """
         self._costs = costs
         self._plain_steps = plain_steps
-        self._plain_left = 0  # steps that stay plain, whatever is offered
-        self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last without
-        self._prices: dict[int, tuple[int, _Price]] = {}  # number of sequences → steps that a price holds for, it
+        self._plain_left = 0  # remaining steps without drafts, whatever is offered
+        self._since_plain: dict[int, int] = {}  # number of sequences → steps with drafts since the last one without
+        self._prices: dict[int, tuple[int, _Price]] = {}  # number of sequences → (remaining steps, price)
         self._drafting = 0  # steps that were worth drafting
         self._try_steps = try_steps
         self._regimes: dict[int, _Regime] = {}  # by magnitude
 
     def is_asleep(self, num_sequences: int) -> bool:
-        """Whether nothing will be guessed for the next step, whatever is offered. Called once for each step."""
+        """Whether nothing will be drafted in the next step, whatever is offered. Called once per step."""
         regime = self._regimes.setdefault(magnitude(num_sequences), _Regime())
         regime.waited += 1
         regime.asleep = max(0, regime.asleep - 1)
         return regime.asleep > 0
 
     def lengths(self, num_sequences: int, offers: Sequence[Offer]) -> list[int]:
-        """How many tokens to guess for each offer, in a step that decodes so many sequences and is not asleep."""
+        """How many tokens to draft for each offer, in a step that decodes this many sequences and is not asleep."""
         regime = self._regimes.setdefault(magnitude(num_sequences), _Regime())
         price = self._price(num_sequences)
         likeliest = max((offer.first for offer in offers), default=0.0)
@@ -107,7 +108,7 @@ class Controller:
         return lengths
 
     def _price(self, num_sequences: int) -> _Price:
-        """Worked out anew now and then."""
+        """The price of rows, recomputed every few steps."""
         left, price = self._prices.get(num_sequences, (0, _Price(0.0, 0.0)))
         if not left:
             left, price = _PRICE_STEPS, self._measured_price(num_sequences)
@@ -123,12 +124,12 @@ class Controller:
         return _Price(num_sequences * min(prices), self._costs.seconds(num_sequences, num_sequences) / plain - 1)
 
     def _is_to_be_tried(self, regime: _Regime, loss: float) -> bool:
-        """Whether enough steps have been without drafts to pay for a try, each step of which loses so many steps."""
+        """Whether enough steps passed without drafts to pay for a try, each step of which loses `loss` steps' time."""
         wait = min(max(_LEAST_WAIT, loss / _TRIED_SHARE), _LONGEST_WAIT)
         return regime.trying > 0 or regime.waited >= wait * self._try_steps
 
     def _tried(self, regime: _Regime, num_sequences: int, price: _Price, ranked: list[tuple[float, int]]) -> int:
-        """How many tokens to draft though they do not seem worth it."""
+        """How many tokens to draft as a try, although they do not seem worthwhile."""
         count = min(len(ranked), num_sequences)
         gain = sum(probability for probability, _ in ranked[:count]) / num_sequences
         if not self._is_to_be_tried(regime, price.of_try - gain):
@@ -138,7 +139,7 @@ class Controller:
         return count
 
     def _best(self, num_sequences: int, ranked: list[tuple[float, int]]) -> int:
-        """How many of the likeliest tokens bring the most tokens in a second; now and then a few more, or fewer."""
+        """How many of the likeliest tokens give the most tokens per second; sometimes a few more or fewer."""
         best, chosen = self._rate(num_sequences, 0, 0.0) * _MARGIN, -1
         gain, done = 0.0, 0
         candidates = _candidates(len(ranked))
@@ -155,12 +156,12 @@ class Controller:
         return candidates[max(0, min(chosen, len(candidates) - 1))]
 
     def _rate(self, num_sequences: int, num_rows: int, gain: float) -> float:
-        """Tokens in a second; where nothing is known yet, drafts are tried."""
+        """Estimated tokens per second; while costs are unknown, the gain itself, so that drafts are tried."""
         seconds = self._costs.seconds(num_sequences, num_rows)
         return (num_sequences + gain) / seconds if seconds else gain
 
     def _is_to_be_plain(self, num_sequences: int) -> bool:
-        """Now and then, and at first, so that what drafts cost is known."""
+        """Whether this step skips drafts: at first and from time to time, so that the cost of plain steps is known."""
         if not self._plain_left:
             since = self._since_plain.get(num_sequences, 0) + 1
             if since <= _PLAIN_EVERY and self._costs.is_known(num_sequences):
@@ -178,7 +179,7 @@ class Controller:
 
 
 def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:
-    """(probability, index of its offer) of each token, the likeliest first; an offer's in their order."""
+    """(probability, index of its offer) of each token, likeliest first; tokens of an offer stay in order."""
     ranked = []
     for index, (probability, following, most) in enumerate(offers):
         for _ in range(most):
@@ -191,6 +192,6 @@ def _ranked(offers: Sequence[Offer]) -> list[tuple[float, int]]:
 
 
 def _candidates(most: int) -> list[int]:
-    """A few numbers of rows up to one: each makes a shape of steps that has to be recorded once."""
+    """Candidate numbers of rows up to `most`. Only a few, because each is a step shape that must be captured once."""
     powers = {2**power for power in range(most.bit_length())}
     return sorted({*powers, *range(1, min(most, _FEW_ROWS) + 1)})

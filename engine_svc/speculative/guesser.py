@@ -1,4 +1,4 @@
-"""The contract of a method that guesses from tokens alone, with neither a model nor a thought of what it costs."""
+"""The contract of methods that guess next tokens from known tokens alone, without a model or regard for step cost."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from typing import NamedTuple, Protocol
 
 from engine_svc.requests.sequence import Sequence
 
-# Bounds of the lengths of a match by which guesses are told apart: the longer, the likelier they are right.
+# Bounds of match lengths that define the kinds of guesses: the longer a match, the likelier the guess is right.
 _LENGTHS = (1, 2, 3, 5, 8, 16)
-MODEL_KIND = 2 * (len(_LENGTHS) + 1)  # of what models guess
+MODEL_KIND = 2 * (len(_LENGTHS) + 1)  # of drafts made by models
 NUM_KINDS = MODEL_KIND + 1
 
 
 class Guess(NamedTuple):
-    """What may come next."""
+    """Tokens that may come next."""
 
     token_ids: tuple[int, ...]  # at least one
-    kind: int = 0  # guesses of one kind turn out to be right about as often; below NUM_KINDS
+    kind: int = 0  # guesses of one kind are right about equally often; below NUM_KINDS
 
 
 class Guesser(Protocol):
-    """Asked for a sequence before a step, all of whose tokens that are known it may look at.
+    """Guesses for one sequence at a time, before a step, from all of its known tokens.
 
-    It bounds its own time: what it has not seen yet of a long prompt it takes in over several steps.
+    It bounds its own time: a long prompt is indexed over several steps.
     """
 
     def begin(self) -> None:
-        """A step is planned: what it may take in of all sequences together is counted from here."""
+        """Begins the planning of a step: resets the budget of tokens to index for all sequences."""
 
     def guess(self, sequence: Sequence, most: int) -> Guess | None:
-        """The tokens that may follow the known ones, `most` at most; None where it has no idea."""
+        """Guesses up to `most` tokens that may follow the known ones; None if it has no guess."""
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended. It may be unknown."""
+        """Drops the state of a sequence that has ended, which may be unknown."""
 
 
 def kind_of(length: int, is_certain: bool) -> int:
-    """Of a guess that follows a match of so many tokens, behind which always, or not always, the same came."""
+    """Kind of a guess from a match of `length` tokens; `is_certain` if the same token followed all matches."""
     return 2 * sum(length > bound for bound in _LENGTHS) + is_certain
 
 
 def continued(tokens: abc.Sequence[int], position: int, most: int) -> tuple[int, ...]:
-    """The tokens from a position on; where they end, as though they went on as they did from there."""
+    """`most` tokens from a position on, repeated periodically if the text ends before."""
     found = tuple(tokens[position : position + most])
     while found and len(found) < most:
         found += found[: most - len(found)]

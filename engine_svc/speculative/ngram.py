@@ -1,4 +1,4 @@
-"""Guesses that what followed the last tokens when they stood in the sequence before follows them again."""
+"""Drafts the tokens that followed an earlier occurrence of the last tokens in the same sequence."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from engine_svc.requests.sequence import Sequence
 from engine_svc.speculative.guesser import Guess, continued, kind_of
 from engine_svc.speculative.token_index import TokenIndex
 
-# Tokens that are taken in for all sequences in a step, a fifth of a microsecond each.
+# Tokens indexed in a step, for all sequences; a fifth of a microsecond each.
 _STEP_TOKENS = 512
-# Earlier occurrences that are looked at, for the one of which the most tokens agree.
+# Earlier occurrences that are examined, to find the one with the longest match.
 _OCCURRENCES = 8
-# Tokens of a match that are counted: how long it is says how likely it goes on.
+# Most tokens of a match that are counted; the length tells how likely the match continues.
 _LONGEST = 24
 
 
 class _Text:
-    """What is known of one sequence."""
+    """Index and current match of one sequence."""
 
     __slots__ = ("index", "length", "position", "seen")
 
@@ -23,11 +23,11 @@ class _Text:
         embeds = sequence.owner.request.prompt_embeds
         self.index = TokenIndex(sequence.token_ids, width, sequence.num_prompt_tokens if embeds else 0)
         self.seen = len(sequence.token_ids)
-        self.position = -1  # that which is guessed to come next, in the sequence itself; -1 where nothing is
-        self.length = 0  # of the match before it
+        self.position = -1  # of the predicted next token in the sequence itself; -1 without a match
+        self.length = 0  # of the match before that position
 
     def follow(self) -> None:
-        """A match goes on, or ends, with the tokens that have come since."""
+        """Extends or ends the match with the tokens that have arrived since."""
         tokens, seen = self.index.tokens, self.seen
         for index in range(seen, len(tokens)):
             if self.position < 0 or tokens[index] != tokens[self.position]:
@@ -39,7 +39,7 @@ class _Text:
 
 
 class NgramGuesser:
-    """A match that goes on is followed; else the longest of the latest few is looked for, least to most tokens long."""
+    """Follows a match that continues; else finds the longest of the latest few, `least` to `most` tokens long."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -70,7 +70,7 @@ class NgramGuesser:
         self._texts.pop(sequence, None)
 
     def _find(self, text: _Text) -> None:
-        """The latest of the longest matches, all of which count as `most` tokens long that are longer."""
+        """Finds the latest of the longest matches; longer ones count as `most` tokens long."""
         index, best = text.index, self._least - 1
         tokens = index.tokens
         for position in index.occurrences(tokens, _OCCURRENCES):

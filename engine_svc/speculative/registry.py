@@ -1,4 +1,4 @@
-"""The methods that guess from tokens alone, by name; the ranks run all others."""
+"""Drafting methods that use tokens alone, by name; all others run on the ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ GUESSERS: Mapping[str, Callable[[SpeculativeConfig], Guesser]] = MappingProxyTyp
 
 
 def make_speculation(config: SpeculativeConfig, clock: Callable[[], float], overlaps: bool) -> Speculation:
-    """
+    """Creates the speculation that the configuration selects.
+
     Args:
-        clock: seconds; the engine's.
+        clock: the engine's clock, in seconds.
         overlaps: whether the engine plans steps before the last one has ended.
     """
     make = GUESSERS.get(config.chosen_method)

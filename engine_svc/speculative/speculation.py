@@ -1,4 +1,4 @@
-"""Speculation of one engine: who may be guessed for, by what, how much of it, and what became of it."""
+"""Speculative decoding of one engine: for which sequences to draft, by which method, how much, and the outcome."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ logger = logging.getLogger(__name__)
 
 _NO_TOKENS: tuple[int, ...] = ()
 _REPORT_SECONDS = 60.0
-_MOST_STARTS = 2  # for each sequence that decoded last
-# Steps in a row without drafts, to see what they cost: the first one finds other weights in the processor's caches.
+_MOST_STARTS = 2  # per sequence of the last decode step
+# Consecutive steps without drafts to measure their cost: in the first one, the caches still hold other weights.
 _PLAIN, _PLAIN_OVERLAPPING = 3, 4
 
 
 class _Speculated:
-    """What is known of a sequence that may be guessed for."""
+    """State of a sequence for which tokens may be drafted."""
 
     __slots__ = ("brought", "guess", "most", "rate", "seen")
 
     def __init__(self, most: int) -> None:
-        self.most = most  # tokens at a time
+        self.most = most  # most tokens per step
         self.rate: Rate = sequence_rate()
-        self.guess: Guess | None = None  # made behind its first `seen` tokens
+        self.guess: Guess | None = None  # guess for what follows the first `seen` tokens
         self.seen = 0
-        self.brought = _NO_TOKENS  # guessed by the ranks, behind the first `seen` tokens
+        self.brought = _NO_TOKENS  # drafted by the ranks after the first `seen` tokens
 
 
 class Speculation(Drafter):
-    """Guesses by a Guesser, or hands on what the ranks guess; a Controller says how much.
+    """Drafts tokens by a Guesser, or passes on those drafted by the ranks; a Controller decides how many.
 
-    A guess is compared with what comes even where it is not verified: what the methods that look tokens up are worth
-    is known without drafting anything. Whatever raises here ends speculation, and nothing else.
+    A guess is compared with the actual tokens even if it was not verified, so that the quality of lookup methods is
+    known without drafting. An exception in guessing ends speculation, and nothing else.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class Speculation(Drafter):
     ) -> None:
         """
         Args:
-            guesser: None where the ranks guess.
-            clock: seconds.
-            overlaps: whether steps that draft nothing are planned before the last one has ended.
+            guesser: None means that the ranks draft.
+            clock: returns seconds.
+            overlaps: whether steps without drafts are planned before the last one has ended.
         """
         self._config = config
         self._guesser = guesser
         self._clock = clock
         self._costs = StepCosts()
-        # Where the ranks guess, the first step with guesses catches up.
+        # If the ranks draft, the first step with drafts makes the draft model catch up.
         self._controller = Controller(self._costs, _PLAIN_OVERLAPPING if overlaps else _PLAIN, 1 if guesser else 6)
         self._acceptance = Acceptance()
         self._sequences: dict[Sequence, _Speculated] = {}
-        self._chosen: dict[Sequence, int] = {}  # of the step that is planned: tokens to guess, where there are any
-        self._usual = config.most_tokens  # for sequences that start: as for those that decoded last
-        self._usual_starts = _MOST_STARTS  # what was worth it for a few says nothing of many that come at once
-        self._starts = 0  # sequences that start in the step that is planned
+        self._chosen: dict[Sequence, int] = {}  # for the step being planned: number of tokens to draft, if any
+        self._usual = config.most_tokens  # tokens to draft for sequences that start, as in the last decode step
+        self._usual_starts = _MOST_STARTS  # bounds starts: what suits a few sequences may not suit many
+        self._starts = 0  # sequences that start in the step being planned
         self._last_end = clock()
-        self._was_plain = False  # nothing was drafted in the last step that ended, nor was to be
+        self._was_plain = False  # the last ended step verified no drafts and requested none
         self._reported = self._last_end
         self.statistics = SpeculationStatistics()
 
@@ -129,7 +129,7 @@ class Speculation(Drafter):
         self._usual, self._usual_starts = max(lengths, default=0), _MOST_STARTS * len(decoding)
 
     def _most(self, sequence: Sequence, speculated: _Speculated) -> int:
-        """Tokens that may be guessed of it in a step."""
+        """Most tokens that may be drafted for the sequence in a step."""
         most = min(speculated.most, sequence.num_missing_tokens - 1)
         if self._config.max_model_len is not None:
             most = min(most, self._config.max_model_len - len(sequence.token_ids))
@@ -146,7 +146,7 @@ class Speculation(Drafter):
         return Offer(*self._acceptance.rates(guess.kind, speculated.rate), len(guess.token_ids))
 
     def _compare(self, sequence: Sequence, speculated: _Speculated) -> None:
-        """What was guessed before and never verified, with the tokens that have come."""
+        """Compares an earlier guess that was not verified with the actual tokens."""
         guess, seen = speculated.guess, speculated.seen
         if guess is not None and len(sequence.token_ids) > seen:
             is_right = guess.token_ids[0] == sequence.token_ids[seen]
@@ -195,9 +195,9 @@ class Speculation(Drafter):
         now, num_sequences = self._clock(), len(batch.sampling)
         seconds = now - max(self._last_end, batch.began)
         is_plain = not batch.num_drafts and not batch.num_wanted
-        is_whole = batch.num_drafts > 0 and (self._guesser is not None or batch.num_wanted > 0)  # verifies and guesses
+        is_whole = batch.num_drafts > 0 and (self._guesser is not None or batch.num_wanted > 0)  # verifies and drafts
         is_noted = False
-        if num_sequences and (is_whole or (is_plain and self._was_plain)):  # nothing of it is another kind of step's
+        if num_sequences and (is_whole or (is_plain and self._was_plain)):  # not mixed with the other kind
             prompts = batch.num_tokens - num_sequences - batch.num_drafts
             is_noted = self._costs.note(num_sequences, batch.num_drafts, seconds, prompts)
         if draft_seconds and not is_noted:

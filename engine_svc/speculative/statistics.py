@@ -1,4 +1,4 @@
-"""What speculation has brought since an engine's start."""
+"""Statistics of speculation since the engine's start."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from quire.histogram import Histogram
 
 
 class SpeculationStatistics:
-    """Counters: they only grow."""
+    """Monotonic counters of speculation."""
 
     def __init__(self) -> None:
-        self.draft_tokens = 0  # that were verified
-        self.emitted_tokens = 0  # of sequences in the steps in which drafts of theirs were verified
-        # Of each verified draft, its first tokens that were right.
+        self.draft_tokens = 0  # drafted tokens that were verified
+        self.emitted_tokens = 0  # tokens of sequences in steps that verified drafts of theirs
+        # For each verified draft, how many of its tokens were accepted.
         self.accepted_tokens = Histogram(range(MAX_SPECULATIVE_TOKENS + 1))
-        self.failures = 0  # of whoever guesses
+        self.failures = 0  # failures of the drafting method
         self._told = (0, 0, 0)
 
     def note(self, num_drafts: int, num_right: int, num_tokens: int) -> None:
-        """So many tokens were drafted of a sequence, so many of the first ones were right, and so many came of it."""
+        """Records a verified draft: `num_right` of `num_drafts` tokens were accepted, and `num_tokens` emitted."""
         self.draft_tokens += num_drafts
         self.emitted_tokens += num_tokens
         self.accepted_tokens.observe(num_right)
 
     def counters(self) -> dict[str, Any]:
-        """By the names of quire.counters."""
+        """The counters, by the names of quire.counters."""
         return {
             "draft_tokens": self.draft_tokens,
             "draft_emitted_tokens": self.emitted_tokens,
@@ -35,7 +35,7 @@ class SpeculationStatistics:
         }
 
     def news(self) -> str:
-        """What has come since the last call, in words for the log; empty where nothing was guessed."""
+        """A log line about the drafts since the last call; empty if there were none."""
         accepted = self.accepted_tokens.snapshot()
         now = sum(accepted.counts), self.draft_tokens, int(accepted.sum)
         drafts, tokens, right = (new - old for new, old in zip(now, self._told, strict=True))

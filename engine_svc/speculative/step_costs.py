@@ -1,4 +1,4 @@
-"""What a step costs by the sequences in it, by the prompts beside them and by the rows that drafts add, as measured."""
+"""Measured cost of a step, by its sequences, the prompt tokens computed with them, and the rows that drafts add."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import math
 from bisect import bisect_left
 from collections import deque
 
-# So many of the latest measurements make an estimate, by their median: the first step of a shape, which is recorded
-# (`runner/recorded.py`), and one in which something else has the processor say little of the others.
+# An estimate is the median of this many latest measurements. Outliers are the first step of a shape, in which a CUDA
+# graph is captured (`runner/recorded.py`), and steps in which the processor was busy with something else.
 _SAMPLES = 8
-# Of fewer measurements nothing follows: the first ones may be of steps that were recorded, or that caught up.
+# Fewer measurements are not used: the first ones may be of steps that captured a graph or caught up.
 _FEW = 4
-# Until a row's price is measured it is taken for such a share of a step by its number of sequences.
+# Until it is measured, one draft row per sequence is assumed to cost this share of a step.
 _PRIOR_SHARE = 0.1
-# Numbers that are so close together are one kind of step: steps of a quarter of a power of two, and of a half.
+# Measurements are grouped by number of sequences (a quarter of an octave) and of rows (half an octave).
 _SEQUENCES_PER_OCTAVE, _ROWS_PER_OCTAVE = 4, 2
-# Of what drafts cost before the first step that tells, what is owed, so much is paid by each one that does.
+# Share of the debt, the cost of drafts in steps that could not be measured, that is added to each measured step.
 _REPAID = 1 / 16
 
 
 def magnitude(num_sequences: int) -> int:
-    """Which steps are alike: those of the nearest power of two, so that a few that have just ended change nothing."""
+    """Groups similar steps by the nearest power of two, so that a few sequences more or less make no difference."""
     return round(math.log2(max(1, num_sequences)))
 
 
 class _Point:
-    """Steps of one kind."""
+    """Measurements of one group of steps."""
 
     __slots__ = ("_numbers", "_samples", "at", "seconds")
 
@@ -46,12 +46,12 @@ class _Point:
 
 
 class _Curve:
-    """Seconds over a number, by the points that are known of it."""
+    """Seconds as a function of a number, interpolated between measured points."""
 
     def __init__(self, per_octave: int, points: tuple[tuple[float, float], ...] = ()) -> None:
         """
         Args:
-            points: that hold whatever is measured.
+            points: fixed points, in addition to the measured ones.
         """
         self._per_octave = per_octave
         self._points: dict[int, _Point] = {}
@@ -70,12 +70,12 @@ class _Curve:
         return bool(self._line)
 
     def knows(self, at: int) -> bool:
-        """Whether it has been measured thereabouts."""
+        """Whether it has been measured near this number."""
         point = self._points.get(round(self._per_octave * math.log2(at)))
         return point is not None and point.count >= _FEW
 
     def at(self, number: int) -> float | None:
-        """By the line between the points beside it; beyond the last one as the line goes on, level before the first."""
+        """Linear interpolation; extrapolates after the last point and is constant before the first. None if unknown."""
         line = self._line
         if not line:
             return None
@@ -87,10 +87,10 @@ class _Curve:
 
 
 class _Drafts:
-    """What drafts cost in steps of one magnitude."""
+    """Cost of drafts in steps of one magnitude."""
 
     def __init__(self) -> None:
-        self.extra = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))  # seconds over drafted rows
+        self.extra = _Curve(_ROWS_PER_OCTAVE, ((0.0, 0.0),))  # seconds by number of drafted rows
         self._owed = 0.0
 
     def owe(self, seconds: float) -> None:
@@ -103,8 +103,10 @@ class _Drafts:
 
 
 class StepCosts:
-    """Seconds of steps in which sequences decode: of those without drafts, by their sequences; what prompts add to
-    them, by their tokens; and what drafted rows add.
+    """Measured seconds of decode steps.
+
+    That is the time of steps without drafts by their number of sequences, what prompts add by their tokens, and what
+    drafted rows add.
     """
 
     def __init__(self) -> None:
@@ -113,16 +115,16 @@ class StepCosts:
         self._drafts: dict[int, _Drafts] = {}  # by magnitude
 
     def note(self, num_sequences: int, num_rows: int, seconds: float, num_prompt_tokens: int = 0) -> bool:
-        """A step took so long.
+        """Records the duration of a step.
 
         Args:
-            num_sequences: that sampled; at least one.
-            num_rows: drafted tokens that it verified.
-            num_prompt_tokens: all else that it computed.
+            num_sequences: sequences that sampled; at least one.
+            num_rows: drafted tokens that the step verified.
+            num_prompt_tokens: all other tokens that it computed.
 
         Returns:
-            Whether anything follows from it: of drafts nothing does beside prompts whose own price is not known, or
-            which take more than all sequences do.
+            Whether the measurement was usable. A step with drafts is not if the cost of its prompts is unknown or
+            greater than that of all its sequences.
         """
         plain = self._plain.at(num_sequences)
         if not num_rows and not num_prompt_tokens:
@@ -140,18 +142,18 @@ class StepCosts:
         return True
 
     def owe(self, num_sequences: int, seconds: float) -> None:
-        """What drafts of about so many sequences took in a step that told nothing else: it has to be earned."""
+        """Adds the drafting time of a step without a usable measurement to the debt of steps of this magnitude."""
         self._of(num_sequences).owe(seconds)
 
     def _of(self, num_sequences: int) -> _Drafts:
         return self._drafts.setdefault(magnitude(num_sequences), _Drafts())
 
     def is_known(self, num_sequences: int) -> bool:
-        """Whether steps of about so many sequences without drafts have been measured."""
+        """Whether steps without drafts have been measured for about this many sequences."""
         return self._plain.knows(num_sequences)
 
     def seconds(self, num_sequences: int, num_rows: int) -> float:
-        """Of a step that verifies so many drafted tokens; 0 where not even one without is known."""
+        """Estimated seconds of a step that verifies `num_rows` drafted tokens; 0 if no plain step is known either."""
         plain = self._plain.at(num_sequences) or 0.0
         if not num_rows:
             return plain

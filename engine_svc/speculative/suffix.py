@@ -1,8 +1,8 @@
-"""Guesses what followed the last tokens before: in the sequence, and in earlier answers of its tenant.
+"""Drafts what followed earlier occurrences of the last tokens, in the sequence and in earlier answers of its tenant.
 
-This is suffix decoding (Oliaro and others, 2024) by chains of occurrences in the place of trees: of the latest
-occurrences of the last tokens those that agree the longest are followed, and at each position the token that most of
-them have is guessed, as long as enough of them have it.
+This is suffix decoding (Oliaro and others, 2024) with chains of occurrences instead of trees: among the latest
+occurrences of the last tokens, the longest matches are followed, and at each position the most frequent token is
+drafted, as long as enough of the matches have it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from engine_svc.speculative.guesser import Guess, continued, kind_of
 from engine_svc.speculative.token_index import TokenIndex
 from quire.options.speculative import SpeculativeConfig
 
-# Tokens that are taken in for all sequences, and of answers, in a step; a fifth of a microsecond each.
+# Tokens indexed in a step, for all sequences and again for answers; a fifth of a microsecond each.
 _STEP_TOKENS = 512
-_OCCURRENCES = 8  # that are looked at in each text
+_OCCURRENCES = 8  # occurrences examined in each text
 _WIDTH = 2
-# Matches of so many tokens or more say the same of what comes next, so all of them are counted.
+# Matches of at least this many tokens predict the next token equally well, so all of them vote.
 _LONG = 6
-# Of a prompt so many last tokens stand before its answer, so that an answer's beginning is found too.
+# Last prompt tokens that are kept before an answer, so that the beginning of an answer is found too.
 _LEAD = 8
-# Answers are cut there: what is so long is read by nobody in a step.
+# Answers are cut at this length, which bounds the time for indexing one in a step.
 _LONGEST_ANSWER = 4096
 
-_Match: TypeAlias = "tuple[abc.Sequence[int], int]"  # a text, and the position there that comes next
+_Match: TypeAlias = "tuple[abc.Sequence[int], int]"  # a text, and the position of the next token in it
 
 
 class _Text:
-    """What is known of one sequence."""
+    """Index and current matches of one sequence."""
 
     __slots__ = ("index", "length", "matches", "seen")
 
@@ -40,11 +40,11 @@ class _Text:
         embeds = sequence.owner.request.prompt_embeds
         self.index = TokenIndex(sequence.token_ids, _WIDTH, sequence.num_prompt_tokens if embeds else 0)
         self.seen = len(sequence.token_ids)
-        self.matches: list[_Match] = []  # that the last tokens go on
-        self.length = 0  # tokens that agree
+        self.matches: list[_Match] = []  # matches of the last tokens
+        self.length = 0  # number of matching tokens
 
     def follow(self) -> None:
-        """Matches go on, or end, with the tokens that have come since."""
+        """Extends or ends the matches with the tokens that have arrived since."""
         tokens = self.index.tokens
         for index in range(self.seen, len(tokens)):
             if not self.matches:
@@ -56,7 +56,7 @@ class _Text:
 
 
 class SuffixGuesser:
-    """See the module."""
+    """Suffix decoding; see the module's docstring."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
@@ -92,7 +92,7 @@ class SuffixGuesser:
         return Guess(token_ids, kind_of(text.length, is_certain)) if token_ids else None
 
     def forget(self, sequence: Sequence) -> None:
-        """Its answer is one of the earlier ones from here on."""
+        """Drops a sequence that has ended, and adds its answer to the earlier ones."""
         self._texts.pop(sequence, None)
         if not sequence.num_output_tokens:
             return
@@ -102,7 +102,7 @@ class SuffixGuesser:
         self._answers.add(sequence.owner.request.cache_salt, answer)
 
     def _find(self, text: _Text, tenant: str) -> None:
-        """All of the latest occurrences whose matches are as long as the longest one, or long."""
+        """Finds the latest occurrences whose matches are as long as the longest one, or at least `_LONG` tokens."""
         tokens, depth = text.index.tokens, self._config.suffix_decoding_max_tree_depth
         groups = [(text.index, 0), *((each.index, each.group(tenant)) for each in self._answers.generations)]
         found = [
@@ -116,7 +116,7 @@ class SuffixGuesser:
             text.matches = [match for length, match in found if length >= min(text.length, _LONG)]
 
     def _vote(self, matches: list[_Match], most: int) -> tuple[tuple[int, ...], bool]:
-        """(guess, whether all agree on its first token)."""
+        """Returns the guess, and whether all matches agree on its first token."""
         share, is_certain = 1.0, True
         guess: list[int] = []
         for _ in range(most):
@@ -137,7 +137,7 @@ class SuffixGuesser:
 
 
 def _followed(text: abc.Sequence[int], position: int, most: int) -> tuple[int, ...]:
-    """What follows there, up to the end of its answer; a sequence's own text goes on as it did."""
+    """The tokens from the position to the end of its answer; a sequence's own text is continued periodically."""
     if not isinstance(text, array):
         return continued(text, position, most)
     found = tuple(text[position : position + most])

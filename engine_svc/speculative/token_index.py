@@ -1,4 +1,4 @@
-"""Where the last tokens of a text stood before, in time that does not depend on how long the text is."""
+"""Finds earlier occurrences of the last tokens of a text, in time independent of the text's length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _NOWHERE = -1
 
 
 class TokenIndex:
-    """Of tokens that grow at their end: behind which positions the same `width` (1 or 2) tokens stand.
+    """Index of a growing text: the positions after each occurrence of the same `width` (1 or 2) tokens.
 
-    A table has the last position of each, and an array the position before that of each: a chain that leads from an
-    occurrence to those before it. Each token costs the same to take in, and so does each step along a chain.
+    A table holds the last position for each key, and an array the previous one for each position: a chain from each
+    occurrence to the earlier ones. Indexing a token and following a link each take constant time.
     """
 
     __slots__ = ("_before", "_last", "_start", "_width", "tokens")
@@ -20,25 +20,25 @@ class TokenIndex:
     def __init__(self, tokens: Sequence[int], width: int, start: int = 0) -> None:
         """
         Args:
-            tokens: owned by somebody else, who appends to them.
-            start: those before it are not looked at.
+            tokens: the text, owned by the caller, who appends to it.
+            start: tokens before this position are ignored.
         """
         self.tokens = tokens
         self._width = width
         self._start = start
-        self._last: dict[int, int] = {}  # the last `width` tokens and their group, packed → position behind them
-        self._before = array("q")  # of each position from the first that is indexed: see above
+        self._last: dict[int, int] = {}  # the last `width` tokens and their group, packed → position after them
+        self._before = array("q")  # previous position in the chain, for each indexed position
 
     @property
     def size(self) -> int:
-        """How many of the first tokens have been taken in."""
+        """How many of the first tokens have been indexed."""
         return self._start + (len(self._before) + self._width - 1 if self._before else 0)
 
     def take_in(self, most: int, group: int = 0) -> int:
-        """Indexes tokens that have come since, so many at most; how many it were.
+        """Indexes up to `most` new tokens; returns how many it indexed.
 
         Args:
-            group: whose tokens these are: `occurrences` finds those of the same group only.
+            group: owner of these tokens: `occurrences` only finds those of the same group.
         """
         tokens, last, before = self.tokens, self._last, self._before
         begin = self.size if before else self._start + self._width - 1
@@ -50,10 +50,10 @@ class TokenIndex:
         return max(0, end - begin)
 
     def occurrences(self, suffix: Sequence[int], most: int, group: int = 0) -> list[int]:
-        """Positions behind the same last tokens as the suffix has, the latest first; those at the very end are none.
+        """Positions after occurrences of the suffix's last tokens, latest first; excludes the end of the text.
 
         Args:
-            most: steps along the chain.
+            most: most links of the chain to follow.
         """
         if len(suffix) < self._width:
             return []
@@ -68,7 +68,7 @@ class TokenIndex:
         return found
 
     def common(self, position: int, suffix: Sequence[int], most: int) -> int:
-        """How many tokens before the position are as the suffix ends, `most` at most."""
+        """How many tokens before the position equal the end of the suffix, at most `most`."""
         tokens, length = self.tokens, 0
         limit = min(most, position - self._start, len(suffix))
         while length < limit and tokens[position - 1 - length] == suffix[-1 - length]:

@@ -1,4 +1,4 @@
-"""Whether a draft model means the same by its tokens as the model that verifies them."""
+"""Checks that a draft model has the same vocabulary as the model that verifies its tokens."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _FIX = "Take a draft of the model's own family; or ngram or suffix, which need n
 
 
 def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size: int) -> None:
-    """
+    """Checks that token ids mean the same in the draft model and the model.
+
     Args:
-        vocab_size: of the model, as its configuration has it.
+        vocab_size: vocabulary size in the model's configuration.
 
     Raises:
-        StartupError: there is no such draft; a token stands for something else in it; or nobody can tell, and there are
-            more or fewer.
+        StartupError: the draft model does not exist; a token differs; or the vocabularies cannot be compared and have
+            different sizes.
     """
     draft = replace(model, model=config.model or "", revision=config.revision, tokenizer=None, tokenizer_revision=None)
     try:
@@ -44,7 +45,7 @@ def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size:
 
 
 def _tokens(model: ModelOptions) -> Mapping[int, str]:
-    """By id, without those that were added to the vocabulary: these are named in many ways, and rarely guessed."""
+    """Tokens by id, without added tokens, which have many different names and are rarely drafted."""
     vocabulary = find_tokenizer(model).read().tokenizer.get_vocab(with_added_tokens=False)
     return {token_id: token for token, token_id in vocabulary.items()}
 

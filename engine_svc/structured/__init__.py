@@ -1,1 +1,1 @@
-"""Grammars that sequences follow: read once, followed token by token. No torch."""
+"""Grammars that constrain sequences: compiled once, then followed token by token. No torch."""

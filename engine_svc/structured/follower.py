@@ -1,4 +1,4 @@
-"""One sequence and its grammar, which begins where the thinking ends."""
+"""Follows the grammar of one sequence, which applies once its reasoning has ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 Row = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int32]  # [positions, words]
 
-# Line breaks that may come between the thinking and the answer, and are no part of it, nor of the grammar.
+# Line breaks that may come between reasoning and answer without belonging to either or to the grammar.
 _MOST_BLANKS = 4
 
-# What looking ahead may take of the engine's time, at a sequence's beginning and for each token of its answer.
+# Engine thread time that looking ahead may take: initially, and for each token of the answer.
 _AHEAD_SECONDS = 0.25
 _AHEAD_SECONDS_A_TOKEN = 0.001
 
@@ -33,39 +33,39 @@ _AHEAD_SECONDS_A_TOKEN = 0.001
 class Endings:
     """The tokens that end a sequence."""
 
-    token_ids: frozenset[int]  # what the request lets end it: end-of-sequence tokens, and stop tokens
-    eos_token_ids: frozenset[int]  # the model's, whether they end this request's sequences or not
+    token_ids: frozenset[int]  # tokens that end this request: end-of-sequence and stop tokens
+    eos_token_ids: frozenset[int]  # all of the model's, even if they do not end this request
 
 
 class Follower:
-    """Says which tokens a sequence may sample next, and goes on with those that it has.
+    """Determines which tokens a sequence may sample next, and advances with the sampled ones.
 
-    The grammar may end the sequence (`is_ended`) before a token does: where it is complete and nothing can follow.
-    Where it is complete and more may follow, the endings are allowed too. They end it only there, so that what has
-    finished is valid, but for stop tokens that the grammar itself allows, and stop strings: whoever asks for these
-    wants to cut. While the sequence thinks all tokens are allowed but those of end-of-sequence.
+    The grammar ends the sequence (`is_ended`) when it is complete and nothing can follow. If it is complete and more
+    may follow, the ending tokens are allowed too. They are allowed only there, so that a finished output is valid;
+    exceptions are stop tokens that the grammar itself allows, and stop strings, with which the caller asks for a cut.
+    During reasoning, all tokens except end-of-sequence are allowed.
 
-    It can look ahead, along tokens that are only guessed, and is where it was afterwards.
+    It can look ahead along drafted tokens, and returns to its state afterwards.
     """
 
     def __init__(self, grammar: Grammar, endings: Endings, marks: ReasoningMarks | None = None) -> None:
         self._grammar = grammar
         self._matcher = grammar.matcher()
-        self._accepted: list[int] = []  # by the matcher
+        self._accepted: list[int] = []  # tokens accepted by the matcher
         self._endings = endings
         self._mask_words = 0
         self._has_raised = False
-        self._seconds_ahead = 0.0  # of the processor's time, spent on looking ahead
-        # What it does not let pass in front of a start mark could not be taken back where none comes.
+        self._seconds_ahead = 0.0  # CPU time spent on looking ahead
+        # No blanks are skipped before a start mark: they could not be taken back if no mark follows.
         self._thinking = ReasoningTracker(marks, after_blanks=False) if marks else None
         self._blank_token_ids = marks.blank_token_ids if marks else ()
-        self._opening: list[int] = []  # tokens that may turn out to begin the thinking, or the answer
+        self._opening: list[int] = []  # tokens that may turn out to begin the reasoning or the answer
         self._blanks = 0
-        self.error = ""  # why the sequence cannot go on, in words for its caller
+        self.error = ""  # why the sequence cannot continue, worded for the caller
         self.is_ended = False  # the grammar is at its end
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Goes on with the sequence's next tokens."""
+        """Advances with the sequence's next tokens."""
         with self._noting_faults():
             self._append(token_ids)
 
@@ -81,7 +81,7 @@ class Follower:
         self.is_ended = not self.error and self._matcher.is_stopped
 
     def _answer_of(self, token_ids: Sequence[int], thinking: ReasoningTracker) -> list[int]:
-        """Those of the tokens that the grammar is about."""
+        """The tokens that belong to the answer, which the grammar applies to."""
         found: list[int] = []
         for token_id in token_ids:
             thinking.advance((token_id,))
@@ -98,19 +98,19 @@ class Follower:
         return found
 
     def fill(self, row: Row) -> None:
-        """Writes which tokens may come next, as Matcher.fill does; may find that none can: `error`, or `is_ended`."""
+        """Writes the mask of tokens that may come next, like Matcher.fill; sets `error` or `is_ended` if none can."""
         self._mask_words = len(row)
         with self._noting_faults():
             self._fill(row)
 
     def find_end(self) -> None:
-        """Finds out whether anything can come next, as `fill` does."""
+        """Determines whether any token can come next, and sets `error` or `is_ended` as `fill` does."""
         self.fill(np.empty(self._mask_words, np.int32))
 
     def count_fitting(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens may come, one behind the other, and not end the sequence.
+        """How many of these tokens may come next, in order, without ending the sequence.
 
-        None once looking ahead has taken too much time.
+        Returns 0 once looking ahead has taken too much time.
         """
         if self._seconds_ahead > _AHEAD_SECONDS + _AHEAD_SECONDS_A_TOKEN * len(self._accepted):
             return 0
@@ -122,11 +122,11 @@ class Follower:
         return len(token_ids)
 
     def fill_behind(self, token_ids: Sequence[int], rows: Rows) -> int:
-        """Writes what may come behind each of the tokens, of which all are fitting; see `fill`.
+        """Writes the masks of what may follow each of the tokens, all of which fit; see `fill`.
 
         Returns:
-            How many tokens may come at most: one more than these, unless the sequence is at its end before, or is found
-            to be unable to go on; rows from there on are of no meaning, and allow everything.
+            The most tokens that may come: one more than these, unless the sequence ends earlier or turns out to be
+            unable to continue; rows from there on are meaningless and allow everything.
         """
         with self._looking_ahead():
             for count, (token_id, row) in enumerate(zip(token_ids, rows, strict=True), 1):
@@ -139,7 +139,7 @@ class Follower:
 
     @contextlib.contextmanager
     def _looking_ahead(self) -> Iterator[None]:
-        """Takes back what is appended meanwhile, and what was found out by it."""
+        """Undoes, on exit, what was appended in the context and its effects on the state."""
         start, num_accepted = time.thread_time(), len(self._accepted)
         kept = copy.copy(self._thinking), self._opening.copy(), self._blanks, self.error, self.is_ended
         yield
@@ -152,13 +152,13 @@ class Follower:
         del self._accepted[len(self._accepted) - count :]
         if not self._has_raised and not self._matcher.error:
             self._matcher.roll_back(count)
-        else:  # nobody knows where it is: a guess must not end a sequence, so begin anew, and guess no more
+        else:  # unknown state: a draft must not end a sequence, so start over, and stop looking ahead
             self._matcher, self._has_raised, self._seconds_ahead = self._grammar.matcher(), False, math.inf
             self._matcher.accept(self._accepted)
 
     @contextlib.contextmanager
     def _noting_faults(self) -> Iterator[None]:
-        """Whatever a library raises is this sequence's own fault, and must not reach a step."""
+        """Turns any exception of a grammar library into an error of this sequence, so that it cannot fail a step."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The grammars of an engine: read in threads of their own, kept by key, and handed out as followers of sequences."""
+"""The grammars of an engine: compiled in separate threads, cached by key, and provided as followers of sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _THREADS = 2
 _MOST_SECONDS = 30.0
-# Of the grammars that are kept. A byte of one may take some hundreds in memory.
+# Limits of the cached grammars. A byte of a grammar may take some hundreds in memory.
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 4 * 2**20
 _PREPARED_BACKEND = "guidance"
@@ -31,17 +31,17 @@ _PREPARED_BACKEND = "guidance"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Followers for the sequences of a request."""
+    """Specification of the followers for a request's sequences."""
 
     constraint: Constraint
     endings: Endings
     marks: ReasoningMarks | None
-    outputs: Mapping[int, Sequence[int]]  # by choice, of each sequence so far
+    outputs: Mapping[int, Sequence[int]]  # choice → output of its sequence so far
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of it."""
+    """Result of preparing a request's followers."""
 
     key: int
     followers: Mapping[int, Follower]  # by choice
@@ -49,20 +49,20 @@ class Prepared:
 
 
 class Grammars:
-    """Called from the engine's thread. What is known is there at once; the rest when `take` says so."""
+    """Provides followers; called from the engine's thread. Cached grammars are ready at once, others through `take`."""
 
     def __init__(
         self, vocab_size: int, load: Callable[[], Vocabulary], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         Args:
-            vocab_size: of the model, and of what `load` returns.
-            load: makes the vocabulary; called once, in a thread. It may raise a QuireError.
+            vocab_size: vocabulary size of the model, and of what `load` returns.
+            load: loads the vocabulary; called once, in a thread. It may raise a QuireError.
         """
         self.vocab_size = vocab_size
         self._clock = clock
         self._wake: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()  # over what is kept and what is made
+        self._lock = threading.Lock()  # guards the cached grammars
         self._kept: OrderedDict[str, tuple[Grammar, int]] = OrderedDict()
         self._kept_bytes = 0
         self._backends: dict[str, Backend] = {}
@@ -75,7 +75,7 @@ class Grammars:
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammars are being read. May be read from any thread."""
+        """Number of requests whose grammars are being compiled. May be read from any thread."""
         return len(self._waiting)
 
     @property
@@ -84,15 +84,15 @@ class Grammars:
         return bool(self._prepared) or bool(self._late())
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Has this called, from any thread, when there is something to take."""
+        """Registers a function to be called, from any thread, when there is something to take."""
         self._wake = wake
 
     def begin(self, key: int, wanted: Wanted, deadline: float | None = None) -> Mapping[int, Follower] | None:
-        """The followers, where the grammar is known; otherwise None, and `take` will have them.
+        """Returns the followers if the grammar is cached; otherwise None, and `take` will return them.
 
         Args:
-            key: stands for the request in `Prepared`.
-            deadline: on the clock; the request has no use for them after it.
+            key: identifies the request in `Prepared`.
+            deadline: on the clock; the request does not need the followers after it.
         """
         with self._lock:
             known = self._kept.get(wanted.constraint.key)
@@ -105,7 +105,7 @@ class Grammars:
         return None
 
     def take(self) -> list[Prepared]:
-        """What has become ready, and what has taken too long, of those that are waited for; each once."""
+        """Returns the waiting requests that have become ready, or have taken too long; each once."""
         found = []
         while self._prepared:
             prepared = self._prepared.popleft()
@@ -125,10 +125,10 @@ class Grammars:
         now = self._clock() if self._waiting else 0.0
         return [key for key, deadline in self._waiting.items() if deadline <= now]
 
-    # What follows runs in the threads.
+    # Everything below runs in the threads.
 
     def _load(self, load: Callable[[], Vocabulary]) -> None:
-        """Makes the vocabulary, and what the usual backend makes of it: the first request should not wait for that."""
+        """Loads the vocabulary and prepares the usual backend, so that the first request does not wait for them."""
         try:
             self._vocabulary.set_result(load())
             self._backend(_PREPARED_BACKEND)
@@ -168,7 +168,7 @@ class Grammars:
             return self._backends[name]
 
     def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
-        """As the latest used; the others go in their order when there are too many."""
+        """Caches a grammar as the most recently used; evicts the least recently used ones if there are too many."""
         size = len(constraint.grammar)
         with self._lock:
             if constraint.key not in self._kept:
@@ -181,7 +181,7 @@ class Grammars:
 
 
 def unknown_vocabulary(why: str) -> FailedPrecondition:
-    """What a request with a constraint is told where there is no vocabulary to follow it over."""
+    """The error for a request with a constraint if there is no vocabulary."""
     return FailedPrecondition(
         "This engine cannot follow constraints, for it does not know what the model's tokens stand for: name the "
         f"tokenizer's folder with --tokenizer ({why}).",
@@ -190,7 +190,7 @@ def unknown_vocabulary(why: str) -> FailedPrecondition:
 
 
 def _followers(grammar: Grammar, wanted: Wanted) -> dict[int, Follower]:
-    """One for each sequence, gone as far as its output.
+    """Creates a follower for each sequence, advanced to the end of its output.
 
     Raises:
         InvalidRequest: an output does not fit the grammar.
