@@ -1,7 +1,7 @@
-"""The engine worker: it computes."""
+"""The engine worker, which runs the model."""
 
 import os
 
-# torch's own threads, which it starts when it is imported, are to sleep when they have nothing to do: by default they
-# spin for milliseconds, on the cores that our kernels' threads and the services want.
+# Makes torch's own threads, which are started on import, sleep when idle: by default they spin for milliseconds, on
+# cores that our kernels' threads and the services need.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""A lock that processes hold one after another."""
+"""A file lock between processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _POLL_SECONDS = 0.1
 
 @contextlib.contextmanager
 def locked(file: Path, seconds: float) -> Iterator[None]:
-    """Holds the lock of a file, which is made where it is missing; goes on without it where others keep it longer.
+    """Holds the lock of a file, which is created if missing; continues without the lock after `seconds` of waiting.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + seconds

@@ -1,7 +1,7 @@
-"""Whether two workers would generate the same tokens, in a word: equal fingerprints say yes.
+"""Computes a worker's fingerprint: workers with equal fingerprints generate the same tokens.
 
-It covers all that the rounding of a logit depends on but the batch. A sequence may move between workers of one
-fingerprint; between others it would go on in another voice.
+It covers everything that affects the rounding of a logit except the batch. A sequence may move between workers with the
+same fingerprint; with another one, its continuation might differ.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from quire.options.base import values_of
 from quire.options.engine import EngineOptions
 
 _LENGTH = 16  # hexadecimal digits
-# Of each file of weights so much is read, spread evenly from its first byte to its last: a megabyte of many gigabytes.
+# Pieces read from each weight file, spread evenly from its first byte to its last: a megabyte out of many gigabytes.
 _PIECES = 16
 _PIECE_BYTES = 64 * 1024
 _TRITON_KERNELS = Path(__file__).parent / "kernels"
 
 
 def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_token_ids: Collection[int]) -> str:
-    """16 hexadecimal digits.
+    """Computes the fingerprint, 16 hexadecimal digits.
 
     Args:
-        folder: of the model; files that it lacks count as empty.
-        spec: of the model as it was loaded, with what `auto` came to.
-        eos_token_ids: where output ends.
+        folder: folder of the model; missing files count as empty.
+        spec: spec of the loaded model, with the values chosen for `auto` options.
+        eos_token_ids: tokens that end the output.
     """
     weights = create_format(folder, options.load)
     speculative = options.speculative.chosen()
@@ -59,7 +59,7 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
 
 
 def _options(options: EngineOptions, spec: KvCacheSpec) -> dict[str, Any]:
-    """The options that output depends on. What the spec says of one counts, which is what its `auto` came to."""
+    """The options that affect the output. Values in the spec take precedence, since they resolve `auto`."""
     return {
         field.name: getattr(spec, field.name, value)
         for field, value in values_of(options)
@@ -77,7 +77,7 @@ def _config(folder: Path, options: EngineOptions) -> dict[str, Any]:
 def _files(weights: LoadFormat) -> Sequence[Path]:
     try:
         return weights.files()
-    except StartupError:  # they are not all there
+    except StartupError:  # some are missing
         return ()
 
 
@@ -90,16 +90,16 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _instructions(spec: KvCacheSpec) -> list[str]:
-    """Those of this machine's processor, by which torch chooses its operators.
+    """Instruction sets of this machine's processor, by which torch chooses its operators.
 
-    Our own kernels of a level are the same on every processor, and do all of the work where it is batch-invariant.
+    Empty on a GPU, and in batch-invariant mode, where our own kernels do all the work: those of a level are the same on
+    every processor.
     """
     return [] if spec.device != "cpu" or spec.batch_invariant else sorted(listed())
 
 
 def _kernels(spec: KvCacheSpec) -> str:
-    """Ours as they are, for nobody can forget that: those of a level as they were compiled, a GPU's as they are
-    written."""
+    """Hash of our kernels, so that no change needs a version bump: CPU kernels as compiled, GPU kernels as source."""
     if spec.cpu_kernels in LEVELS:
         files = [library(spec.cpu_kernels)]
     else:

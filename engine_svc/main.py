@@ -1,4 +1,4 @@
-"""Starts one engine worker."""
+"""Entry point of an engine worker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(
     """Runs a worker until a signal stops it.
 
     Raises:
-        StartupError: it cannot serve.
+        StartupError: the worker cannot serve.
         SystemExit: the engine has died.
     """
     setup_logging("engine", log)
@@ -69,7 +69,7 @@ def main(
 
 
 def _known_config(model: ModelOptions, engine: EngineOptions) -> dict[str, Any] | None:
-    """The model's, if it is on this machine; what is wrong with it is said where it is loaded."""
+    """The model's configuration, if it is on this machine; errors in it are reported when it is loaded."""
     with contextlib.suppress(StartupError):
         return find_model_config(Path(model.model), engine.form) or None
     return None
@@ -83,10 +83,10 @@ async def serve(
     security: RpcSecurityOptions,
     tracer: Tracer | None = None,
 ) -> bool:
-    """Serves from listening to drained; returns whether it ended because the engine died.
+    """Serves from listening until drained; returns whether it ended because the engine died.
 
     Raises:
-        StartupError: the port is taken, or the model cannot be served.
+        StartupError: the port is in use, or the model cannot be served.
     """
     registry = new_registry()
     worker = EngineWorker(executor, model, engine)
@@ -118,7 +118,7 @@ def build_server(
     registry: CollectorRegistry,
     tracer: Tracer | None = None,
 ) -> GrpcServer:
-    """The worker's gRPC server, not listening yet, and its metrics in the registry."""
+    """Builds the worker's gRPC server, which does not listen yet, and registers its metrics."""
     grpc_server = GrpcServer("engine", GRPC_SERVICE, server, security, registry, (_ADMIN_SERVICE,), tracer)
     engine_pb2_grpc.add_EngineServiceServicer_to_server(EngineServicer(worker, tracer), grpc_server.server)
     admin_pb2_grpc.add_EngineAdminServiceServicer_to_server(EngineAdminServicer(worker), grpc_server.server)
@@ -134,7 +134,7 @@ async def _companions(
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
 ) -> AsyncIterator[None]:
-    """What runs beside a worker that serves: the step watchdog and the registrations."""
+    """Runs the background tasks of a serving worker: the step watchdog and the registrations."""
     place = Place(server.host, grpc_server.port, engine.registration.advertise_address, security.tls)
     jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
     jobs += [keep_registered(router, place, security) for router in engine.registration.register_with]

@@ -1,4 +1,4 @@
-"""Memory of the host for what is large and stays: packed weights, KV caches."""
+"""Host memory for large and long-lived data: packed weights and KV caches."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 _HUGE_PAGE = 2 << 20
-_MADV_POPULATE_WRITE = 23  # of Linux 5.14 on
-_AHEAD_BYTES = 1 << 30  # of all layers
-_PAUSE, _IDLE_PAUSE = 19, 3  # times as long as a page took, while steps run and while none does
-# Of glibc's malloc.h, and what they are set to: as much as it takes for the second.
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
+_AHEAD_BYTES = 1 << 30  # over all layers
+_PAUSE, _IDLE_PAUSE = 19, 3  # in multiples of the time a page took, while steps run and while idle
+# Parameters of glibc's malloc.h and their values. The mmap threshold is the largest that glibc accepts.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _MOST_BYTES = 512 << 20, 32 << 20
 
 
 def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pages: bool = True) -> torch.Tensor:
-    """Zeros that the system provides when they are first touched: torch would write gigabytes now.
+    """Zeros that the system provides on first touch, whereas torch would write gigabytes at once.
 
-    In huge pages where there are any: a fault for each 4 KiB costs a prompt as much as its attention does, and weights
-    are read by a third faster.
+    Uses huge pages if available: a page fault per 4 KiB costs a prompt as much as its attention, and reading weights is
+    faster by a third.
 
     Args:
-        in_huge_pages: not for what is touched a little in many places: each would take 2 MiB of zeros.
+        in_huge_pages: False for memory that is touched sparsely, since each touched place would take 2 MiB of zeros.
 
     Raises:
-        MemoryError: the system does not provide so much.
+        MemoryError: the system does not provide this much memory.
     """
     num_bytes = math.prod(size) * dtype.itemsize
     if num_bytes < _HUGE_PAGE:
         return torch.zeros(size, dtype=dtype)
     try:
-        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets small pages
+        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory would get small pages
     except OSError as error:
         raise MemoryError(f"{num_bytes / 2**30:.1f} GiB at a time cannot be had") from error
     with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -48,14 +48,14 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
 
 
 def touch_ahead(caches: Iterable[torch.Tensor], is_idle: Callable[[], bool]) -> None:
-    """Has the system provide the first pages of the layers' KV caches little by little, before steps touch them.
+    """Gradually populates the first pages of the layers' KV caches in a thread, before steps touch them.
 
-    A step waits for what it touches first: milliseconds for each page where a virtual machine has to get it from its
-    host. Who touches it meanwhile takes a core from the step for as long.
+    A step waits for each page that it touches first: milliseconds if a virtual machine must get it from its host.
+    Touching pages in advance takes a core from a running step for as long.
 
     Args:
-        caches: of `zeros_when_touched`, used from their beginning on.
-        is_idle: whether no step runs, so that pages may follow each other faster.
+        caches: tensors from `zeros_when_touched`, which are used from their beginning on.
+        is_idle: returns whether no step is running, so that pages may be touched faster.
     """
     places = [(weakref.ref(each), each.nbytes) for each in caches if each.is_cpu and each.nbytes >= _HUGE_PAGE]
     if places and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -63,7 +63,7 @@ def touch_ahead(caches: Iterable[torch.Tensor], is_idle: Callable[[], bool]) -> 
 
 
 def _populate(places: Sequence[tuple[weakref.ref[torch.Tensor], int]], is_idle: Callable[[], bool]) -> None:
-    """Has a cache in hand for a page at a time, so that none stays for it, and ends when one is gone."""
+    """Populates the pages; holds a reference to a cache only for one page, and ends when a cache is gone."""
     for offset in range(0, _AHEAD_BYTES // len(places), _HUGE_PAGE):
         for cache, num_bytes in places:
             if offset >= num_bytes:
@@ -76,7 +76,7 @@ def _populate(places: Sequence[tuple[weakref.ref[torch.Tensor], int]], is_idle: 
 
 
 def _populate_page(cache: torch.Tensor | None, offset: int) -> bool:
-    """What is there keeps its values. False where the cache is gone, or the system an older one."""
+    """Populates a page, keeping its values. Returns False if the cache is gone or the kernel is too old."""
     if cache is None:
         return False
     madvise = ctypes.CDLL(None).madvise
@@ -86,12 +86,12 @@ def _populate_page(cache: torch.Tensor | None, offset: int) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Has malloc keep what is freed, instead of giving it back to the system.
+    """Makes malloc keep freed memory instead of returning it to the system.
 
-    A step's hidden states are megabytes that come and go with each operation: a fault for each of their pages, which
-    the system fills with zeros first, was a tenth of a step.
+    Each operation of a step allocates and frees megabytes of hidden states: the page faults for them, including zeroing
+    the pages, took a tenth of a step.
     """
-    with contextlib.suppress(AttributeError):  # another C library than glibc
+    with contextlib.suppress(AttributeError):  # the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_MMAP_THRESHOLD, _MOST_BYTES)

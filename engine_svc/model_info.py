@@ -1,4 +1,4 @@
-"""What a worker serves: the facts that routers and gateways ask for, and that requests are checked against."""
+"""Information about a worker's model, which routers and gateways ask for and requests are validated against."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.runners import GENERATE
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """As quire.v1.ModelInfo, which says what the fields mean."""
+    """The model info. Its fields are documented in quire.v1.ModelInfo."""
 
     served_model_names: tuple[str, ...]
     model: str
@@ -52,7 +52,7 @@ class ModelInfo:
 
     @property
     def limits(self) -> RequestLimits:
-        """What requests are checked against."""
+        """The limits that requests are validated against."""
         return RequestLimits(
             served_model_names=self.served_model_names,
             vocab_size=self.vocab_size,
@@ -65,7 +65,7 @@ class ModelInfo:
         )
 
     def summary(self) -> str:
-        """The start-up log line: what fits."""
+        """The startup log line: what is served, and how much fits."""
         tokens = self.kv_cache_tokens
         invariance = "batch-invariant" if self.batch_invariant else "not batch-invariant"
         kernels = f" (kernels: {self.cpu_kernels})" if self.cpu_kernels else ""
@@ -105,7 +105,7 @@ def make_model_info(
     size: KvCacheSize,
     defaults: GenerationDefaults,
 ) -> ModelInfo:
-    """The facts, from the options, the model in `folder` as it was loaded, and its generation config."""
+    """Creates the model info from the options, the loaded model in `folder`, and its generation config."""
     eos_token_ids = tuple(sorted(token for token in defaults.eos_token_ids if token < spec.vocab_size))
     return ModelInfo(
         served_model_names=tuple(model.served_names),

@@ -1,4 +1,4 @@
-"""What crosses between the two sides of a worker that pools: whole sequences go down, and come back as values."""
+"""Messages between the two sides of a pooling worker: whole sequences go down, and pooled values come back."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import msgspec
 
 
 class PooledSequence(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence, and what is to be made of it; every default is filled in."""
+    """One sequence, and how to pool it; every default is filled in."""
 
     token_ids: list[int]
-    token_type_ids: list[int]  # empty where all are 0
+    token_type_ids: list[int]  # empty if all are 0
     task: str  # embed, classify, token_embed or token_classify
-    dimensions: int  # of an embedding, so many of its first values; 0 for all
-    normalize: bool  # of embeddings
-    use_activation: bool  # of classes
+    dimensions: int  # number of leading values of an embedding to return; 0 for all
+    normalize: bool  # normalize embeddings
+    use_activation: bool  # apply the activation to class scores
 
 
 class PoolingPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step."""
+    """One pooling step."""
 
     step: int
     sequences: list[PooledSequence]
 
     @property
     def num_tokens(self) -> int:
-        """Of all sequences."""
+        """Number of tokens of all sequences."""
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
 class PooledOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a sequence has become."""
+    """The pooled values of a sequence."""
 
     data: bytes  # float32, little-endian, row by row
     shape: tuple[int, ...]  # [values] or [tokens, values]
@@ -37,7 +37,7 @@ class PooledOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step brought: of each sequence an output, or why it failed, in words for its caller."""
+    """The results of a step: for each sequence an output, or the reason of its failure, worded for the caller."""
 
     outputs: list[PooledOutput | str]
     forward_milliseconds: float
@@ -45,7 +45,7 @@ class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolingSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What only the loaded model says."""
+    """Properties known only from the loaded model."""
 
     embedding_size: int  # of a sequence, and of a token
     token_embedding_size: int

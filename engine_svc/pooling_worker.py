@@ -1,4 +1,4 @@
-"""A worker's engine for a model that is served for pooling."""
+"""Builds a worker's engine for a model that is served for pooling."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def build_pooling(
     """Loads the model, in the thread that will run its steps.
 
     Args:
-        folder: of the model.
-        config: its config.json.
+        folder: folder of the model.
+        config: content of its config.json.
 
     Raises:
-        StartupError: it cannot be served; says why and what to do.
+        StartupError: the model cannot be served; says why and what to do.
     """
     _check(options)
     form = pooling_form(config, folder, options.pooling)
     tokens = _token_ids(form, model)
-    # Late: torch takes a second or two to import, and the worker answers by then.
+    # Imported late, because torch takes a second or two and the worker answers requests by then.
     source = create_format(folder, options.load)
     with without_collection(), memory_ahead(source, options.kernels.device):
         from engine_svc.executor.device import choose_device
@@ -58,9 +58,10 @@ def build_pooling(
 
 
 def _check(options: EngineOptions) -> None:
-    """
+    """Checks that the options are compatible with pooling.
+
     Raises:
-        StartupError: an option asks for what pooling does not have.
+        StartupError: one is not.
     """
     backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
     refused = {
@@ -81,9 +82,10 @@ def _check(options: EngineOptions) -> None:
 
 
 def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:
-    """
+    """Token ids of the classifier's tokens.
+
     Raises:
-        StartupError: the tokenizer has no such token.
+        StartupError: the tokenizer does not have one of them.
     """
     if not form.classifier_tokens:
         return ()
@@ -95,9 +97,10 @@ def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:
 
 
 def _facts(form: PoolingForm, spec: PoolingSpec) -> PoolingFacts:
-    """
+    """The pooling properties of the model.
+
     Raises:
-        StartupError: --pooler-config asks for more than there is.
+        StartupError: --pooler-config requests more dimensions than embeddings have.
     """
     facts = PoolingFacts(
         tasks=form.tasks, embedding_size=spec.embedding_size, token_embedding_size=spec.token_embedding_size,

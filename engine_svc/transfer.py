@@ -1,4 +1,4 @@
-"""Between host and device without waiting: through pinned memory, in the order of the device's stream."""
+"""Asynchronous copies between host and device: through pinned memory, in the order of the device's stream."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_ALIGNMENT = 16  # bytes: of addresses that it divides Triton's kernels are compiled apart
+_ALIGNMENT = 16  # bytes; Triton compiles different kernels for addresses divisible by this
 
 
 def to_device(values: Sequence[float] | npt.NDArray[Any] | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The values on the device; on a CPU, an array's or tensor's own memory."""
+    """Copies values to the device; on a CPU, shares the memory of an array or tensor."""
     tensor = torch.as_tensor(values, device="cpu")
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_device_together(arrays: Sequence[npt.ArrayLike], device: torch.device) -> list[torch.Tensor]:
-    """Several of them, by one copy; on a CPU, arrays' own memory."""
+    """Copies several arrays to the device in one copy; on a CPU, shares their memory."""
     tensors = [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
     if device.type == "cpu":
         return tensors
@@ -28,21 +28,21 @@ def to_device_together(arrays: Sequence[npt.ArrayLike], device: torch.device) ->
 
 
 def copy_to(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Bytes of the host to the first of the target; they may be changed at once."""
+    """Copies bytes from the host to the beginning of the target; the source may be changed at once."""
     target[: len(values)].copy_(values if target.is_cpu else values.pin_memory(), non_blocking=True)
 
 
 def pack(tensors: Sequence[torch.Tensor], pin_memory: bool = False) -> torch.Tensor:
-    """uint8, the memory of contiguous tensors one behind the other; `unpack` finds them there."""
+    """Packs contiguous tensors one after the other into a uint8 tensor, for `unpack`."""
     packed = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=pin_memory)
-    target = packed.numpy()  # its parts take a third of the time that a tensor's do
+    target = packed.numpy()  # slicing takes a third of the time of slicing a tensor
     for start, each in zip(_starts(tensors), tensors, strict=True):
         target[start : start + each.nbytes] = each.numpy().reshape(-1).view(np.uint8)
     return packed
 
 
 def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of the types and shapes of those that were packed, in the same memory, which is a storage's first."""
+    """Views of the packed tensors, with dtypes and shapes of `like`. `packed` must be at the start of its storage."""
     of_type = {dtype: packed.view(dtype) for dtype in {each.dtype for each in like}}
     return [
         of_type[each.dtype].as_strided(each.shape, each.stride(), start // each.itemsize)
@@ -51,7 +51,7 @@ def unpack(packed: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Ten
 
 
 def packed_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Of tensors of such types and shapes, once they are packed."""
+    """Packed size in bytes of tensors with these dtypes and shapes."""
     return sum(map(_room, tensors))
 
 
@@ -66,14 +66,14 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, which may be read once the device's stream has got that far; on a CPU the tensor itself."""
+    """Starts a copy to the host, readable once the device's stream has reached it; on a CPU, the tensor itself."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 class Arrival:
-    """Of all that the device's stream has been given so far."""
+    """Event that marks the end of all work queued in the device's stream so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
@@ -82,15 +82,15 @@ class Arrival:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done."""
+        """Whether the work is done."""
         return self._event is None or self._event.query()
 
     def wait(self) -> None:
-        """Until it is."""
+        """Waits until the work is done."""
         if self._event is not None:
             self._event.synchronize()
 
 
 def device_name(device: torch.device) -> str:
-    """As people know it."""
+    """Human-readable name of the device."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"

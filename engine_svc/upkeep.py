@@ -1,6 +1,6 @@
-"""What a worker's ranks are asked for between steps: to give memory back and take it again, and to be profiled.
+"""Commands to a worker's ranks between steps: release and restore memory, and profiling.
 
-Plain data, as `plan.py` has it: each goes to all ranks, and each rank answers with some lines of text.
+They are plain data, like those of `plan.py`. Each is sent to all ranks, and each rank answers with some lines of text.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ import msgspec
 
 
 class ReleaseMemory(msgspec.Struct, frozen=True, tag=True):
-    """Give the KV cache back, with all that it keeps; and the weights."""
+    """Release the KV cache with its contents, and the weights."""
 
-    # They are forgotten, and read anew later. Otherwise those of a GPU go to host memory; those of a CPU are there.
+    # Drop the weights and read them again later. Otherwise a GPU's are moved to host memory, and a CPU's stay there.
     forgets_weights: bool = False
 
 
 class RestoreWeights(msgspec.Struct, frozen=True, tag=True):
-    """Have the weights in their place again, wherever they are now."""
+    """Put the weights back in place, from wherever they are now."""
 
 
 class RestoreCache(msgspec.Struct, frozen=True, tag=True):
-    """Allocate a KV cache of the same size, empty, and get ready for steps. The weights are there."""
+    """Allocate an empty KV cache of the same size and prepare for steps. The weights have been restored."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
-    """Note from now on what runs, and how long."""
+    """Start profiling."""
 
-    folder: str  # for a file of each rank
-    name: str  # of the files, in front of the rank's
-    most_steps: int  # after these it ends by itself
-    first_step: int = 0  # so many steps from now
+    folder: str  # for one file per rank
+    name: str  # prefix of the file names, before the rank's number
+    most_steps: int  # ends by itself after this many steps
+    first_step: int = 0  # number of steps to skip first
     with_stack: bool = False
     with_shapes: bool = False
     with_memory: bool = False
@@ -37,7 +37,7 @@ class StartProfile(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag=True):
-    """Write what was noted; the answer is the file. Nothing where nothing is noted."""
+    """Stop profiling and write the profile; the answer is its file. Does nothing if no profile is running."""
 
 
 MemoryUpkeep = ReleaseMemory | RestoreWeights | RestoreCache

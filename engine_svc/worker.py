@@ -1,4 +1,4 @@
-"""One worker: a model, loaded by an executor, behind an engine in its thread."""
+"""One worker: a model, loaded by an executor, served by an engine in its own thread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineWorker:
-    """What the service calls. Constructed at once; `load` takes as long as the model does."""
+    """The worker, as used by the service. The constructor returns at once; `load` loads the model."""
 
     def __init__(self, executor: Executor, model: ModelOptions, options: EngineOptions) -> None:
         self._executor = executor
@@ -63,12 +63,12 @@ class EngineWorker:
         self.loop = EngineLoop(self._build, options.scheduler.max_waiting_requests)
         self.administration = Administration(self.loop, options.upkeep)
         self._adapters: ServedAdapters | None = None
-        self._fingerprint: Callable[[], str] | None = None  # None: no sequence moves from here to another worker
-        self._renewals = 0  # of it
+        self._fingerprint: Callable[[], str] | None = None  # None means that sequences cannot move to other workers
+        self._renewals = 0  # number of times that the fingerprint has changed
 
     @property
     def info(self) -> ModelInfo:
-        """What is served.
+        """Information about the served model.
 
         Raises:
             Unavailable: the model is still loading.
@@ -89,7 +89,7 @@ class EngineWorker:
         return self._adapters
 
     def load_now(self) -> EngineLoad:
-        """Load, which adapters are served, and what operators have asked for.
+        """Current load, with the version of the served adapters and the status set by operators.
 
         Raises:
             Unavailable: the model is still loading.
@@ -101,7 +101,7 @@ class EngineWorker:
         return replace(load, adapters_version=version, max_loras=max_loras, status=status)
 
     async def look_at_weights(self) -> None:
-        """To be called when they were read again: they may be others, in whose voice no other worker speaks."""
+        """Updates the fingerprint after the weights were read again, because their files may have changed."""
         if self._fingerprint is None:
             return
         found = await asyncio.to_thread(self._fingerprint)
@@ -113,14 +113,14 @@ class EngineWorker:
         """Loads the model, in the engine's thread.
 
         Raises:
-            StartupError: it cannot be served; says why and what to do.
+            StartupError: the model cannot be served; says why and what to do.
         """
         await self.loop.start()
         logger.info(self.info.summary())
         return self.info
 
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
-        """Checks a request and starts it; returns its key.
+        """Validates a request and submits it; returns its key.
 
         Raises:
             InvalidRequest, ContextTooLong, NotFound: see `validate`; or `RequestedProcessors.check`. Or the model is
@@ -136,7 +136,7 @@ class EngineWorker:
         return self.loop.submit(request, sink)
 
     def pool(self, request: PoolingRequest, sink: Sink) -> int:
-        """The same for pooling.
+        """Validates a pooling request and submits it; returns its key.
 
         Raises:
             InvalidRequest, ContextTooLong, NotFound: see `validate_pooling`; or the model is served for generation.
@@ -148,7 +148,7 @@ class EngineWorker:
         return self.loop.submit(request, sink)
 
     def _build(self) -> SteppedEngine:
-        """Runs in the engine's thread, as all calls of the executor do."""
+        """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
         if self._options.cache.kv_sharing_fast_prefill:
             logger.warning("--kv-sharing-fast-prefill has no effect: prompts are computed as they are without it")
@@ -190,7 +190,8 @@ class EngineWorker:
         return make_speculation(config, time.monotonic, overlaps)
 
     def _check_draft(self, folder: Path) -> None:
-        """
+        """Checks that a draft model has the model's vocabulary.
+
         Raises:
             StartupError: see check_vocabulary.
         """
@@ -200,9 +201,10 @@ class EngineWorker:
             check_vocabulary(config, self._model, (own.get("text_config") or own).get("vocab_size", 0))
 
     def _check_speculation(self, spec: KvCacheSpec) -> None:
-        """
+        """Checks that the model supports speculation.
+
         Raises:
-            StartupError: what the model has computed of guesses that are wrong cannot be taken back.
+            StartupError: the model has recurrent layers, whose states cannot be rolled back after rejected drafts.
         """
         if spec.state_bytes and self._options.speculative.chosen() is not None:
             raise StartupError(
@@ -220,10 +222,11 @@ class EngineWorker:
         return adapters
 
     def _load_vocabulary(self, vocab_size: int, eos_token_ids: Collection[int]) -> Vocabulary:
-        """
+        """Loads the vocabulary for structured output.
+
         Raises:
-            StartupError: there are no tokenizer files where the options say.
-            FailedPrecondition: nothing can be followed over this tokenizer's tokens, or they are not to be known.
+            StartupError: the tokenizer's files do not exist where the options say.
+            FailedPrecondition: this tokenizer's tokens do not support constraints, or the tokenizer is disabled.
         """
         if self._options.generation.skip_tokenizer_init:
             raise unknown_vocabulary(f"it was started with {SKIP_FLAG}")
@@ -245,7 +248,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
 
 
 async def first_of(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done; raises what it raised."""
+    """Waits until one of the futures is done; raises its exception, if any."""
     done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()

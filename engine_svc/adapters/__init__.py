@@ -1,1 +1,1 @@
-"""Low-rank adapters as the control side knows them: what their folders hold, and which are served. Without torch."""
+"""Low-rank adapters on the control side, without torch: reading their folders, and which adapters are served."""

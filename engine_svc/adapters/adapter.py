@@ -1,4 +1,4 @@
-"""An adapter that is served."""
+"""An adapter that is served, and its checks when it is loaded."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ Stamps = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True)
 class Adapter:
-    """As quire.v1.AdapterInfo, which says what the first fields mean."""
+    """An adapter. The first fields are documented in quire.v1.AdapterInfo."""
 
     name: str
-    path: str  # as whoever loaded it wrote it
+    path: str  # as given by the caller that loaded it
     revision: str
     rank: int
     base_model_name: str
-    key: int  # of this loading of it; never used twice
-    folder: str  # where the path leads
-    stamps: Stamps = ()  # of its files, when they were checked
+    key: int  # identifies this load of the adapter; never reused
+    folder: str  # the resolved path
+    stamps: Stamps = ()  # (inode, size, mtime) of its files when they were checked
 
     def has_changed(self) -> bool:
-        """Whether its files are others than those that were checked: what is read of them is not what its name says."""
+        """Whether its files have changed since they were checked, so that their contents do not match the revision."""
         return bool(self.stamps) and _stamps(Path(self.folder)) != self.stamps
 
 
 def read_adapter(
     name: str, path: str, base_model_name: str, key: int, folder: Path, max_rank: int, modules: ModuleShapes
 ) -> Adapter:
-    """Checks a folder and names what is in it, which takes as long as reading it.
+    """Checks a folder and computes its revision, which takes as long as reading all of it.
 
     Args:
-        folder: where `path` leads.
+        folder: the resolved `path`.
         modules: see `read_folder`.
 
     Raises:
-        InvalidRequest: it cannot be served; says why.
+        InvalidRequest: the adapter cannot be served; says why.
     """
     stamps = _stamps(folder)
     found = read_folder(folder, max_rank, modules)

@@ -1,4 +1,4 @@
-"""adapter_config.json, as the PEFT library writes it: how an adapter's parts are scaled, and what is not served."""
+"""adapter_config.json, as written by the PEFT library: the scales of an adapter's parts, and unsupported settings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine_svc.adapters.header import broken, regular_size
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 2**20
-# The modules whose whole weights an adapter may bring, by the last part of their names.
+# Modules that an adapter may contain whole weights of, by the last part of their names.
 HEAD = "lm_head"
 WHOLE_MODULES = (HEAD, "embed_tokens")
 _MAX_EXPRESSIONS = 64
 _MATCH_SECONDS = 0.1
 
-# Settings that say how an adapter was trained or which modules it is about: its tensors tell what came of that.
+# Settings about training or about the target modules, which can be ignored: the tensors show their outcome.
 _OF_TRAINING = frozenset(
     [
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
@@ -31,7 +31,7 @@ _OF_TRAINING = frozenset(
         "runtime_config", "target_modules", "task_type", "use_rslora", "velora_config",
     ]
 )  # fmt: skip
-# Settings that make another layer of an adapter than x W + scale x A B, with what to say of each.
+# Settings with which a layer is not x W + scale x A B, with the reason given to the user.
 _MERGE = "Merge the adapter into its base by the PEFT library (merge_and_unload), and serve that."
 _REFUSED = {
     "alora_invocation_tokens": "an adapter that begins in the middle of a prompt",
@@ -48,19 +48,19 @@ _REFUSED = {
     "use_dora": "weights taken apart into magnitude and direction (DoRA)",
     "use_qalora": "inputs averaged in groups (QA-LoRA)",
 }
-# Ways to begin that take what the adapter begins with out of the base's weights: it fits no other base.
+# Initializations that subtract the adapter's initial value from the base's weights: it does not fit the original base.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
 class _Patterns:
-    """Values by the names of modules, as PEFT finds them: by the end of a name, or an expression for that."""
+    """Values by module name, matched as PEFT does: by the end of a name, or by a regular expression for it."""
 
-    plain: Mapping[str, tuple[int, float]]  # end of a name → place among all, value
+    plain: Mapping[str, tuple[int, float]]  # end of a name → (position among all patterns, value)
     expressions: Sequence[tuple[int, regex.Pattern[str], float]]
 
     def find(self, module: str, default: float) -> float:
-        """The first that fits a module's name."""
+        """The value of the first pattern that matches a module's name, else `default`."""
         parts = module.split(".")
         ends = (".".join(parts[index:]) for index in range(len(parts)))
         found = [self.plain[end] for end in ends if end in self.plain]
@@ -75,7 +75,7 @@ class _Patterns:
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What the tensors alone do not say."""
+    """Configuration of an adapter that its tensors do not contain."""
 
     base_model_name: str
     rank: int
@@ -85,17 +85,17 @@ class AdapterConfig:
     use_rslora: bool
 
     def rank_of(self, module: str) -> int:
-        """The rank of a module's part."""
+        """The rank of the low-rank part of a module."""
         return int(self.ranks.find(module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """What a module's part is multiplied by."""
+        """The factor that the low-rank part of a module is multiplied by."""
         rank = self.rank_of(module)
         return self.alphas.find(module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 class _Config(msgspec.Struct):
-    """Those of PEFT's settings that are used here; the rest is looked at by name alone."""
+    """The PEFT settings that are used here; of the others only the names are checked."""
 
     peft_type: str
     r: int
@@ -110,10 +110,10 @@ class _Config(msgspec.Struct):
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """The configuration in a folder.
+    """Reads the configuration in a folder.
 
     Raises:
-        InvalidRequest: it is missing, damaged, or of an adapter that is not served; names the setting.
+        InvalidRequest: it is missing, damaged, or has an unsupported setting, which the message names.
     """
     file = folder / CONFIG_FILE
     if regular_size(file) > MAX_CONFIG_BYTES:

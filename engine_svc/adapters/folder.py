@@ -1,7 +1,7 @@
-"""An adapter's folder as the PEFT library writes it: what of it is served, said in one place for both sides.
+"""An adapter's folder, as written by the PEFT library: defines, for both sides, what is supported.
 
-The control side reads configuration and header, and knows from them whether the adapter can be served. The compute side
-takes the bytes of each part from where they are said to lie.
+The control side reads the configuration and the header, which tell whether the adapter can be served. The compute side
+reads the bytes of each part from the places in the header.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ from engine_svc.adapters.header import TensorPlace, broken, read_header
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PICKLED_FILE = "adapter_model.bin"
 _PREFIX = "base_model.model."
-# The ends of the tensors' names: of the part next to the inputs, of the one next to the outputs.
+# The ends of the tensors' names: the part at the inputs (A), and the part at the outputs (B).
 _LINEAR = (".lora_A.weight", ".lora_B.weight")
 _EMBEDDING = (".lora_embedding_A", ".lora_embedding_B")
-# PEFT saves the base's own embedding and head beside their parts.
+# PEFT saves the base's own embedding and head along with their low-rank parts.
 _BASE = ".base_layer.weight"
 _WHOLE = ".weight"
 
-# (outputs, inputs) of each module that an adapter may have a part of, as the base's checkpoint names it. Those of an
-# embedding are the size of its rows and the vocabulary.
+# (outputs, inputs) of each module that an adapter may target, by its name in the base's checkpoint. For an embedding,
+# (row size, vocabulary).
 ModuleShapes = Mapping[str, tuple[int, int]]
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
 class LowRankPart:
-    """What an adapter adds to a module: outputs += scale * (inputs Aᵀ) Bᵀ."""
+    """The low-rank part that an adapter adds to a module: outputs += scale * (inputs Aᵀ) Bᵀ."""
 
     a: TensorPlace  # [rank, inputs]
     b: TensorPlace  # [outputs, rank]
     scale: float
-    is_embedding: bool  # whose inputs are token ids: A has a column for each of the vocabulary
+    is_embedding: bool  # inputs are token ids: A has a column per token of the vocabulary
 
     @property
     def rank(self) -> int:
-        """Rows of A."""
+        """The number of rows of A."""
         return self.a.shape[0]
 
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """An adapter that can be served, as far as its configuration and its tensors' names and shapes go."""
+    """An adapter that can be served, judging by its configuration and its tensors' names and shapes."""
 
     path: Path
     base_model_name: str
-    parts: Mapping[str, LowRankPart]  # by module, as the base's checkpoint names it
-    # Modules that it brings whole weights of [rows of the vocabulary, hidden size], in place of the base's.
+    parts: Mapping[str, LowRankPart]  # by the module's name in the base's checkpoint
+    # Modules with whole weights [vocabulary, hidden size] that replace the base's.
     whole: Mapping[str, TensorPlace] = field(default_factory=dict)
     unchanged: Mapping[str, TensorPlace] = field(default_factory=dict)  # copies of the base's own, not read
 
     @property
     def weights_file(self) -> Path:
-        """The file that all places are of."""
+        """The file that all places refer to."""
         return self.path / WEIGHTS_FILE
 
     @property
     def rank(self) -> int:
-        """The greatest of its parts' ranks; 0 where it has whole weights alone."""
+        """The greatest rank of its parts; 0 if it only has whole weights."""
         return max((part.rank for part in self.parts.values()), default=0)
 
 
 def read_folder(path: Path, max_rank: int, modules: ModuleShapes, *, is_part: bool = False) -> AdapterFolder:
-    """What a folder holds, checked.
+    """Reads and checks an adapter's folder.
 
     Args:
         max_rank: --max-lora-rank.
-        modules: of the base.
-        is_part: others may have the rest of them; what is not of these is left out.
+        modules: modules of the base.
+        is_part: `modules` may be only some of the base's; parts of other modules are left out instead of refused.
 
     Raises:
-        InvalidRequest: the adapter cannot be served; names file and tensor, what was expected and what was found.
+        InvalidRequest: the adapter cannot be served; names the file and tensor, and what was expected and found.
     """
     if not path.is_dir():
         raise broken(f"{path} is no folder; an adapter is one, with {CONFIG_FILE} and {WEIGHTS_FILE}.")
@@ -104,7 +104,7 @@ def _only(modules: ModuleShapes, folder: AdapterFolder) -> AdapterFolder:
 
 
 def revision_of(path: Path) -> str:
-    """64 hexadecimal digits that name what an adapter is. Reads all of its weights.
+    """Computes a hash of an adapter's contents, 64 hexadecimal digits. Reads all of its weights.
 
     Raises:
         InvalidRequest: a file cannot be read.
@@ -120,7 +120,7 @@ def revision_of(path: Path) -> str:
 
 
 def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace]) -> AdapterFolder:
-    """The tensors by what they are."""
+    """Sorts the tensors into low-rank parts, whole weights and unchanged copies."""
     pairs: dict[tuple[str, bool], dict[int, TensorPlace]] = {}
     whole, unchanged = dict[str, TensorPlace](), dict[str, TensorPlace]()
     for name, place in tensors.items():
@@ -197,7 +197,7 @@ def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
                 raise _misfit(folder, place, wanted)
     for module, place in {**folder.whole, **folder.unchanged}.items():
         shape = _shape_of(folder, module, place.name, modules)
-        wanted = [*(shape if module.endswith(HEAD) else reversed(shape))]  # the rows of both are the vocabulary's
+        wanted = [*(shape if module.endswith(HEAD) else reversed(shape))]  # rows are the vocabulary in both
         if list(place.shape) != wanted:
             raise _misfit(folder, place, wanted)
 

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: which tensors it has, and where. Nothing in it is trusted."""
+"""The header of a safetensors file, which lists its tensors and their places. Nothing in it is trusted."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from quire.errors import InvalidRequest
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_TENSORS = 200_000
 _LENGTH_BYTES = 8
-# The types that an adapter's weights may have, and bytes of a value.
+# The dtypes that an adapter's weights may have, and the bytes per value.
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor of a file."""
+    """A tensor in a file."""
 
     name: str
-    dtype: str  # as the file has it: a key of ITEM_BYTES
+    dtype: str  # a key of ITEM_BYTES
     shape: tuple[int, ...]
-    start: int  # bytes from the file's beginning
+    start: int  # byte offset in the file
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file that it takes."""
+        """Size of the tensor in the file."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -42,15 +42,15 @@ class _Entry(msgspec.Struct):
 
 
 def broken(message: str) -> InvalidRequest:
-    """The refusal of an adapter's folder."""
+    """The error for an adapter folder that cannot be served."""
     return InvalidRequest(message, parameter="path")
 
 
 def regular_size(file: Path) -> int:
-    """Bytes of a file.
+    """Size of a file in bytes.
 
     Raises:
-        InvalidRequest: there is none, or it is no ordinary file.
+        InvalidRequest: it does not exist or is not a regular file.
     """
     try:
         status = file.stat()
@@ -62,10 +62,10 @@ def regular_size(file: Path) -> int:
 
 
 def read_header(file: Path) -> dict[str, TensorPlace]:
-    """By name, all tensors of a safetensors file, whose bytes lie within it.
+    """Reads the places of all tensors of a safetensors file, by name, and checks that they are within it.
 
     Raises:
-        InvalidRequest: it cannot be read, or is damaged; says which tensor.
+        InvalidRequest: the file cannot be read or is damaged; names the tensor.
     """
     size = regular_size(file)
     try:
@@ -80,7 +80,7 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
     begin = _LENGTH_BYTES + length
     places = {name: _place(file, name, entry, begin, size) for name, entry in entries.items()}
     end = max((place.start + place.num_bytes for place in places.values()), default=begin)
-    if end != size:  # whoever reads all of the file reads no more than its tensors
+    if end != size:  # so that reading the whole file reads no more than its tensors
         raise broken(f"{file} has {size - end} bytes behind its tensors: it is damaged. Copy it again.")
     return places
 

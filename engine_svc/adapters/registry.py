@@ -1,4 +1,4 @@
-"""Which adapters are served, by name."""
+"""The served adapters, by name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from quire.options.lora import ENABLE_FLAG, UPDATING_FLAG, LoraModule, LoraOptio
 
 
 class AdapterRegistry:
-    """Names and what stands for them. Changed in the event loop, once it is filled at the start.
+    """Maps names to adapters. Filled at startup, and changed only in the event loop afterwards.
 
-    A request is given its adapter when it comes, and keeps that: what is taken away or replaced here serves those that
-    have it to their end.
+    A request gets its adapter when it arrives and keeps it: an adapter that is removed or replaced here still serves
+    the requests that have it.
     """
 
     def __init__(self, options: LoraOptions, served_model_names: Collection[str], modules: ModuleShapes) -> None:
         """
         Args:
-            served_model_names: which no adapter may have.
+            served_model_names: names that no adapter may have.
             modules: see `read_folder`.
         """
         self._options = options
@@ -34,20 +34,20 @@ class AdapterRegistry:
         self._modules = modules
         self._adapters: dict[str, Adapter] = {}
         self._keys = itertools.count(1)
-        # Begins with the clock, so that a worker that was started again has told of another one before.
+        # Starts from the clock, so that it changes when a worker is restarted.
         self.version = time.time_ns() if options.enable_lora else 0
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """All that are served."""
+        """All served adapters."""
         return tuple(self._adapters.values())
 
     def find(self, name: str) -> Adapter | None:
-        """The one that requests mean by a name."""
+        """The adapter with this name; None if there is none."""
         return self._adapters.get(name)
 
     def read_at_start(self, module: LoraModule) -> None:
-        """Serves one that the options name.
+        """Serves an adapter that the options name.
 
         Raises:
             StartupError: it cannot be served; says why.
@@ -60,11 +60,11 @@ class AdapterRegistry:
             raise StartupError(f"--lora-modules {module.name}: {error.message}") from error
 
     def read(self, name: str, path: str, base_model_name: str) -> Adapter:
-        """Checks one that a caller names while the server runs; it is not served yet. May be called from any thread.
+        """Reads and checks an adapter that a caller names at runtime, without serving it yet; callable from any thread.
 
         Raises:
-            FailedPrecondition: none are taken.
-            InvalidRequest: it cannot be served, or lies outside the folder that is allowed.
+            FailedPrecondition: adapters cannot be loaded at runtime.
+            InvalidRequest: it cannot be served, or is outside of the allowed folder.
         """
         self.check_updating()
         self._check_name(name)
@@ -73,9 +73,10 @@ class AdapterRegistry:
         return self._read(name, path, base_model_name, self._allowed_folder(path))
 
     def check_updating(self) -> None:
-        """
+        """Checks that adapters may be loaded and unloaded at runtime.
+
         Raises:
-            FailedPrecondition: adapters do not come and go here.
+            FailedPrecondition: they may not.
         """
         if not self._options.enable_lora:
             raise FailedPrecondition(f"This server has no adapters; start it with {ENABLE_FLAG}.")
@@ -86,11 +87,11 @@ class AdapterRegistry:
             )
 
     def put(self, adapter: Adapter, in_place: bool = False) -> Adapter | None:
-        """Serves one; returns the one whose place it took.
+        """Serves an adapter; returns the one that it replaces, if any.
 
         Raises:
-            InvalidRequest: another has the name.
-            Overloaded: there are too many.
+            InvalidRequest: another adapter has the name, and `in_place` is False.
+            Overloaded: too many adapters are served.
         """
         taken = self._adapters.get(adapter.name)
         if taken is not None and not in_place:
@@ -106,11 +107,11 @@ class AdapterRegistry:
         return taken
 
     def remove(self, name: str) -> Adapter:
-        """Takes a name away.
+        """Stops serving a name; returns its adapter.
 
         Raises:
             FailedPrecondition: see `check_updating`.
-            NotFound: no adapter has it.
+            NotFound: no adapter has this name.
         """
         self.check_updating()
         if name not in self._adapters:
@@ -128,7 +129,7 @@ class AdapterRegistry:
         return read_adapter(name, path, base_model_name, key, folder, self._options.max_lora_rank, self._modules)
 
     def _allowed_folder(self, path: str) -> Path:
-        """Where a path leads, from the folder that is allowed, and within it: the files in it do so too."""
+        """Resolves a path relative to the allowed folder; the folder and its files must be within that."""
         if not path or len(path) > 4096 or "\0" in path:
             raise broken("path is the adapter's folder, of 1 to 4096 characters.")
         root = Path(self._options.allowed_lora_root or "").expanduser().resolve()

@@ -1,1 +1,1 @@
-"""`quire bench latency` and `quire bench throughput`: an engine in this process, without services around it."""
+"""`quire bench latency` and `quire bench throughput`, which run an engine in this process without any services."""

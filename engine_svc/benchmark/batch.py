@@ -1,4 +1,4 @@
-"""Requests that are given to an engine all at once."""
+"""Runs a batch of requests that are submitted to an engine all at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.sampling import SamplingParameters
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt and the most tokens of its answer."""
+    """One prompt, and the number of tokens of its answer."""
 
     token_ids: list[int]
     output_tokens: int
@@ -31,7 +31,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Batch:
-    """What came of some prompts."""
+    """Results of a batch of prompts."""
 
     seconds: float
     prompt_tokens: int
@@ -40,10 +40,10 @@ class Batch:
 
 @contextlib.asynccontextmanager
 async def running_engine(model: ModelOptions, engine: EngineOptions, requests: int) -> AsyncIterator[EngineWorker]:
-    """An engine that has loaded its model, until the end of the context.
+    """Runs an engine, with its model loaded, until the end of the context.
 
     Args:
-        requests: that wait at a time, at most.
+        requests: most requests that wait at a time.
 
     Raises:
         StartupError: the model cannot be served.
@@ -59,8 +59,9 @@ async def running_engine(model: ModelOptions, engine: EngineOptions, requests: i
 
 
 async def run_batch(worker: EngineWorker, prompts: Sequence[Prompt], n: int) -> Batch:
-    """Gives all prompts to the engine and waits for the last token. Answers are drawn at temperature 1 and do not end
-    before they are as long as they may be.
+    """Submits all prompts to the engine and waits for the last token.
+
+    Answers are sampled at temperature 1 and always have the maximum length.
 
     Raises:
         StartupError: a prompt does not fit, or the engine fails.
@@ -79,10 +80,10 @@ async def run_batch(worker: EngineWorker, prompts: Sequence[Prompt], n: int) -> 
 
 
 class _Answers:
-    """Counts what comes.
+    """Counts the tokens of the answers.
 
     Attributes:
-        done: set when the last answer ends, or with the error of one.
+        done: completed when the last answer has ended, or with the error of the first that failed.
     """
 
     def __init__(self, expected: int) -> None:
@@ -102,7 +103,8 @@ class _Answers:
 
 
 def write_json(path: str, result: Mapping[str, Any]) -> None:
-    """
+    """Writes a result to a JSON file.
+
     Raises:
         StartupError: the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""`quire bench latency`: how long one batch takes."""
+"""`quire bench latency`: measures how long one batch takes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MOST_TOKEN_IDS = 10_000
 
 
 def main(latency: LatencyOptions, model: ModelOptions, engine: EngineOptions, log: LogOptions) -> None:
-    """Measures and reports.
+    """Measures and reports the latency.
 
     Raises:
-        StartupError: the model cannot be served, or has no room for such a batch.
+        StartupError: the model cannot be served, or a prompt of the batch does not fit.
     """
     setup_logging("bench", log)
     seconds = uvloop.run(_measure(latency, model, engine))
@@ -40,10 +40,10 @@ def main(latency: LatencyOptions, model: ModelOptions, engine: EngineOptions, lo
 
 
 def latency_result(model: str, seconds: list[float]) -> dict[str, Any]:
-    """By the keys that vLLM's has.
+    """The result, with the same keys as vLLM's.
 
     Args:
-        seconds: of each batch.
+        seconds: duration of each batch.
     """
     ordered = sorted(seconds)
     return {

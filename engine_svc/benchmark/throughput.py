@@ -1,4 +1,4 @@
-"""`quire bench throughput`: how fast all prompts of a dataset are answered."""
+"""`quire bench throughput`: measures how fast all prompts of a dataset are answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.options.model import ModelOptions
 def main(
     throughput: ThroughputOptions, dataset: DatasetOptions, model: ModelOptions, engine: EngineOptions, log: LogOptions
 ) -> None:
-    """Measures and reports.
+    """Measures and reports the throughput.
 
     Raises:
         StartupError: the model cannot be served, a file is missing, or a prompt does not fit.
@@ -43,7 +43,7 @@ def main(
 
 
 def throughput_result(model: str, requests: int, batch: Batch) -> dict[str, Any]:
-    """By the keys that vLLM's has."""
+    """The result, with the same keys as vLLM's."""
     tokens = batch.prompt_tokens + batch.output_tokens
     return {
         "model_id": model,

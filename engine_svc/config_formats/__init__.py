@@ -1,1 +1,1 @@
-"""What a model says of its own shape, in whichever file: as config.json of the Transformers library has it."""
+"""Reads a model's configuration from any supported file, in the form of the Transformers library's config.json."""

@@ -1,4 +1,4 @@
-"""The contract of a `--config-format`, and how its files are read: as data, no code of a checkpoint ever runs."""
+"""The contract of a `--config-format`, and reading its files as data: no code of a checkpoint ever runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from quire.errors import StartupError
 
 @dataclass(frozen=True)
 class ConfigFormat:
-    """A file of the model's folder."""
+    """A configuration file in the model's folder, and its conversion."""
 
     file: str
-    as_huggingface: Callable[[dict[str, Any]], dict[str, Any]]  # its content → that of config.json
+    as_huggingface: Callable[[dict[str, Any]], dict[str, Any]]  # converts its content to that of config.json
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Reads a JSON object.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        StartupError: it cannot be read, or is something else.
+        FileNotFoundError: the file does not exist.
+        StartupError: it cannot be read, or is not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)

@@ -1,5 +1,4 @@
-"""What options change of a model's configuration: `--rope-scaling` and `--rope-theta` how positions are rotated, and
-`--hf-overrides` anything."""
+"""Changes to a model's configuration by options: `--rope-scaling`, `--rope-theta` and `--hf-overrides`."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from typing import Any
 from quire.errors import StartupError
 from quire.options.model_form import ModelFormOptions
 
-# Of a configuration as a whole, and of the text model in it, which have these both.
+# Fields that both a configuration as a whole and the text model in it have.
 _OF_EACH = ("architectures", "model_type")
 _ROTARY = ("rope_scaling", "rope_theta")  # as Transformers 4 names them
 
 
 def changed(config: dict[str, Any], form: ModelFormOptions) -> dict[str, Any]:
-    """The configuration as the options want it: of a model that sees images too, in what it says of the text model.
+    """Applies the options to a configuration; for multimodal models, to the configuration of the text model.
 
     Raises:
-        StartupError: the model's layers have rotary settings of their own.
+        StartupError: rotary options are given, and the model's layers have different rotary settings.
     """
     overrides, text = form.hf_overrides, config.get("text_config")
     if "torch_dtype" in overrides:  # as Transformers 4 names it
@@ -35,7 +34,7 @@ def changed(config: dict[str, Any], form: ModelFormOptions) -> dict[str, Any]:
 
 
 def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """With other fields; the rotary ones of Transformers 4 change what is in that of Transformers 5."""
+    """Overrides fields; rotary fields of Transformers 4 change the corresponding field of Transformers 5."""
     if config.get("rope_parameters") and "rope_parameters" not in overrides:
         scaling = overrides.get("rope_scaling", {})
         chosen = {"rope_type": "default"} if scaling is None else scaling
@@ -45,14 +44,14 @@ def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 
 def with_rope(config: dict[str, Any], scaling: Mapping[str, Any], theta: float | None) -> dict[str, Any]:
-    """The configuration with other rotary settings, in the layout of Transformers 5; as it was where none are given.
+    """The configuration with changed rotary settings, in the layout of Transformers 5; unchanged if none are given.
 
     Args:
-        scaling: such as {"rope_type": "dynamic", "factor": 2.0}; takes the place of the model's own.
-        theta: the base.
+        scaling: such as {"rope_type": "dynamic", "factor": 2.0}; replaces the model's own.
+        theta: the rotary base; None keeps the model's.
 
     Raises:
-        StartupError: the model's layers have settings of their own.
+        StartupError: the model's layers have different rotary settings.
     """
     if not scaling and theta is None:
         return config
@@ -65,7 +64,7 @@ def with_rope(config: dict[str, Any], scaling: Mapping[str, Any], theta: float |
     chosen = {**scaling} if scaling else {**own}
     chosen.setdefault("rope_type", chosen.pop("type", "default"))
     chosen["rope_theta"] = theta or scaling.get("rope_theta") or own.get("rope_theta") or config.get("rope_theta", 1e4)
-    if "partial_rotary_factor" in own:  # which is the model's form, and no scaling
+    if "partial_rotary_factor" in own:  # part of the architecture, not of the scaling
         chosen.setdefault("partial_rotary_factor", own["partial_rotary_factor"])
     left = {name: value for name, value in config.items() if name not in _ROTARY}
     return left | {"rope_parameters": chosen}

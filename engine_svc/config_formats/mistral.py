@@ -1,4 +1,4 @@
-"""params.json, which Mistral's own checkpoints have, as config.json would say it."""
+"""Converts params.json, used by Mistral's own checkpoints, to config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _YARN = {
     "factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings", "beta": "beta_fast",
     "alpha": "beta_slow",
 }  # fmt: skip
-# What is not said there holds for all of these checkpoints; so do the two tokens, in all of Mistral's vocabularies.
+# Defaults for what params.json omits, which hold for all of these checkpoints; the two tokens hold for all of Mistral's
+# vocabularies.
 _DEFAULTS = {
     "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 128_000, "rope_theta": 10_000.0,
     "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
@@ -31,9 +32,10 @@ _REFUSED = {
 
 
 def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
-    """
+    """Converts the content of params.json to that of config.json.
+
     Raises:
-        StartupError: it asks for what Quire does not read in this form.
+        StartupError: it has settings that Quire does not support in this format.
     """
     for name, meaning in _REFUSED.items():
         if params.get(name):
@@ -63,7 +65,7 @@ def _experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _windows(window: int | list[int | None] | None, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A window for all layers, or a list that is repeated over them, in which null stands for none."""
+    """Sliding windows: one for all layers, or a list that is repeated over the layers, in which null means none."""
     if not isinstance(window, list):
         return {"sliding_window": window}
     if len(sizes := {size for size in window if size}) > 1:

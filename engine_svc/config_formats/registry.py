@@ -1,4 +1,4 @@
-"""A model's configuration, by the format that it is written in and with the user's changes."""
+"""Finds a model's configuration in any supported format, and applies the user's changes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MODEL_OPTIMIZER = "hf_quant_config.json"
 
 
 def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
-    """As config.json has it.
+    """Reads a model's configuration, in the form of config.json.
 
     Args:
-        folder: of the model; or its file, which then says all, but what is read from --hf-config-path instead.
+        folder: folder of the model, or its GGUF file, which is then the only source unless --hf-config-path is given.
 
     Raises:
-        StartupError: there is none, or it cannot be read.
+        StartupError: there is no configuration, or it cannot be read.
     """
     if found := find_model_config(folder, form):
         return found
@@ -41,7 +41,7 @@ def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 
 
 def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
-    """The same; empty where there is none."""
+    """Like `read_model_config`, but returns an empty dictionary if there is no configuration."""
     place = _place(folder, form)
     found = gguf_config(place) if is_gguf(place) else _in_folder(place, form)
     if not found:
@@ -61,7 +61,7 @@ def _in_folder(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
 
 
 def _with_quantization(config: dict[str, Any], place: Path) -> dict[str, Any]:
-    """With what Model Optimizer writes to a file of its own."""
+    """Adds the quantization settings that Model Optimizer writes to a separate file."""
     path = place / _MODEL_OPTIMIZER
     if config.get("quantization_config") or not path.is_file():
         return config

@@ -1,8 +1,8 @@
-"""Typical acceptance: drafted tokens that are likely enough count, though the model would have sampled others.
+"""Typical acceptance: drafted tokens that are likely enough are accepted, even if the model sampled other tokens.
 
-The criterion of Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024),
-after the truncation of Hewitt, Manning and Liang (2022): where the model is sure of what follows, only that is taken;
-where much may follow, more is.
+The criterion is that of Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads"
+(2024), after the truncation of Hewitt, Manning and Liang (2022): where the model is certain of the next token, only
+that one is accepted; where many may follow, more are.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quire.sampling import SamplingParameters
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """Takes a draft whose probability is above min(threshold, alpha * exp(-entropy)) at its position.
+    """Accepts a draft whose probability is above min(threshold, alpha * exp(-entropy)) at its position.
 
-    Both are of what the token would be drawn from: with temperature and whatever else changes the logits. Greedy
-    sequences draw nothing: theirs are the likeliest tokens as ever.
+    Probability and entropy are those of the distribution that the token is sampled from, with temperature and all other
+    changes of the logits. Greedy sequences are not affected: they get the likeliest tokens as always.
     """
 
     threshold: float
@@ -36,12 +36,12 @@ class TypicalAcceptance:
         rows: SampledRows,
         parameters: Sequence[SamplingParameters],
     ) -> torch.Tensor:
-        """The sampled tokens, with drafts in the place of those where they are taken.
+        """Returns the sampled tokens, replaced by the drafts where these are accepted.
 
         Args:
             logits: float32 [rows, vocabulary]
-            token_ids: int64 [rows], sampled.
-            parameters: of each row.
+            token_ids: int64 [rows], the sampled tokens.
+            parameters: one per row.
         """
         drawn = [row for row, each in enumerate(rows.drafts) if each != NO_DRAFT and not parameters[row].is_greedy]
         if not drawn:

@@ -1,4 +1,4 @@
-"""How tokens are chosen from logits, and scored: by torch's operators, or by the C++ kernels in `native.py`."""
+"""Samples tokens from logits, and scores them: with torch operators here, or with the C++ kernels in `native.py`."""
 
 from __future__ import annotations
 
@@ -19,64 +19,66 @@ _GREEDY = SamplingParameters(temperature=0.0)
 
 
 class Chooser(ABC):
-    """Knows what each slot's sequence wants. A row's token depends on its own logits and parameters alone."""
+    """Samples by each slot's parameters. A row's token only depends on its own logits and parameters."""
 
     @abstractmethod
     def add(self, slot: int, parameters: SamplingParameters, seed: int) -> None:
-        """Gives a slot to a sequence.
+        """Assigns a slot to a sequence.
 
         Args:
-            seed: of its noise, in 64 bits.
+            seed: 64-bit seed of its noise.
         """
 
     @abstractmethod
     def choose(
         self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token for each row.
+        """Samples a token for each row.
 
         Args:
             logits: float32 [rows, vocabulary], rows contiguous.
-            num_tokens: known of each row's sequence, the position of its noise.
+            num_tokens: known tokens of each row's sequence, which is the position of its noise.
 
         Returns:
-            int64 [rows], and bool [rows]: where nothing can be sampled, which gets token 0.
+            Token ids, int64 [rows], and bool [rows]: whether nothing can be sampled in a row, whose token is then 0.
         """
 
     @abstractmethod
     def takes_parts(self, parameters: SamplingParameters) -> bool:
-        """Whether `choose_part` can be asked for what a sequence wants."""
+        """Whether `choose_part` supports a sequence's parameters."""
 
     @abstractmethod
     def choose_part(
         self, logits: torch.Tensor, part: VocabularyPart, slots: Sequence[int], num_tokens: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `choose`, of logits [rows, tokens of this rank] that ranks share: the same on all of them, and as one rank
-        would that had all logits."""
+        """Like `choose`, for logits [rows, tokens of this rank] that ranks share.
+
+        The result is the same on all ranks, and the same as that of one rank with all logits.
+        """
 
     @abstractmethod
     def survey(self, logits: torch.Tensor, own: torch.Tensor, most: int, sums: bool) -> Survey:
-        """What scores go by.
+        """Computes what scores are based on.
 
         Args:
             logits: float32 [rows, tokens]
-            own: float32 [rows], the logit of each row's token, which is among them or not.
-            most: alternatives wanted, no more than there are tokens.
-            sums: the totals are to be logarithms of sums.
+            own: float32 [rows], the logit of each row's token, which may be on another rank.
+            most: number of alternatives, at most the number of tokens.
+            sums: whether totals are log-sum-exps rather than maxima.
         """
 
     def score(
         self, logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], is_normalised: bool,
         part: VocabularyPart | None = None,
     ) -> ScoredPositions:  # fmt: skip
-        """What stands at each position, and its alternatives. A row that is no distribution has zeros.
+        """Scores the token at each position and its alternatives. Rows without a valid distribution get zeros.
 
         Args:
-            logits: float32 [rows, vocabulary], or the tokens of this rank.
+            logits: float32 [rows, vocabulary], or only this rank's tokens.
             token_ids: int64 [rows], the token at each position.
-            wanted: for each row.
+            wanted: one per row.
             is_normalised: see Scoring.
-            part: those tokens, where ranks share the logits. Each calls this.
+            part: this rank's part of the vocabulary, if ranks share the logits. Each rank calls this.
 
         Raises:
             ValueError: more alternatives are wanted than there are tokens.
@@ -92,7 +94,7 @@ class Chooser(ABC):
 
 
 class TorchChooser(Chooser):
-    """On any device."""
+    """Samples with torch operators, on any device."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device

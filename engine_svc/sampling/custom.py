@@ -1,4 +1,4 @@
-"""The operator's own logits processors, loaded when a worker starts."""
+"""Custom logits processors of the operator, loaded when a worker starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def load_processors(names: Sequence[str]) -> list[type[LogitsProcessor]]:
     """The classes of `--logits-processors`.
 
     Raises:
-        StartupError: there is no such class, or it is no processor; says why.
+        StartupError: a class does not exist or is not a logits processor; says why.
     """
     return [_load(name) for name in names]
 

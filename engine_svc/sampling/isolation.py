@@ -1,4 +1,4 @@
-"""One row's fault is that row's: a batch that cannot be sampled is sampled row by row."""
+"""Isolates failing rows: a batch that cannot be sampled as a whole is sampled row by row."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ def sample_rows(
     sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
     part: VocabularyPart | None = None,
 ) -> tuple[list[SampleOutput], dict[int, str]]:  # fmt: skip
-    """As Sampler.sample, but for rows that raise.
+    """Like Sampler.sample, but isolates rows that raise.
+
+    If ranks share the logits, a row that raises does so on all of them, either before or after they communicate for it.
 
     Returns:
-        The other rows, in their order; slot → why it failed. Rows behind a drafted token that was wrong may be missing.
+        The outputs of the other rows, in order; and slot → reason for those that failed. Rows after a rejected draft
+        may be missing.
 
-    Where ranks share the logits, what a row raises it raises on all of them, before they have met for it or after.
-
-    Raises: what no row is to blame for, such as a device or a rank that is lost.
+    Raises: errors that no row causes, such as a lost device or rank.
     """
     try:
         return [sampler.sample(logits, rows, masks, part)], {}
     except Exception as error:
         logger.error("%d rows cannot be sampled together; each is now sampled alone", len(rows), exc_info=error)
     best = logits[:1].max(dim=-1)
-    float(best.values)  # raises if the device does not work any more
+    float(best.values)  # raises if the device no longer works
     if part is not None:
-        part.best(best.values, best.indices)  # or another rank
+        part.best(best.values, best.indices)  # raises if another rank is lost
     return _sample_apart(sampler, logits, rows, masks, part)
 
 
@@ -43,7 +44,7 @@ def _sample_apart(
 ) -> tuple[list[SampleOutput], dict[int, str]]:
     outputs: list[SampleOutput] = []
     failed: dict[int, str] = {}
-    ended: set[int] = set()  # slots: what would raise behind a wrong draft, or once more, is nobody's fault
+    ended: set[int] = set()  # slots: errors after a rejected draft or a first error do not count
     drafts = rows.drafts or [NO_DRAFT] * len(rows)
     for row, (slot, draft) in enumerate(zip(rows.slots, drafts, strict=True)):
         if slot in ended:
@@ -58,6 +59,6 @@ def _sample_apart(
 
 
 def blame(slot: int, what: str, error: Exception) -> str:
-    """Logs an error that is one sequence's own; returns what its caller is told."""
+    """Logs an error of one sequence; returns the message for its caller."""
     logger.error("slot %d: %s", slot, what, exc_info=error)
     return f"{what} ({type(error).__name__})"

@@ -17,41 +17,41 @@ from engine_svc.transfer import to_device, to_host
 
 @dataclass(frozen=True)
 class Scoring:
-    """What counts as a token's log-probability; see the option `logprobs_mode`."""
+    """What is reported as a token's log-probability; see the option `logprobs_mode`."""
 
-    is_processed: bool = False  # of the logits that a token is drawn from, or of the model's own
-    is_normalised: bool = True  # or the logits themselves
+    is_processed: bool = False  # from the logits that tokens are sampled from, not the model's raw ones
+    is_normalised: bool = True  # log-probabilities, not the logits themselves
 
 
 PROCESSED = Scoring(is_processed=True)
 
 
 def make_scoring(mode: str) -> Scoring:
-    """Of one of the option's values."""
+    """The scoring for a value of the option."""
     return Scoring(mode.startswith("processed"), mode.endswith("logprobs"))
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """What is told of a position beside the token that stands there."""
+    """The tokens reported for a position besides the token at it."""
 
-    count: int  # of the most likely tokens
-    token_ids: Sequence[int] = ()  # and these
+    count: int  # number of most likely tokens
+    token_ids: Sequence[int] = ()  # these named tokens
 
 
 @dataclass(frozen=True)
 class ScoredPositions:
-    """Scores on their way to the host."""
+    """Scores being copied to the host."""
 
     token_ids: torch.Tensor  # int64 [rows]
-    logprobs: torch.Tensor  # float32 [rows], of these tokens
+    logprobs: torch.Tensor  # float32 [rows], scores of these tokens
     ranks: torch.Tensor  # int64 [rows]
     best: tuple[torch.Tensor, torch.Tensor]  # float32 and int64 [rows, most]: the most likely tokens
-    named: torch.Tensor  # float32, of the named tokens, those of one row after the other
+    named: torch.Tensor  # float32, scores of the named tokens, row after row
     wanted: Sequence[Alternatives]
 
     def read(self) -> list[PositionLogprobs]:
-        """One entry for each row, once the step is done."""
+        """One entry per row. Call it once the step is done."""
         own, ranks, ids = self.logprobs.tolist(), self.ranks.tolist(), self.token_ids.tolist()
         values, indices = (part.tolist() for part in self.best)
         named = iter(self.named.tolist())
@@ -67,15 +67,15 @@ class ScoredPositions:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the scores of rows go by: of all their logits, or of those that a rank has."""
+    """What the scores of rows are based on, from all of their logits or from one rank's part."""
 
-    totals: torch.Tensor  # float64 [rows]: log-sum-exp, or the greatest logit; not finite: no distribution
-    greater: torch.Tensor  # int64 [rows], how many logits are greater than that of the row's token
+    totals: torch.Tensor  # float64 [rows]: log-sum-exp or greatest logit; not finite if invalid
+    greater: torch.Tensor  # int64 [rows], number of logits greater than that of the row's token
     best_logits: torch.Tensor  # float32 [rows, most], of the most likely tokens
-    best_ids: torch.Tensor  # int64 [rows, most], counted from the first that is surveyed
+    best_ids: torch.Tensor  # int64 [rows, most], relative to the first surveyed token
 
     def of_all(self, part: VocabularyPart, most: int, sums: bool) -> Survey:
-        """What all ranks have found, put together. Each sends two numbers for each row and for each alternative."""
+        """Combines the surveys of all ranks. Each rank sends two numbers per row and two per alternative."""
         width = min(most, part.share)
         missing = width - self.best_ids.shape[1]  # the last rank may have fewer tokens
         sent = (
@@ -83,10 +83,10 @@ class Survey:
             F.pad(self.best_logits.double(), (0, missing), value=-torch.inf),
             F.pad(self.best_ids + part.first, (0, missing), value=part.size).double(),
         )  # fmt: skip
-        found = part.gather(torch.cat(sent, dim=-1))  # exact for all of them
+        found = part.gather(torch.cat(sent, dim=-1))  # float64 is exact for all of these
         totals = found[:, :, 0].logsumexp(-1) if sums else found[:, :, 0].amax(-1)
         logits, ids = found[:, :, 2 : 2 + width].flatten(1), found[:, :, 2 + width :].flatten(1)
-        logits, order = logits.sort(dim=-1, descending=True, stable=True)  # of the same the smallest ids first
+        logits, order = logits.sort(dim=-1, descending=True, stable=True)  # smallest ids first among equal logits
         best = logits[:, :most].float(), ids.gather(1, order[:, :most]).long()
         return Survey(totals, found[:, :, 1].sum(-1).long(), *best)
 
@@ -94,11 +94,12 @@ class Survey:
         self, token_ids: torch.Tensor, own: torch.Tensor, named: torch.Tensor, wanted: Sequence[Alternatives],
         is_normalised: bool,
     ) -> ScoredPositions:  # fmt: skip
-        """
+        """Turns the survey into scores, and starts copying them to the host.
+
         Args:
-            token_ids: int64 [rows], of each row's token.
-            own: float32 [rows], the logits of these.
-            named: float32, those of named tokens, of one row after the other.
+            token_ids: int64 [rows], each row's token.
+            own: float32 [rows], the logits of these tokens.
+            named: float32, the logits of named tokens, row after row.
             is_normalised: see Scoring.
         """
         broken = ~self.totals.isfinite()
@@ -124,7 +125,7 @@ class Survey:
 def own_and_named(
     logits: torch.Tensor, token_ids: torch.Tensor, wanted: Sequence[Alternatives], part: VocabularyPart | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits of each row's token, and of those that rows name, of one row after the other.
+    """Returns the logits of each row's token, and those of the tokens that rows name, row after row.
 
     Args:
         logits, part: see Chooser.score.
@@ -138,5 +139,5 @@ def own_and_named(
 
 
 def _owners(wanted: Sequence[Alternatives]) -> npt.NDArray[np.int64]:
-    """Which row has named each of the named tokens."""
+    """The row that each named token belongs to."""
     return np.repeat(np.arange(len(wanted)), [len(each.token_ids) for each in wanted])

@@ -1,4 +1,4 @@
-"""Choosing and scoring tokens by the C++ kernels: each row's logits are read once, and nothing is sorted whole."""
+"""Samples and scores tokens with the C++ kernels, which read each row's logits once and never sort a whole row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.sampling import SamplingParameters
 
 
 class NativeChooser(Chooser):
-    """What slots want lies in a table that the kernel reads."""
+    """Samples with the C++ kernels. The slots' parameters are in a table that the kernel reads."""
 
     def __init__(self, max_num_seqs: int, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -48,12 +48,12 @@ class NativeChooser(Chooser):
     def choose_part(
         self, logits: torch.Tensor, part: VocabularyPart, slots: Sequence[int], num_tokens: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Chooser.choose_part: the likeliest token first, by whose logit all ranks weigh those that are drawn."""
+        """See Chooser.choose_part. Finds the likeliest token first, whose logit scales the draws on all ranks."""
         rows = len(logits)
         nothing = np.zeros(rows, np.int64)
         own, failed = sample(self._kernels, logits, np.zeros(1, WANTED), nothing, nothing)
         values = logits.gather(-1, own[:, None])[:, 0]
-        if failed.any():  # infinite, or no number
+        if failed.any():  # infinite or NaN
             values = torch.where(failed, logits.amax(-1), values)
         greatest, token_ids = part.best(values, own + part.first)
         some = PartRows(

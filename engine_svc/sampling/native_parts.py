@@ -1,4 +1,4 @@
-"""Drawing by the C++ kernels from logits that ranks share: each rank sends what it can say of its own tokens."""
+"""Sampling with the C++ kernels from logits that ranks share: each rank sends results for its own tokens."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from engine_svc.native.library import Kernels
 from engine_svc.parallel.vocabulary import VocabularyPart
 from quire.sampling import SamplingParameters
 
-# As sampling.cpp has it.
+# Must match sampling.cpp.
 WANTED = np.dtype([("seed", "u8"), ("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8")])
-# The likeliest tokens of each rank that are sent for a row with top-p, which are nearly always enough.
+# Number of likeliest tokens that each rank sends for a row with top-p; nearly always enough.
 _CANDIDATES = 256
-# For one with top-k they are k of them, no more than these.
+# Most tokens that a rank sends for a row with top-k, which needs k.
 MOST_CANDIDATES = 1024
 
 
 def wanted(parameters: SamplingParameters, seed: int) -> tuple[float, ...]:
-    """A row of WANTED."""
+    """A sequence's entry in a WANTED table."""
     temperature = 0.0 if parameters.is_greedy else parameters.temperature
     return seed, temperature, parameters.top_p, parameters.min_p, parameters.top_k
 
 
 @dataclass(frozen=True)
 class PartRows:
-    """Rows that are sampled, of which a rank has a part of the logits."""
+    """Rows to sample, with this rank's part of their logits."""
 
     logits: torch.Tensor  # float32 [rows, tokens of this rank]
-    greatest: torch.Tensor  # float32 [rows], of all ranks
-    wanted: npt.NDArray[np.void]  # of each slot
+    greatest: torch.Tensor  # float32 [rows], greatest logit over all ranks
+    wanted: npt.NDArray[np.void]  # one entry per slot
     slots: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]  # of the rows' noise
+    positions: npt.NDArray[np.int64]  # positions of the rows' noise
 
     @property
     def own_wanted(self) -> npt.NDArray[np.void]:
-        """Of each row."""
+        """The entry of each row."""
         return self.wanted[self.slots]
 
     @property
     def racing(self) -> torch.Tensor:
-        """int64: those that are drawn from all tokens, but for min-p."""
+        """Indices, int64, of rows sampled from all tokens, except for min-p."""
         return torch.from_numpy(self._draws & ~self._truncates).nonzero()[:, 0]
 
     @property
     def truncated(self) -> torch.Tensor:
-        """int64: those with top-k or top-p."""
+        """Indices, int64, of rows sampled with top-k or top-p."""
         return torch.from_numpy(self._draws & self._truncates).nonzero()[:, 0]
 
     @property
@@ -62,7 +62,7 @@ class PartRows:
         return found
 
     def take(self, rows: torch.Tensor) -> PartRows:
-        """Some of them."""
+        """A selection of the rows."""
         if len(rows) == len(self.logits):
             return self
         at = rows.numpy()
@@ -73,7 +73,7 @@ class PartRows:
 
 
 def draw_by_race(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torch.Tensor:
-    """Tokens, int64 [rows]: of each rank's own winner by min-p and temperature, the one with the best score."""
+    """Samples tokens, int64 [rows]: the winner of each rank's race with min-p and temperature that scores best."""
     rows, size = some.logits.shape
     token_ids, scores = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
     kernels.sample_part(
@@ -85,8 +85,10 @@ def draw_by_race(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torc
 
 
 def draw_from_candidates(kernels: Kernels, part: VocabularyPart, some: PartRows) -> torch.Tensor:
-    """Tokens, int64 [rows], by top-k or top-p from the likeliest ones of each rank. Logits are gathered of those rows
-    alone where others than these may be kept."""
+    """Samples tokens, int64 [rows], by top-k or top-p from the likeliest ones of each rank.
+
+    The whole logits are gathered only for rows that may keep other tokens too.
+    """
     token_ids, enough = _draw_from(kernels, part, some, _gather(kernels, part, some))
     rows = (~enough).nonzero()[:, 0]
     if len(rows):
@@ -97,15 +99,16 @@ def draw_from_candidates(kernels: Kernels, part: VocabularyPart, some: PartRows)
 def _gather(
     kernels: Kernels, part: VocabularyPart, some: PartRows
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Candidates of all ranks.
+    """Gathers the candidates of all ranks.
 
     Returns:
-        Their logits, float32, and ids, int32, [rows, ranks, candidates]; the mass of each whole row, float64 [rows].
+        Their logits, float32, and ids, int32, both [rows, ranks, candidates]; the mass of each row over all tokens,
+        float64 [rows].
     """
     rows, size = some.logits.shape
     top_k = some.own_wanted["top_k"]
     most = min(part.share, int(np.where(top_k > 0, top_k, _CANDIDATES).max()))
-    own = torch.empty((rows, 2 + 2 * most), dtype=torch.int32)  # what is sent: of each row mass, logits, ids
+    own = torch.empty((rows, 2 + 2 * most), dtype=torch.int32)  # sent per row: mass, logits, ids
     mass, logits, ids = torch.empty(rows, dtype=torch.float64), torch.empty(rows, most), own.new_empty(rows, most)
     kernels.candidates(
         some.logits.data_ptr(), some.logits.stride(0), rows, size, part.first, some.greatest.data_ptr(),
@@ -122,7 +125,7 @@ def _gather(
 def _draw_from(
     kernels: Kernels, part: VocabularyPart, some: PartRows, found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, int64 [rows], and where those found are enough for it, bool [rows]."""
+    """Samples tokens, int64 [rows]; bool [rows] says for which rows the candidates were enough."""
     logits, ids, masses = found
     rows, ranks, most = logits.shape
     token_ids, enough = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.bool)
@@ -143,10 +146,10 @@ def sample(
     kernels: Kernels, logits: torch.Tensor, wanted: npt.NDArray[np.void], slots: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """From whole logits, as Chooser.choose.
+    """Samples from whole logits, like Chooser.choose.
 
     Args:
-        wanted: of each slot.
+        wanted: one entry per slot.
     """
     rows, size = logits.shape
     token_ids, broken = np.empty(rows, np.int64), np.empty(rows, np.bool_)

@@ -1,4 +1,4 @@
-"""The rows of a step's logits, as the sampler is handed them."""
+"""The rows of a step's logits, as passed to the sampler."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ NO_DRAFT = -1
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Rows that a token is sampled from: lists of the same length. Those of one sequence stand in the order of their
-    positions."""
+    """Rows that tokens are sampled from: lists of the same length. Rows of a sequence are ordered by position."""
 
     slots: Sequence[int]
-    num_tokens: Sequence[int]  # known of the row's sequence before its token; those drafted count as known
-    # The token that is drafted at the row's position, or NO_DRAFT; empty where nothing is drafted in the step.
+    num_tokens: Sequence[int]  # known tokens of the sequence before the row's; drafted ones count
+    # The drafted token at the row's position, or NO_DRAFT; empty if the step has no drafts.
     drafts: Sequence[int] = ()
-    offsets: Sequence[int] = ()  # of the position, from the first that its sequence samples in the step; as drafts
+    offsets: Sequence[int] = ()  # position relative to the sequence's first sampled one; empty as `drafts`
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def take(self, rows: Sequence[int]) -> SampledRows:
-        """Some of them."""
+        """A selection of the rows."""
         return SampledRows(
             [self.slots[row] for row in rows],
             [self.num_tokens[row] for row in rows],

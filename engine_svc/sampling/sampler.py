@@ -1,4 +1,4 @@
-"""The sampler: per-slot state that lasts over steps, and one vectorised pass per step."""
+"""The sampler: per-slot state that persists over steps, and one vectorized pass per step."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from engine_svc.transfer import to_device, to_host
 from quire.logits_processor import LogitsProcessor
 from quire.sampling import SamplingParameters
 
-# More of them are as soon found in gathered logits.
+# With more alternatives than this, gathering the ranks' logits is as fast as scoring them in parts.
 _MOST_ALTERNATIVES = 1024
-# Rows of which it is found at a time what is drawn from: it takes several copies of their logits.
+# Rows whose processed logits are computed at a time, because that takes several copies of their logits.
 _MOST_PROCESSED = 64
 
 
 @dataclass(frozen=True)
 class BrokenRows:
-    """Rows where nothing can be sampled, on their way to the host."""
+    """Flags of rows where nothing can be sampled, being copied to the host."""
 
     slots: Sequence[int]
     broken: torch.Tensor  # bool [rows], on the host
 
     def read(self) -> dict[int, str]:
-        """Slot → why, once the step is done."""
+        """Slot → reason, for the broken rows. Call it once the step is done."""
         return {slot: OVERFLOW for slot, broken in zip(self.slots, self.broken.tolist(), strict=True) if broken}
 
 
 @dataclass(frozen=True)
 class SampleOutput:
-    """One entry for each row of logits. What is on its way to the host may be read once the step is done."""
+    """One entry per row of logits. Tensors being copied to the host may be read once the step is done."""
 
     rows: SampledRows
     on_device: torch.Tensor  # int64 [rows]
-    token_ids: torch.Tensor  # the same on the host
+    token_ids: torch.Tensor  # the same, on the host
     broken: BrokenRows
-    scores: list[tuple[list[int], ScoredPositions]]  # with the rows that want them
+    scores: list[tuple[list[int], ScoredPositions]]  # (rows, their scores), for rows that want them
 
     def logprobs(self) -> dict[int, PositionLogprobs]:
-        """By row, of those that want them."""
+        """Logprobs by row, for rows that want them."""
         return {
             row: position
             for rows, positions in self.scores
@@ -62,7 +62,7 @@ class SampleOutput:
 
 
 class Sampler:
-    """Samples a token for each of the rows it is given. A slot's state is set by `add` and lasts until the next."""
+    """Samples a token for each row. The state of a slot is set by `add` and lasts until the next `add`."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Sampler:
         """
         Args:
             logprobs_mode: see the option.
-            processors: the operator's.
-            kernels: those of the rank's CPU, if they are to be used.
-            acceptance: takes drafts in the place of what is sampled; by default they are right or wrong.
+            processors: logits processors of the operator.
+            kernels: C++ kernels for the rank's CPU; None means torch.
+            acceptance: accepts likely drafts in place of the sampled tokens; None means that drafts must equal them.
         """
         self._acceptance = acceptance
         self._scoring = make_scoring(logprobs_mode)
@@ -92,13 +92,14 @@ class Sampler:
     def add(
         self, slot: int, plan: SamplingPlan, token_ids: list[int], num_prompt_tokens: int, num_unknown_tokens: int = 0
     ) -> None:
-        """Gives a slot to a sequence: all its tokens known so far, those of the prompt first.
+        """Assigns a slot to a sequence.
 
         Args:
+            token_ids: all known tokens, prompt first.
             num_unknown_tokens: see SlotSequence.
 
         Raises:
-            ValueError, OverflowError: the plan cannot be followed. The slot samples greedily until the next `add`.
+            ValueError, OverflowError: the plan is invalid. The slot then samples greedily until the next `add`.
         """
         self._states[slot] = GREEDY
         self._chooser.add(slot, GREEDY.parameters, 0)
@@ -107,24 +108,24 @@ class Sampler:
         self._chooser.add(slot, plan.parameters, plan.seed)
 
     def reserve(self, num_tokens: int) -> None:
-        """Takes all memory now that it will ever hold for sequences of so many tokens."""
+        """Allocates all memory that it will need for sequences of `num_tokens` tokens."""
         self._stages.reserve(num_tokens)
 
     def is_sequential(self, slot: int) -> bool:
-        """Whether a slot's rows must come one at a time, for its stages go by the tokens that it has sampled."""
+        """Whether a slot's rows must be sampled one at a time, because its stages depend on the sampled tokens."""
         return self._stages.is_sequential(slot)
 
     def sample(
         self, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
         part: VocabularyPart | None = None,
     ) -> SampleOutput:  # fmt: skip
-        """Samples. What raises leaves the logits and the slots' state as they were.
+        """Samples a token for each row. If it raises, logits and slot state are unchanged.
 
         Args:
-            logits: float32 [rows, vocabulary]; overwritten in part.
-            rows: one at most of a slot that is sequential.
-            masks: what the sequences that follow a grammar may sample; more of them than these may be there.
-            part: the tokens that the logits are of, where ranks share them: each calls this, with its own.
+            logits: float32 [rows, vocabulary]; partly overwritten.
+            rows: at most one row per sequential slot.
+            masks: token masks of sequences that follow a grammar; may include other sequences.
+            part: this rank's part of the vocabulary, if ranks share the logits: each rank calls this with its own.
         """
         edits = LogitEdits(logits, part)
         try:
@@ -134,7 +135,7 @@ class Sampler:
             raise
 
     def takes_parts(self, rows: SampledRows) -> bool:
-        """Whether `sample` takes parts of these rows' logits: nothing that they want takes all of them."""
+        """Whether `sample` supports shared logits for these rows, i.e. no parameter needs whole rows."""
         return (self._acceptance is None or not rows.drafts) and all(map(self._takes_part, set(rows.slots)))
 
     def _takes_part(self, slot: int) -> bool:
@@ -146,11 +147,11 @@ class Sampler:
         )
 
     def _scores_parts(self, parameters: SamplingParameters, count: int) -> bool:
-        """Not where scores go by what top-k and top-p have left."""
+        """Whether parts can be scored; not if scores depend on what top-k and top-p have kept."""
         return not (parameters.processed_logprobs or self._scoring.is_processed) and count <= _MOST_ALTERNATIVES
 
     def scores_prompt_parts(self, count: int) -> bool:
-        """Whether `score_prompt` takes parts of the logits, where so many alternatives are wanted."""
+        """Whether `score_prompt` supports shared logits with this number of alternatives."""
         return not self._scoring.is_processed and count <= _MOST_ALTERNATIVES
 
     def _sample(
@@ -170,7 +171,7 @@ class Sampler:
             for scoring, rows_wanting in wanting.items()
             for some in _in_parts(rows_wanting, _MOST_PROCESSED if scoring.is_processed else len(rows_wanting))
         ]
-        for recorder in recorders:  # the last thing, for it cannot be taken back
+        for recorder in recorders:  # last, because it cannot be undone
             recorder.record(token_ids)
         return SampleOutput(rows, token_ids, to_host(token_ids), BrokenRows(rows.slots, to_host(broken)), scores)
 
@@ -182,12 +183,14 @@ class Sampler:
         return self._chooser.choose_part(logits, part, rows.slots, rows.num_tokens)
 
     def guess(self, logits: torch.Tensor, slots: list[int], num_tokens: list[int]) -> torch.Tensor:
-        """What a draft model's logits say of these positions, by the noise that is used to sample there: the more alike
-        the two models are, the more often it is the same token. Only what is drawn by counts, and no stage.
+        """Samples from a draft model's logits, with the noise that is used to sample at the same positions.
+
+        The more similar the two models are, the more often the tokens are equal. Only temperature and truncation apply,
+        no stages.
 
         Args:
             logits: float32 [rows, tokens]
-            num_tokens: before each.
+            num_tokens: number of tokens before each position.
 
         Returns:
             int64 [rows], on the device.
@@ -195,7 +198,7 @@ class Sampler:
         return self._chooser.choose(logits.contiguous(), slots, num_tokens)[0]
 
     def _wanting(self, states: list[SlotState]) -> dict[Scoring, list[int]]:
-        """The rows whose tokens are to be scored, by how."""
+        """The rows whose tokens are to be scored, by scoring method."""
         found: dict[Scoring, list[int]] = {}
         for row, state in enumerate(states):
             if state.parameters.logprobs is not None:
@@ -211,9 +214,9 @@ class Sampler:
 
         Args:
             logits: float32 [rows, vocabulary]; overwritten.
-            token_ids: int64 [rows], what stands there.
-            num_tokens: before each of them.
-            count: alternatives wanted.
+            token_ids: int64 [rows], the prompt token at each position.
+            num_tokens: number of tokens before each position.
+            count: number of alternatives.
             part: see `sample`.
         """
         if self._scoring.is_processed:
@@ -236,7 +239,7 @@ class Sampler:
         """Scores the tokens sampled from some rows.
 
         Args:
-            raw: their logits as the model gave them; None to take them as they are now, which are whole.
+            raw: the rows' logits from the model; None to use processed `logits`, which must be whole.
         """
         index, wanted = self._index(rows), [states[row] for row in rows]
         sampled = token_ids[index]

@@ -1,4 +1,4 @@
-"""What the sampler knows of one sequence from its first step to its last; its chooser and its stages know the rest."""
+"""The sampler's own state of a slot's sequence; its chooser and its stages keep theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_ALTERNATIVES = Alternatives(0)
 
 @dataclass(frozen=True, eq=False)
 class SlotState:
-    """A plan in the form that a step takes."""
+    """A sampling plan in the form that steps use."""
 
     parameters: SamplingParameters
     alternatives: Alternatives = NO_ALTERNATIVES
@@ -24,9 +24,10 @@ GREEDY = SlotState(SamplingParameters(temperature=0.0))
 
 
 def make_state(plan: SamplingPlan, vocab_size: int) -> SlotState:
-    """
+    """Creates the state for a plan.
+
     Raises:
-        ValueError: a token id lies outside of the vocabulary.
+        ValueError: a token id is outside of the vocabulary.
     """
     return SlotState(plan.parameters, _alternatives(plan.parameters, vocab_size))
 

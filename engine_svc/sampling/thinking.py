@@ -1,4 +1,4 @@
-"""A model's thinking as an automaton, so that a device can follow it without the host: see quire/reasoning.py."""
+"""Reasoning marks as an automaton, so that the device can follow them without the host: see quire/reasoning.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from quire.reasoning import ReasoningMarks
 
 
 class _State(NamedTuple):
-    """Where an output is. It has ended its thinking, or has none, where all of it is -1."""
+    """State of an output. Both fields are -1 if its reasoning has ended or it has none."""
 
-    opened: int  # tokens of a start mark that may still come; -1 once none can
-    ended: int  # tokens of an end mark
+    opened: int  # matched tokens of a start mark; -1 once it cannot come any more
+    ended: int  # matched tokens of an end mark
 
 
 _DONE = _State(-1, -1)
@@ -20,25 +20,28 @@ _DONE = _State(-1, -1)
 
 class _Step(NamedTuple):
     state: _State
-    tokens: int  # of thinking that have come to it, those of an end mark among them
-    begins: bool = False  # with this token, so that what came before does not count
+    tokens: int  # additional reasoning tokens, including those of an end mark
+    begins: bool = False  # reasoning begins with this token: earlier tokens do not count
 
 
 @dataclass(frozen=True)
 class ThinkingAutomaton:
-    """States by number, of which 0 is the first; tokens by class: the index in `token_ids`, or the last class for all
-    others."""
+    """A finite automaton.
+
+    States are numbered from 0, the initial state. Tokens are grouped in classes: the index in `token_ids`, or the last
+    class for all other tokens.
+    """
 
     token_ids: list[int]
     following: list[list[int]]  # [states][classes], the state after a token
-    tokens: list[list[int]]  # [states][classes], of thinking that come with a token
-    begins: list[list[bool]]  # [states][classes], whether the count starts anew with a token
-    undecided: list[int]  # [states], tokens that are thinking unless they become a start mark
-    # [states], what goes on with the start mark that has begun, else with the end mark; -1 where nothing is thought.
+    tokens: list[list[int]]  # [states][classes], reasoning tokens added by a token
+    begins: list[list[bool]]  # [states][classes], whether the count restarts with a token
+    undecided: list[int]  # [states], reasoning tokens, unless they become a start mark
+    # [states], the next token of a start mark that has begun, else of the end mark; -1 outside of reasoning.
     marking: list[int]
 
     def follow(self, token_ids: list[int]) -> tuple[int, int]:
-        """The state after an output, and how many tokens were thought."""
+        """Returns the state after an output, and its number of reasoning tokens."""
         state = count = 0
         classes = {token_id: number for number, token_id in enumerate(self.token_ids)}
         for token_id in token_ids:
@@ -49,10 +52,10 @@ class ThinkingAutomaton:
 
 
 def make_automaton(marks: ReasoningMarks) -> ThinkingAutomaton:
-    """The automaton of what comes after a prompt.
+    """Builds the automaton for the output after a prompt.
 
     Args:
-        marks: checked.
+        marks: validated reasoning marks.
     """
     return _Builder(marks).build()
 
@@ -62,8 +65,8 @@ class _Builder:
         self._marks = marks
         self._thinks = marks.is_open or not marks.is_optional
         end = marks.end_token_ids
-        # Of each number of the end mark's tokens, the most of them that stand at its end once more; as Knuth, Morris
-        # and Pratt have it.
+        # Failure function of Knuth, Morris and Pratt: for each length of a prefix of the end mark, the longest shorter
+        # prefix that is also its suffix.
         self._shorter = [0] * len(end)
         for count in range(2, len(end)):
             self._shorter[count] = self._advance_end(self._shorter[count - 1], end[count - 1])
@@ -74,7 +77,7 @@ class _Builder:
         first = _State(0, 0) if marks.start_token_ids else _State(-1, 0) if self._thinks else _DONE
         numbers, steps = {first: 0}, []
         states = [first]
-        for state in states:  # which grows meanwhile
+        for state in states:  # grows during the loop
             steps.append([self._step(state, token_id) for token_id in (*alphabet, -1)])
             for step in steps[-1]:
                 if step.state not in numbers:
@@ -104,7 +107,7 @@ class _Builder:
         return _Step(_DONE if ended == len(self._marks.end_token_ids) else _State(-1, ended), 1)
 
     def _open(self, state: _State, token_id: int) -> _Step:
-        """At the output's beginning, where a start mark may come."""
+        """The step at the beginning of an output, where a start mark may come."""
         start = self._marks.start_token_ids
         if token_id == start[state.opened]:
             opened = state.opened + 1

@@ -1,9 +1,9 @@
-"""Temperature, min-p, top-k and top-p, and the draw from what they leave.
+"""Temperature, min-p, top-k and top-p, and sampling from the tokens that they keep.
 
-Tokens race: each has an exponential number of its own for this row, and the token comes whose probability divided by
-that is greatest. So it comes with its probability, as the first of several clocks that ring at these rates does (the
-Gumbel-max trick of Maddison, Tarlow and Minka 2014, without the logarithm). What another model draws with the same
-numbers is the same token wherever the two agree on what is likely.
+Sampling is an exponential race: each token of a row has its own exponential random number, and the token whose
+probability divided by that number is greatest is sampled. So each token is sampled with its probability (the Gumbel-max
+trick of Maddison, Tarlow and Minka 2014, without the logarithm). Another model with the same numbers samples the same
+token wherever the two agree on what is likely.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from engine_svc.sampling.noise import exponentials
 from engine_svc.transfer import to_device
 from quire.sampling import NEUTRAL, SamplingParameters
 
-ALL_LIMITS = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1)  # for warming up
-# So many of the most likely tokens are looked at first: to sort a whole vocabulary can take longer than the model does.
+ALL_LIMITS = SamplingParameters(top_k=2, top_p=0.5, min_p=0.1)  # for warm-up
+# This many most likely tokens are tried first: sorting a whole vocabulary can take longer than the model's forward.
 _CANDIDATES = 1024
-# Numbers of tokens that are made at a time.
+# Random numbers that are generated at a time.
 _RACING = 2**20
-# Where a top-k needs no more than one of these, nobody looks any further.
+# Candidate counts for top-k: the smallest that is at least k is used.
 _TOP_K_CANDIDATES = (64, 1024)
 
 
 @dataclass(frozen=True)
 class DrawMethod:
-    """How a row is drawn, as far as its token may depend on it. Rows of the same method are drawn together."""
+    """How a row is sampled, as far as its token may depend on it. Rows with the same method are sampled together."""
 
     truncates: bool = True
-    candidates: int | None = None  # no top-k is 0 or greater
+    candidates: int | None = None  # upper bound of top-k, which is never 0; None if there is no such bound
 
 
 def draw_method(parameters: SamplingParameters, device: torch.device) -> DrawMethod:
-    """By a row's own parameters alone, so that its token does not depend on the rows beside it; one on a GPU."""
+    """Chosen by a row's own parameters only, so that other rows do not affect its token; on a GPU there is only one."""
     if device.type != "cpu":
         return DrawMethod()
     top_k = parameters.top_k
@@ -47,13 +47,13 @@ def draw_method(parameters: SamplingParameters, device: torch.device) -> DrawMet
 def processed_logits(
     logits: torch.Tensor, parameters: Sequence[SamplingParameters], token_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What the rows' tokens are drawn from: divided by the temperature, and -inf for what is not kept.
+    """The logits that tokens are sampled from: divided by the temperature, and -inf for tokens that are not kept.
 
     Args:
         logits: float32 [rows, vocabulary]
-        parameters: of each row; greedy ones stay as they are.
-        token_ids: int64 [rows], those drawn, which are kept: of tokens as likely as each other at the edge of what is
-            kept, the draw may have left others than this does.
+        parameters: one per row; logits of greedy rows are not changed.
+        token_ids: int64 [rows], the sampled tokens, which are always kept: among equally likely tokens at the cutoff,
+            the draw may have kept different ones.
     """
     drawn = [NEUTRAL if each.is_greedy else each for each in parameters]
     temperature, top_k, top_p, min_p = _columns(drawn, logits)
@@ -75,7 +75,7 @@ def processed_logits(
 def draw_rows(
     logits: torch.Tensor, parameters: Sequence[SamplingParameters], keys: torch.Tensor, method: DrawMethod
 ) -> torch.Tensor:
-    """A token for each row, which all have the same method; see `draw`."""
+    """Samples a token for each row, all of which have the same method; see `draw`."""
     columns = packed_columns(parameters, logits) if logits.is_cuda else _columns(parameters, logits)
     return draw(logits, *columns, keys, method.candidates)
 
@@ -83,7 +83,7 @@ def draw_rows(
 def packed_columns(
     parameters: Sequence[SamplingParameters], logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `_columns`, but all of them, in one copy: a GPU's kernels are the same whichever rows want."""
+    """Like `_columns`, but always all four, in one copy: the GPU kernel is the same for all parameters."""
     values = np.array([(each.temperature, 0.0, each.top_p, each.min_p) for each in parameters], np.float32).T.copy()
     values[1] = np.array([min(each.top_k, logits.shape[-1]) for each in parameters], np.int32).view(np.float32)
     temperature, top_k, top_p, min_p = to_device(values, logits.device)
@@ -93,7 +93,7 @@ def packed_columns(
 def _columns(
     parameters: Sequence[SamplingParameters], logits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Temperature, top-k, top-p and min-p of each row, as `draw` takes them."""
+    """Temperature, top-k, top-p and min-p per row, for `draw`; None if no row uses one."""
 
     def column(value: Callable[[SamplingParameters], float], neutral: float) -> torch.Tensor | None:
         values = [value(each) for each in parameters]
@@ -117,14 +117,14 @@ def draw(
     keys: torch.Tensor,
     candidates: int | None = None,
 ) -> torch.Tensor:
-    """Draws one token per row.
+    """Samples one token per row.
 
     Args:
         logits: float32 [rows, vocabulary]
         temperature: float32 [rows], above 0
-        top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows]; None where no row uses it.
-        keys: int64 [rows, 2], of the rows' noise.
-        candidates: no row's top_k is 0 or greater than this.
+        top_k: int64 [rows], 0 keeps all; top_p, min_p: float32 [rows]; None means that no row uses it.
+        keys: int64 [rows, 2], keys of the rows' noise.
+        candidates: upper bound of every row's top_k, none of which is 0; None if there is no such bound.
 
     Returns:
         int64 [rows]
@@ -162,11 +162,11 @@ def _draw_ordered(
     top_p: torch.Tensor | None,
     keys: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws from the most likely tokens.
+    """Samples from the most likely tokens.
 
     Args:
-        ordered: their probabilities, falling, and their ids.
-        total: [rows, 1], of all tokens.
+        ordered: their probabilities, in descending order, and their ids.
+        total: [rows, 1], total probability of all tokens.
     """
     probabilities = _truncate(ordered[0], total, top_k, top_p)
     return ordered[1].gather(-1, _race(probabilities, ordered[1], keys)[:, None])[:, 0]
@@ -175,7 +175,7 @@ def _draw_ordered(
 def _truncate(
     probabilities: torch.Tensor, total: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None
 ) -> torch.Tensor:
-    """Probabilities, falling, with 0 for those that top-k and top-p drop."""
+    """Descending probabilities, with 0 for tokens that top-k and top-p drop."""
     if top_k is not None:
         ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
         limited = (top_k > 0)[:, None]
@@ -184,7 +184,7 @@ def _truncate(
     if top_p is not None:
         shares = probabilities / total
         before = shares.cumsum(-1) - shares
-        # The mass before the most likely token is 0 but for rounding: it is always kept.
+        # The mass before the most likely token is 0 except for rounding: it is always kept.
         before[:, 0] = 0.0
         probabilities = probabilities.masked_fill((before >= top_p[:, None]), 0.0)
     return probabilities
@@ -198,10 +198,10 @@ def _keep_min_p(probabilities: torch.Tensor, min_p: torch.Tensor | None) -> torc
 
 
 def _race(probabilities: torch.Tensor, token_ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The index of the token that is drawn; anything in the row where its probabilities are no numbers.
+    """Index of the sampled token in each row; arbitrary if the probabilities are NaN.
 
     Args:
-        probabilities: [rows, tokens], in any scale.
+        probabilities: [rows, tokens], not necessarily normalized.
         token_ids: [rows, tokens] or [tokens]
     """
     token_ids = token_ids.expand_as(probabilities)

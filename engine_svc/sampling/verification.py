@@ -1,10 +1,10 @@
-"""Drafted tokens are verified by sampling, as if nothing had been drafted.
+"""Verifies drafted tokens by sampling as if nothing had been drafted.
 
-At each position of a sequence's drafts the model samples its own token, with the noise of that position. A draft is
-right exactly where it is that token; behind the first that is not, nothing counts. So the tokens are those that come
-without drafts, one for one, whatever was drafted and whatever changes the logits: drafts decide only how many of them
-come in a step. It is rejection sampling all the same: a drafted token comes with the probability that the model gives
-it, else another by its share of the rest.
+At each position of a sequence's drafts the model samples its own token, with that position's noise. A draft is accepted
+exactly if it equals that token; positions after the first rejected draft do not count. So the output is exactly that
+without drafts, whatever was drafted and whatever changes the logits: drafts only affect how many tokens a step yields.
+It is still rejection sampling: a drafted token is accepted with the probability that the model gives it, and otherwise
+another token is sampled from the rest of the distribution.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def sample_runs(
     sampler: Sampler, logits: torch.Tensor, rows: SampledRows, masks: TokenMasks | None = None,
     part: VocabularyPart | None = None,
 ) -> tuple[list[SampleOutput], dict[int, str]]:  # fmt: skip
-    """As sample_rows, with drafts.
+    """Like sample_rows, with drafts.
 
-    Where nothing that changes a sequence's logits goes by the tokens before, all its rows are sampled at once, and the
-    host does not wait for a device. The others' are sampled round by round: a row only once the one before it has
-    proved its draft right. So what stages note of a sequence are its tokens, and never has to be taken back.
+    If no stage of a sequence depends on previous tokens, all its rows are sampled at once, and the host does not wait
+    for the device. Rows of other sequences are sampled in rounds: each only after the draft of the previous one was
+    accepted. So stages only record tokens that count, and never have to take any back.
 
     Args:
-        logits: float32 [rows, vocabulary]; overwritten in part.
-        rows: those of a sequence stand side by side.
+        logits: float32 [rows, vocabulary]; partly overwritten.
+        rows: rows of the same sequence are adjacent.
         part: see Sampler.sample.
     """
     if not rows.drafts:
@@ -54,7 +54,7 @@ def sample_runs(
 
 
 def _right(output: SampleOutput, waiting: set[int]) -> list[int]:
-    """Slots of the rows whose drafts are right, of those that wait for it."""
+    """The waiting slots whose drafts in this output were accepted."""
     if waiting.isdisjoint(output.rows.slots):
         return []
     found = zip(output.rows.slots, output.rows.drafts, output.on_device.tolist(), strict=True)
@@ -63,15 +63,15 @@ def _right(output: SampleOutput, waiting: set[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Runs:
-    """What a step has sampled, by slot."""
+    """Tokens that a step has sampled, by slot."""
 
     token_ids: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)  # of those that want them
-    failed: dict[int, str] = field(default_factory=dict)  # why
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)  # of sequences that want them
+    failed: dict[int, str] = field(default_factory=dict)  # slot → reason
 
 
 def read_runs(outputs: Sequence[SampleOutput]) -> Runs:
-    """The drafts that were right and the token behind them, of each sequence, once the step is done."""
+    """The accepted drafts of each sequence and the token after them. Call it once the step is done."""
     runs = Runs()
     ended: set[int] = set()
     for output in outputs:

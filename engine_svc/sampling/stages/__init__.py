@@ -1,1 +1,1 @@
-"""What changes logits before a token is drawn: `base.py` is the contract, one file for each kind."""
+"""Stages that change logits before a token is sampled: `base.py` is the contract, with one file per kind."""

@@ -1,4 +1,4 @@
-"""The only tokens that a sequence may have."""
+"""Restricts a sequence to allowed tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.transfer import to_device
 
 
 class AllowedTokens(LogitsStage):
-    """Makes all but `allowed_token_ids` impossible."""
+    """Forbids all tokens except `allowed_token_ids`."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

@@ -1,4 +1,4 @@
-"""Runs of tokens that must not come."""
+"""Forbidden token sequences."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.stages.places import Ids, checked_ids
 from engine_svc.transfer import to_device
 
-_NONE = -1  # stands for no token
+_NONE = -1  # no token
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """Of one slot."""
+    """Bad words of one slot."""
 
-    before: Ids  # [runs, width], what has to stand before the last token, to the right; the rest is anything
-    last: Ids  # [tokens], the last ones, each once
-    places: Ids  # [runs], of each run's last token in `last`
+    before: Ids  # [runs, width], tokens before the last one, right-aligned; the rest matches anything
+    last: Ids  # [tokens], last tokens of the runs, unique
+    places: Ids  # [runs], index of each run's last token in `last`
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """See Recorder."""
+    """Appends the sampled tokens to the slots' tails; see Recorder."""
 
     tails: torch.Tensor
     slots: torch.Tensor
@@ -39,9 +39,9 @@ class _Recorder:
 
 
 class BadWords(LogitsStage):
-    """Makes the last token of each run of `bad_words` impossible where the others stand at the end of what is known.
+    """Forbids the last token of each run in `bad_words` when the known tokens end with the others.
 
-    Only the device may know the last of these tokens, so it keeps as many of each slot as the longest run needs.
+    The last known tokens may only be known on the device, so it keeps as many of each slot as the longest run needs.
     """
 
     looks_back = True
@@ -92,12 +92,12 @@ class BadWords(LogitsStage):
         return _Recorder(self._tails, to_device(rows.slots, self._device), to_device(rows.rows, self._device))
 
     def _widened(self, before: Ids) -> npt.NDArray[np.int64]:
-        """With as many columns as the tails have."""
+        """Pads `before` on the left to the width of the tails."""
         missing = self._tails.shape[1] - before.shape[1]
         return np.pad(before, ((0, 0), (missing, 0)), constant_values=_NONE)
 
     def _reserve(self, width: int) -> None:
-        """Makes the tails as wide as that at least. What the others lack to their left, no run of theirs looks at."""
+        """Widens the tails to at least `width`. Other slots' runs do not look at the columns added on the left."""
         missing = width - self._tails.shape[1]
         if missing > 0:
             self._tails = torch.nn.functional.pad(self._tails, (missing, 0), value=_NONE)

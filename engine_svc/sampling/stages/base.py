@@ -1,4 +1,4 @@
-"""The contract of what changes logits before a token is drawn."""
+"""The contract of stages, which change logits before a token is sampled."""
 
 from __future__ import annotations
 
@@ -18,43 +18,44 @@ class SlotSequence:
     """The sequence that takes a slot."""
 
     plan: SamplingPlan
-    token_ids: list[int]  # all that are known, those of the prompt first
+    token_ids: list[int]  # all known tokens, prompt first
     num_prompt_tokens: int
-    num_unknown_tokens: int = 0  # of the first ones: embeddings that stand for no token, whose ids mean nothing
+    num_unknown_tokens: int = 0  # leading ones whose ids are placeholders for embeddings
 
 
 @dataclass(frozen=True)
 class StageRows:
-    """The rows of a step's logits that a stage has to do with: lists of the same length."""
+    """The rows of a step's logits that a stage applies to: lists of the same length."""
 
-    rows: list[int]  # of the logits
+    rows: list[int]  # row indices in the logits
     slots: list[int]
-    num_tokens: list[int]  # known of the row's sequence, before the token that is sampled now
-    masks: TokenMasks | None = None  # of the step; other rows than these may have some too
+    num_tokens: list[int]  # known tokens of the row's sequence, before the one sampled now
+    masks: TokenMasks | None = None  # all masks of the step, including those of other rows
     offsets: Sequence[int] = ()  # see SampledRows
 
 
 class Recorder(Protocol):
-    """What a stage has still to note of a step."""
+    """Records the tokens of a step for a stage."""
 
     def record(self, token_ids: torch.Tensor) -> None:
-        """Notes the sampled tokens, int64 [rows of the logits] on the device. Must not raise: see LogitsStage."""
+        """Records the sampled tokens, int64 [rows of the logits] on the device. Must not raise: see LogitsStage."""
         ...
 
 
 class LogitsStage(ABC):
-    """One way to change logits; an instance for each rank, which holds what it needs to know of each slot.
+    """One way to change logits. Each rank has an instance, which holds its own state for each slot.
 
-    A step that raises anywhere leaves logits and state as they were, for its rows are sampled apart then: so a stage
-    writes logits through `LogitEdits` alone, does all that may fail in `apply`, and changes its state in `record`.
+    If a step raises anywhere, logits and state must be as before, because its rows are then sampled apart. So a stage
+    writes logits only through `LogitEdits`, does everything that may fail in `apply`, and changes its state in
+    `record`.
     """
 
-    # Whether it goes by the tokens before, so that it has nothing to say of the prompt's own positions.
+    # Whether it depends on previous tokens; if so, it does not apply to the prompt's own positions.
     looks_back: ClassVar[bool] = False
-    # Whether it goes by what `record` has told it of the tokens before. Then it sees one row of a sequence at a time:
-    # the next once that one's token is recorded. Others may see some at once, as if their drafts were right.
+    # Whether it depends on previous tokens passed to `record`. Then it sees one row of a sequence at a time: the next
+    # one after that one's token is recorded. Other stages may see several at once, as if all drafts were accepted.
     is_sequential: ClassVar[bool] = False
-    # Whether it takes logits that ranks share, each of them changing its own tokens'.
+    # Whether it supports logits that ranks share, where each rank changes those of its own tokens.
     takes_parts: ClassVar[bool] = True
 
     @abstractmethod
@@ -65,28 +66,28 @@ class LogitsStage(ABC):
         """
 
     def reserve(self, num_tokens: int) -> None:
-        """Takes all memory on the device now that it will ever hold for sequences of so many tokens."""
+        """Allocates all device memory that it will need for sequences of `num_tokens` tokens."""
         return
 
     @abstractmethod
     def add(self, slot: int, sequence: SlotSequence) -> bool:
-        """Notes what a new sequence of a slot wants, in the place of what the last one did.
+        """Sets the parameters of a slot's new sequence, replacing those of the last one.
 
         Returns:
-            Whether `apply` has to see its rows: False for a sequence without this stage's parameters.
+            Whether the stage applies to its rows; False for a sequence without this stage's parameters.
 
         Raises:
-            ValueError: it cannot be followed, such as a token id outside of the vocabulary; on a GPU, a kernel that
-                met it would end it all.
+            ValueError: the parameters are invalid, e.g. a token id outside of the vocabulary, with which a GPU kernel
+                would fail fatally.
         """
 
     @abstractmethod
     def apply(self, edits: LogitEdits, rows: StageRows) -> Recorder | None:
-        """Changes the logits of these rows and of no others.
+        """Changes the logits of these rows only.
 
         Args:
-            rows: of slots for which `add` was true; at least one.
+            rows: rows of slots for which `add` returned True; at least one.
 
         Returns:
-            What takes the tokens that are sampled from them; None where the stage does not care.
+            The recorder for the tokens sampled from them; None if the stage does not need them.
         """

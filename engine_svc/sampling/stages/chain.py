@@ -1,4 +1,4 @@
-"""The stages one after the other."""
+"""Runs the stages in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.logits_processor import LogitsProcessor
 
 
 class StageChain:
-    """All stages. A row pays for those alone whose parameters its sequence has."""
+    """All stages. A row only pays for those whose parameters its sequence sets."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class StageChain:
     ) -> None:
         """
         Args:
-            processors: the operator's.
+            processors: logits processors of the operator.
         """
         self._on_cpu = device.type == "cpu"
         makers = [partial(make, classes=processors) if make is CustomProcessors else make for make in STAGES]
-        # Each with the slots of the sequences that it has to see.
+        # Each stage with the slots that it applies to.
         self._stages = [(make(max_num_seqs, vocab_size, device), set[int]()) for make in makers]
 
     def reserve(self, num_tokens: int) -> None:
@@ -41,34 +41,36 @@ class StageChain:
             stage.reserve(num_tokens)
 
     def remove(self, slot: int) -> None:
-        """No stage has anything to do with the slot any more."""
+        """Removes the slot from all stages."""
         for _, members in self._stages:
             members.discard(slot)
 
     def add(self, slot: int, sequence: SlotSequence) -> None:
-        """Gives a slot to a sequence; where a stage raises, to none. See LogitsStage.add."""
+        """Assigns a slot to a sequence; to none if a stage raises. See LogitsStage.add."""
         self.remove(slot)
         for members in [members for stage, members in self._stages if stage.add(slot, sequence)]:
             members.add(slot)
 
     def takes_parts(self, slot: int) -> bool:
-        """Whether a slot's logits can be changed where they are; see LogitsStage. On a GPU, where it takes the host's
-        waiting for the device to tell whose tokens are whose, only if nothing is."""
+        """Whether a slot's logits can be changed while ranks share them; see LogitsStage.
+
+        On a GPU only if no stage applies, because separating the ranks' tokens makes the host wait for the device.
+        """
         return all(stage.takes_parts and self._on_cpu for stage, members in self._stages if slot in members)
 
     def is_sequential(self, slot: int) -> bool:
-        """Whether a slot's rows must come one at a time; see LogitsStage."""
+        """Whether a slot's rows must be sampled one at a time; see LogitsStage."""
         return any(stage.is_sequential and slot in members for stage, members in self._stages)
 
     def apply(self, edits: LogitEdits, sampled: SampledRows, masks: TokenMasks | None = None) -> list[Recorder]:
         """Changes the logits of a step.
 
         Args:
-            sampled: all of its rows.
+            sampled: all rows of the step.
             masks: see StageRows.
 
         Returns:
-            What takes the sampled tokens.
+            The recorders, which must be given the sampled tokens.
         """
         recorders = []
         for stage, members in self._stages:
@@ -78,10 +80,10 @@ class StageChain:
         return [recorder for recorder in recorders if recorder is not None]
 
     def apply_to_prompt(self, edits: LogitEdits, slot: int, num_tokens: list[int]) -> None:
-        """Changes the logits of a slot's prompt as far as that does not go by the tokens before.
+        """Changes the logits of a slot's prompt, by the stages that do not depend on previous tokens.
 
         Args:
-            num_tokens: before each row's position.
+            num_tokens: number of tokens before each row's position.
         """
         rows = StageRows(list(range(len(num_tokens))), [slot] * len(num_tokens), num_tokens)
         for stage, members in self._stages:

@@ -1,4 +1,4 @@
-"""Operators' and requests' own logits processors."""
+"""Custom logits processors of operators and requests."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LEAST_ROOM = 64
 
 @dataclass(eq=False)
 class _Own:
-    """Of one slot."""
+    """State of one slot."""
 
     processors: list[LogitsProcessor]
-    num_unknown_tokens: int  # which they are not told of
-    num_prompt_tokens: int  # of those that they are
-    known: torch.Tensor  # int64 [room] on the device: those that are known, and more
+    num_unknown_tokens: int  # leading tokens that processors do not see
+    num_prompt_tokens: int  # prompt tokens that they see
+    known: torch.Tensor  # int64 [capacity] on the device: the known tokens, with spare room
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """See Recorder."""
+    """Writes sampled tokens to the slots' known tokens; see Recorder."""
 
-    places: list[tuple[torch.Tensor, int, int]]  # tokens of a slot, where the next one goes, its row
+    places: list[tuple[torch.Tensor, int, int]]  # (known tokens of a slot, index of the next one, its row)
 
     def record(self, token_ids: torch.Tensor) -> None:
         """See Recorder.record."""
@@ -42,10 +42,10 @@ class _Recorder:
 
 
 class CustomProcessors(LogitsStage):
-    """For each sequence, the processors that its request names, behind those that the operator has for it."""
+    """Runs the operator's processors for each sequence, and then those that its request names."""
 
     is_sequential = True
-    takes_parts = False  # processors are given whole rows
+    takes_parts = False  # processors need whole rows
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CustomProcessors(LogitsStage):
     ) -> None:
         """
         Args:
-            classes: the operator's.
+            classes: processor classes of the operator.
         """
         self._vocab_size = vocab_size
         self._device = device
@@ -99,16 +99,16 @@ class CustomProcessors(LogitsStage):
 
 
 def make_processor(call: LogitsProcessorCall) -> LogitsProcessor:
-    """What a request asks for.
+    """Creates the processor that a request names.
 
     Raises:
-        ValueError: there is no such class. Others: what the class raises at these arguments.
+        ValueError: there is no such class. Others: whatever the class raises for these arguments.
     """
     return load_class(call.qualname)(*msgspec.json.decode(call.args), **msgspec.json.decode(call.kwargs))
 
 
 def _with_room(own: _Own, size: int) -> torch.Tensor:
-    """The slot's tokens, with room for so many; it doubles."""
+    """The slot's tokens, with capacity for at least `size`; the capacity doubles when it grows."""
     missing = size - len(own.known)
     if missing > 0:
         own.known = torch.nn.functional.pad(own.known, (0, max(missing, len(own.known), _LEAST_ROOM)))

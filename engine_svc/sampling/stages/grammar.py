@@ -1,4 +1,4 @@
-"""The tokens that a grammar lets come next."""
+"""Masks of the tokens that a grammar allows next."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine_svc.transfer import to_device
 
 
 class GrammarMask(LogitsStage):
-    """Makes all tokens impossible but those of the row's mask. A row without one is of a sequence that has ended."""
+    """Forbids all tokens outside of the row's mask. Rows without a mask belong to sequences that have ended."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        # For each byte of a mask, what the logits of its eight tokens may be at most: one look-up and one comparison
-        # for each logit take an eighth of what a fill by a mask of booleans does on a CPU.
+        # For each value of a mask byte, the upper limits of its eight tokens' logits. On a CPU, a lookup and a minimum
+        # per logit take an eighth of the time of a fill by a boolean mask.
         bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
         self._limits = torch.where(bits.bool(), torch.inf, -torch.inf).to(device)
-        # Kept from step to step: so much memory, given back and taken anew, costs a CPU more than what is done in it.
+        # Kept between steps: on a CPU, freeing and allocating this much memory costs more than the work done in it.
         self._room = self._limits.new_empty((0, 8))
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
@@ -30,7 +30,7 @@ class GrammarMask(LogitsStage):
         """See LogitsStage.apply."""
         if rows.masks is None:
             return
-        # Of each slot, the first of its masks. There is one for each position, in their order.
+        # Index of the first mask of each slot. There is one mask per position, in order.
         first = {slot: index for index, slot in reversed(list(enumerate(rows.masks.slots)))}
         offsets = rows.offsets or [0] * len(rows.rows)
         masked = [
@@ -50,7 +50,7 @@ class GrammarMask(LogitsStage):
         edits.limit(self._unpack(to_device(packed, edits.device))[:, skipped : skipped + len(tokens)])
 
     def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """From uint8 [rows, bytes] to float32 [rows, 8 for each byte], until the next call."""
+        """Unpacks uint8 [rows, bytes] to limits float32 [rows, 8 * bytes], valid until the next call."""
         count = packed.numel()
         if count > len(self._room):
             self._room = self._limits.new_empty((count, 8))

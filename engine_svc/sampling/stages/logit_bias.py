@@ -1,4 +1,4 @@
-"""Biases of single tokens."""
+"""Logit biases of single tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine_svc.transfer import to_device
 
 
 class LogitBias(LogitsStage):
-    """Adds `logit_bias`."""
+    """Adds `logit_bias` to the logits."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._wanted: dict[int, tuple[Ids, npt.NDArray[np.float32]]] = {}  # slot → ids, and the bias of each
+        self._wanted: dict[int, tuple[Ids, npt.NDArray[np.float32]]] = {}  # slot → (ids, their biases)
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
         """See LogitsStage.add."""

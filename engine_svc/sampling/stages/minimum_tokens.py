@@ -1,4 +1,4 @@
-"""Tokens that must not end a sequence yet."""
+"""Suppresses ending tokens until a sequence is long enough."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engine_svc.sampling.stages.places import Ids, checked_ids, places
 
 
 class MinimumTokens(LogitsStage):
-    """Makes what would end a sequence impossible until `min_tokens` are generated."""
+    """Forbids the tokens that would end a sequence until `min_tokens` are generated."""
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        self._wanted: dict[int, tuple[Ids, int]] = {}  # slot → ids, until the sequence has so many tokens
+        self._wanted: dict[int, tuple[Ids, int]] = {}  # slot → (ids, sequence length until which they are forbidden)
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
         """See LogitsStage.add."""

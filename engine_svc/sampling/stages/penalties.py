@@ -1,4 +1,4 @@
-"""Repetition, presence and frequency penalties, at the price of the tokens that they are about."""
+"""Repetition, presence and frequency penalties, at a cost proportional to the penalized tokens."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from engine_svc.sampling.stages.edits import LogitEdits
 from engine_svc.sampling.stages.places import checked_ids
 from engine_svc.transfer import to_device
 
-# Penalties keep finite logits within this, so that even the lowest temperature leaves them finite.
+# Bound of penalized logits, so that they stay finite even at the lowest temperature.
 _MOST = 1e30
 _COLUMNS = 64
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """The tokens that a step's penalties are about, those of one row after the other."""
+    """The tokens that a step's penalties apply to, row after row."""
 
     slots: list[int]
-    rows: torch.Tensor  # int64 [slots], of the logits
+    rows: torch.Tensor  # int64 [slots], row in the logits
     owners: torch.Tensor  # int64 [entries], index into slots
-    places: torch.Tensor  # int64 [entries], in the tables
+    places: torch.Tensor  # int64 [entries], index in the flattened tables
     token_ids: torch.Tensor  # int64 [entries]
 
 
 @dataclass(frozen=True)
 class _Recorder:
-    """See Recorder."""
+    """Counts the sampled tokens; see Recorder."""
 
     penalties: Penalties
     entries: _Entries
@@ -41,11 +41,11 @@ class _Recorder:
 
 
 class Penalties(LogitsStage):
-    """For each slot with penalties, a list of the tokens that it has seen, and how often each is in its output.
+    """Keeps, for each slot with penalties, a list of the tokens seen and how often each is in its output.
 
-    What is in the prompt stands there once, and only where the repetition penalty asks for it. A token that is sampled
-    is appended whether it stands there already or not, for only the device may know which one it is; all entries of a
-    token have its count.
+    Prompt tokens are listed once, and only if the repetition penalty needs them. A sampled token is always appended,
+    even if it is already listed, because its value may only be known on the device; all entries of a token have its
+    count.
     """
 
     looks_back = True
@@ -56,12 +56,12 @@ class Penalties(LogitsStage):
         self._device = device
         self._lengths = [0] * max_num_seqs
         self._values = np.zeros((max_num_seqs, 3), np.float32)  # repetition, frequency and presence penalty of a slot
-        # int32 [slots, columns], grown to the longest list. Nothing before the first sequence with a penalty comes.
+        # int32 [slots, columns], grown to the longest list. Empty before the first sequence with a penalty.
         self._ids = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
         self._counts = torch.zeros((max_num_seqs, 0), dtype=torch.int32, device=device)
 
     def add(self, slot: int, sequence: SlotSequence) -> bool:
-        """Counts the sequence's tokens anew; see LogitsStage.add."""
+        """Counts the tokens of the new sequence; see LogitsStage.add."""
         wanted = sequence.plan.parameters
         values = (wanted.repetition_penalty, wanted.frequency_penalty, wanted.presence_penalty)
         if values == (1.0, 0.0, 0.0):
@@ -92,7 +92,7 @@ class Penalties(LogitsStage):
         return _Recorder(self, entries)
 
     def record(self, entries: _Entries, token_ids: torch.Tensor) -> None:
-        """Counts the tokens just sampled, of the rows that the entries are of.
+        """Counts the tokens just sampled in the rows of the entries.
 
         Args:
             token_ids: int64 [rows of the logits]
@@ -110,7 +110,7 @@ class Penalties(LogitsStage):
             self._lengths[slot] += 1
 
     def _entries(self, rows: list[int], slots: list[int]) -> _Entries:
-        """Those of the rows, with room for one more each."""
+        """The entries of the rows; reserves room for one more in each."""
         lengths = np.array([self._lengths[slot] for slot in slots])
         self.reserve(int(lengths.max()) + 1)
         owners = np.repeat(np.arange(len(rows)), lengths)
@@ -125,7 +125,7 @@ class Penalties(LogitsStage):
         )
 
     def reserve(self, num_tokens: int) -> None:
-        """See LogitsStage.reserve. What is not reserved at first comes rarely, for the tables' width doubles."""
+        """See LogitsStage.reserve. Later growth is rare, because the tables' width doubles."""
         have = self._ids.shape[1]
         if num_tokens > have:
             more = max(_COLUMNS, 2 * have, num_tokens) - have

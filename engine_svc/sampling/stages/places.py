@@ -1,4 +1,4 @@
-"""Token ids as stages hold them, and where in the logits they are."""
+"""Token ids as stages hold them, and their indices in the logits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Ids = npt.NDArray[np.int64]
 
 
 def checked_ids(token_ids: Sequence[int], vocab_size: int) -> Ids:
-    """
+    """Converts token ids to an int64 array and checks them.
+
     Raises:
-        ValueError: an id lies outside of the vocabulary.
+        ValueError: an id is outside of the vocabulary.
     """
     ids = np.array(token_ids, np.int64)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
@@ -25,6 +26,6 @@ def checked_ids(token_ids: Sequence[int], vocab_size: int) -> Ids:
 
 
 def places(rows: list[int], ids: list[Ids], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and ids, int64 [count] each, one entry for each of each row's ids."""
+    """Indices of logits: rows and ids, int64 [count] each, with one entry per id of each row."""
     repeated = np.repeat(rows, [len(each) for each in ids])
     return to_device(repeated, device), to_device(np.concatenate(ids), device)

@@ -1,4 +1,4 @@
-"""Which stages there are, and in which order they change the logits."""
+"""The stages, in the order in which they change the logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_svc.sampling.stages.minimum_tokens import MinimumTokens
 from engine_svc.sampling.stages.penalties import Penalties
 from engine_svc.sampling.stages.thinking_budget import ThinkingBudget
 
-# What forbids tokens comes behind what makes them likely, and what has to come behind all that forbids.
+# Stages that forbid tokens follow those that change likelihoods; one that forces tokens comes last.
 STAGES: tuple[type[LogitsStage], ...] = (
     LogitBias,
     Penalties,

@@ -1,4 +1,4 @@
-"""An end to thinking that takes too long."""
+"""Ends reasoning that exceeds its token budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_svc.sampling.thinking import ThinkingAutomaton, make_automaton
 from engine_svc.transfer import to_device
 from quire.reasoning import ReasoningMarks
 
-# So much more likely than any other token (see penalties.py) that nothing else can be drawn, and finite at the lowest
+# A logit so far above all others (see penalties.py) that no other token can be sampled; finite even at the lowest
 # temperature.
 CERTAIN = 1e32
 
@@ -27,16 +27,16 @@ class _Tables:
     marks: ReasoningMarks
     automaton: ThinkingAutomaton
     token_ids: torch.Tensor  # int64 [classes - 1]
-    following: torch.Tensor  # int64 [states, classes], as all that follow
+    following: torch.Tensor  # int64 [states, classes], as are the next two
     tokens: torch.Tensor
-    kept: torch.Tensor  # 0 where the count starts anew, else 1
-    undecided: torch.Tensor  # int64 [states], as the next
+    kept: torch.Tensor  # 0 where the count restarts, else 1
+    undecided: torch.Tensor  # int64 [states], as is the next
     marking: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows of the same marks."""
+    """Rows of sequences with the same reasoning marks."""
 
     tables: _Tables
     slots: torch.Tensor
@@ -45,7 +45,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Recorder:
-    """See Recorder."""
+    """Advances the slots' states and counts by the sampled tokens; see Recorder."""
 
     states: torch.Tensor
     counts: torch.Tensor
@@ -63,9 +63,9 @@ class _Recorder:
 
 
 class ThinkingBudget(LogitsStage):
-    """After `thinking_token_budget` tokens of thinking, the mark that ends it comes, token by token.
+    """Forces the end mark, token by token, after `thinking_token_budget` tokens of reasoning.
 
-    Whether a budget is used up, only the device may know: it follows each slot through an automaton.
+    Only the device may know whether a budget is used up, so each slot's automaton is run there.
     """
 
     looks_back = True
@@ -75,7 +75,7 @@ class ThinkingBudget(LogitsStage):
         self._vocab_size = vocab_size
         self._device = device
         self._budgets = np.zeros(max_num_seqs, np.int64)
-        self._tables: dict[int, _Tables] = {}  # by slot; those of sequences that have gone are of use to others
+        self._tables: dict[int, _Tables] = {}  # by slot; kept after a sequence ends, because others may share them
         self._states = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
 

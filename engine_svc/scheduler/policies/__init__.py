@@ -1,4 +1,4 @@
-"""Orders in which requests are served: one file each, chosen by `--scheduling-policy`."""
+"""Scheduling policies, which order requests: one file each, selected by `--scheduling-policy`."""
 
 from __future__ import annotations
 

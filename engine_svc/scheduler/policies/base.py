@@ -1,4 +1,4 @@
-"""What a scheduling policy decides."""
+"""The contract of scheduling policies."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from abc import ABC, abstractmethod
 
 
 class SchedulingPolicy(ABC):
-    """Puts requests into one total order: the first starts first; the last yields when blocks run out.
+    """Puts requests into a total order: the first starts first; the last is preempted when blocks run out.
 
-    The order never changes while a request lives. That makes starvation and deadlock impossible among equals: whoever
-    comes first in the order is never preempted for somebody else.
+    The order never changes while a request lives. That rules out starvation and deadlock among requests of the same
+    rank: the first one in the order is never preempted for another.
     """
 
     @abstractmethod
     def rank(self, priority: int) -> int:
-        """Requests of a lower rank go first; those of one rank in the order of their arrival.
+        """The rank of a request: lower ranks go first, and requests of the same rank in order of arrival.
 
         Args:
-            priority: the request's own.
+            priority: priority of the request.
         """

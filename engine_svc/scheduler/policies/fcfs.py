@@ -6,7 +6,7 @@ from engine_svc.scheduler.policies.base import SchedulingPolicy
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """All requests have one rank, so that only their arrival counts."""
+    """Gives all requests the same rank, so that only their arrival counts."""
 
     def rank(self, priority: int) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""The request's own priority first, then its arrival."""
+"""Orders requests by priority, then by arrival."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engine_svc.scheduler.policies.base import SchedulingPolicy
 
 
 class PriorityFirst(SchedulingPolicy):
-    """A lower number runs earlier."""
+    """Uses the request's priority as its rank: a lower number runs earlier."""
 
     def rank(self, priority: int) -> int:
         return priority
