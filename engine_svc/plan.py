@@ -85,7 +85,7 @@ class EndedTransfer(msgspec.Struct, frozen=True, array_like=True):
     """A transfer whose blocks the store will not touch again."""
 
     key: int
-    num_blocks: int  # first blocks that were moved; fewer than all if it failed or was cancelled
+    num_blocks: int  # first blocks that were moved; fewer than all if it failed or was canceled
 
 
 class AdapterPlacement(msgspec.Struct, frozen=True, array_like=True):
@@ -188,7 +188,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     draft_milliseconds: float = 0.0  # part of the step's time spent in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or the error; reads that ended on all ranks since the last step
     is_dual_batch: bool = False  # the step ran as two halves: see parallel/dual_batch.py
-    stages: list[StageTimes] = []  # a rank's own stage, or every stage once merged; empty without stages
+    stages: list[StageTimes] = []  # a rank's own stage, or all stages once merged; empty with one stage
 
 
 class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):

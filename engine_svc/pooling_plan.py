@@ -47,7 +47,7 @@ class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
 class PoolingSpec(msgspec.Struct, frozen=True, array_like=True):
     """Properties known only from the loaded model."""
 
-    embedding_size: int  # of a sequence, and of a token
+    embedding_size: int  # values per sequence; the next, values per token
     token_embedding_size: int
     type_vocab_size: int
     pooling_type: str  # CLS, LAST, MEAN, ALL or STEP

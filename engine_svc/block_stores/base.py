@@ -15,7 +15,7 @@ class BlockStore(ABC):
 
     A transfer without a key finishes, in the order of the device's stream, before the step computes: saves first, then
     loads. A transfer with a key may take any time, and ends exactly once: with the number of its first blocks that
-    have been moved. Until then it may read or write its blocks at any time, afterwards never. A cancelled transfer must
+    have been moved. Until then it may read or write its blocks at any time, afterwards never. A canceled transfer must
     end soon; if its key is unknown (the step that carried it failed before reaching the store), with zero blocks.
     """
 

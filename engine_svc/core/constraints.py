@@ -72,7 +72,7 @@ class ConstrainedRequests:
             self._start(live, followers)
 
     def start_ready(self) -> None:
-        """Starts the requests whose grammars have become ready, and ends those whose grammars cannot be followed."""
+        """Starts the requests whose grammars have become ready, and ends those whose grammars are invalid."""
         for prepared in self._grammars.take() if self._grammars else ():
             live = self._requests.find(prepared.key)
             if live is None:  # it has ended in the meantime

@@ -94,7 +94,7 @@ class EngineLoop:
         self.kv_events = EventLog()
 
     async def start(self) -> None:
-        """Starts the thread and waits for the engine; raises what building it raised."""
+        """Starts the thread and waits until the engine is built; raises the exception of building it, if any."""
         self._thread.start()
         self._engine = await asyncio.shield(self._built)
 

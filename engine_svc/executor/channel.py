@@ -44,7 +44,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Any, seconds: float | None = None) -> None:
-        """Sends one message; blocks while the peer is behind with reading.
+        """Sends one message; blocks while the peer is not reading.
 
         Raises:
             OSError: the peer is gone.

@@ -1,4 +1,4 @@
-"""One process per rank, on this machine."""
+"""An executor with one process per rank, on this machine."""
 
 from __future__ import annotations
 

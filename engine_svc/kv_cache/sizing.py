@@ -107,7 +107,7 @@ def _blocks_for(num_tokens: int, spec: KvCacheSpec) -> int:
 
 
 def _capacity(num_blocks: int, spec: KvCacheSpec) -> int:
-    """The longest sequence that fits, at most the model's length rounded up to whole blocks or a little more."""
+    """The longest sequence, in whole blocks, that `num_blocks` blocks hold; may exceed the model's length."""
     size = spec.block_size
     lengths = range(size, max(spec.max_model_len + size, (num_blocks + 1) * size), size)
     return bisect_right(lengths, num_blocks, key=lambda length: _blocks_for(length, spec)) * size

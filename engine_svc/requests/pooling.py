@@ -32,7 +32,7 @@ class PoolingInput:
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """One request. Trustworthy once `validate_pooling` has passed it."""
+    """A pooling request. Only trustworthy once `validate_pooling` has accepted it."""
 
     request_id: str
     inputs: tuple[PoolingInput, ...]

@@ -205,8 +205,9 @@ class Scheduler:
     def _waits_for_tokens(self, sequence: Sequence) -> bool:
         """Whether a sequence with pending tokens cannot be scheduled before they are known.
 
-        That is the case if its last token is pending, if a drafter must see the pending tokens, or if drafts are being
-        verified: then more than one token is pending, and it is not known yet how many are accepted.
+        That is the case if its last token is pending, if its step is still in a pipeline stage, if a drafter must see
+        the pending tokens, or if drafts are being verified: then more than one token is pending, and it is not known
+        yet how many are accepted.
         """
         if sequence.num_missing_tokens < 1 or sequence.num_pending_tokens > 1 or self._is_under_way(sequence):
             return True

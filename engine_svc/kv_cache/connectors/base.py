@@ -50,7 +50,7 @@ class KvConnector(ABC):
 
     A transfer that may outlast a step has a key. From `load` or `save` on it is under way until the store reports its
     end, exactly once. Meanwhile its blocks belong to the connector: no one else writes to the blocks of a save, or
-    reads or writes those of a load. A cancelled transfer also ends soon, whether or not the store knows of it.
+    reads or writes those of a load. A canceled transfer also ends soon, whether or not the store knows of it.
 
     Attributes:
         recorder: records what this worker's own memory keeps; None if nothing is kept there.
@@ -119,7 +119,7 @@ class KvConnector(ABC):
     def clear(self) -> None:
         """Makes everything that this worker has computed unfindable: a failed step may have written anywhere.
 
-        Transfers without a key that have not been taken yet are dropped; the others are cancelled one by one after
+        Transfers without a key that have not been taken yet are dropped; the others are canceled one by one after
         this call. The recorder is not told: the caller that clears all tiers does that.
         """
 
