@@ -1,7 +1,7 @@
 """Runs one Ray actor per rank, on the nodes of an existing Ray cluster.
 
 Ray starts the actors, assigns their GPUs and reports when one of them dies. Everything else uses our own connections
-(network.py), whose secret the actors receive through Ray. Ray itself pickles what it passes within its cluster: anyone who
+(network.py), whose secret the actors get through Ray. Ray itself pickles what it passes within its cluster: anyone who
 can reach the cluster can run code in it, whatever we do.
 """
 
