@@ -192,7 +192,7 @@ class AdapterSlots:
         return changes
 
     def end_reads(self, read: Mapping[int, str]) -> list[tuple[Sequence, str]]:
-        """Records adapters that were read, or failed to be, into host memory.
+        """Books the finished reads of adapters into host memory.
 
         Args:
             read: wire key → error, empty on success.
