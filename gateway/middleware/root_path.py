@@ -23,7 +23,9 @@ class RootPathMiddleware:
         """Passes the request on, with the prefix in its paths."""
         if self._root and scope["type"] == "http":
             path, raw_path, root = scope["path"], scope["raw_path"], self._root.encode()
-            if not path.startswith(f"{self._root}/"):
+            if path == self._root:  # the page, without the slash that belongs to it
+                path, raw_path = path + "/", raw_path + b"/"
+            elif not path.startswith(f"{self._root}/"):
                 path, raw_path = self._root + path, root + raw_path
             scope = {**scope, "root_path": self._root, "path": path, "raw_path": raw_path}
         await self._app(scope, receive, send)

@@ -6,9 +6,10 @@ keys of their own. All of them expire with the response.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -103,23 +104,12 @@ class RedisStore(ResponseStore):
 
     async def finish(self, identity: str, body: bytes, chunk: EventChunk) -> None:
         """See ResponseStore."""
-        key = _PREFIX + identity
-        async with self._redis.pipeline(transaction=True) as pipe:
-            await self._done(pipe.watch(key))
-            if await self._done(pipe.hget(key, "live")) != b"1":
-                return
-            pipe.multi()
+
+        def end(pipe: Any, key: str) -> None:
             pipe.hset(key, mapping={"live": 0, "body": body})
             self._append(pipe, key, chunk)
-            try:
-                await self._done(pipe.execute())
-            except WatchError:  # ended, deleted or asked to stop concurrently
-                again = True
-            else:
-                again = False
-        if again:
-            await self.finish(identity, body, chunk)
-        else:
+
+        if await self._change_live(identity, end):
             await self._count(identity)
 
     async def events(self, identity: str, after: int) -> Sequence[bytes]:
@@ -132,9 +122,28 @@ class RedisStore(ResponseStore):
 
     async def ask_to_stop(self, identity: str) -> None:
         """See ResponseStore."""
+        await self._change_live(identity, lambda pipe, key: pipe.hset(key, "stops", 1))
+
+    async def _change_live(self, identity: str, change: Callable[[Any, str], object]) -> bool:
+        """Changes a response that is live. One that is deleted meanwhile is not written to, which would recreate it.
+
+        Args:
+            change: adds commands to a transaction, for the response's key.
+
+        Returns:
+            Whether it was live.
+        """
         key = _PREFIX + identity
-        if await self._done(self._redis.hget(key, "live")) == b"1":
-            await self._done(self._redis.hset(key, "stops", 1))
+        while True:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                await self._done(pipe.watch(key))
+                if await self._done(pipe.hget(key, "live")) != b"1":
+                    return False
+                pipe.multi()
+                change(pipe, key)
+                with contextlib.suppress(WatchError):  # ended, deleted or asked to stop concurrently
+                    await self._done(pipe.execute())
+                    return True
 
     async def delete(self, identity: str, tenant: str) -> bool:
         """See ResponseStore."""

@@ -8,8 +8,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis.asyncio
 from fakeredis import TcpFakeServer
 
 from gateway.response_store.base import MAX_CHUNKS, EventChunk, NewResponse, ResponseStore, Stage
@@ -123,6 +125,27 @@ async def test_whoever_works_on_it_gets_to_know_that_it_is_to_stop(open_store: O
         await store.finish(LIVE.id, b"[1]", EventChunk(1, EVENTS[1:]))
         assert await store.get(LIVE.id, "me") is None
         assert await store.events(LIVE.id, -1) == []
+
+
+async def test_one_that_is_deleted_while_it_is_asked_to_stop_stays_deleted(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Redis, whose hashes come into being by being written to."""
+    store, other = RedisStore(redis_url, 10, AGE), RedisStore(redis_url, 10, AGE)
+    read = redis.asyncio.client.Pipeline.hget
+
+    async def read_before_it_goes(pipe: Any, *arguments: Any) -> Any:
+        found = await read(pipe, *arguments)
+        await other.delete(LIVE.id, "me")
+        return found
+
+    monkeypatch.setattr(redis.asyncio.client.Pipeline, "hget", read_before_it_goes)
+    await store.add(LIVE)
+    await store.ask_to_stop(LIVE.id)
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        assert await client.keys("quire:response:*") == []
+    await store.close()
+    await other.close()
 
 
 async def test_without_beats_it_is_abandoned(open_store: OpenStore) -> None:

@@ -50,6 +50,7 @@ async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) ->
             ("/health", 200, 200), ("/llm/health", 200, 200), ("/llm/llm/health", 401, 404),
             ("/v1/models", 401, 200), ("/llm/v1/models", 401, 200), ("/llm/llm/v1/models", 401, 404),
             ("/docs", 401, 200), ("/llm/docs", 401, 200), ("/%6clm/health", 401, 200),
+            ("/", 200, 200), ("/llm/", 200, 200), ("/llm", 200, 200), ("/llmx", 401, 404),
         ):  # fmt: skip
             assert (await stack.client.get(path)).status_code == keyless, path
             answer = await stack.client.get(path, headers={"authorization": "Bearer key"})
