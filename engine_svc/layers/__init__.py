@@ -1,1 +1,1 @@
-"""Layers: parallel from the first line, and each parameter knows how to load its own part of a checkpoint."""
+"""The models' layers. All are tensor-parallel, and each parameter loads its own part of a checkpoint."""

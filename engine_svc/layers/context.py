@@ -1,4 +1,4 @@
-"""What every layer is built with."""
+"""What every layer is constructed with."""
 
 from __future__ import annotations
 
@@ -17,78 +17,86 @@ from engine_svc.quantization.base import Place, PlaceKind, QuantizationMethod
 
 
 class AddToEmbeddings(Protocol):
-    """Changes embeddings as the rows' adapters do."""
+    """Adds to embeddings what the rows' adapters change."""
 
     def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor, scale: float) -> None:
         """
         Args:
             hidden: [tokens, size]
-            token_ids: int64 [tokens]; others than the rank's have no embedding.
-            scale: on what is added.
+            token_ids: int64 [tokens]; those of other ranks have no embedding here.
+            scale: factor on what is added.
         """
         ...
 
 
 class HeadAdapters(Protocol):
-    """Adds what adapters change of each head's two products."""
+    """Adds what adapters change in each head's two products."""
 
     def to_inputs(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
-        """By the transpose of a head's first rows: [tokens, heads, split] → [tokens, heads, size]. All may be parts of
-        wider tensors, of one stride from one head to the next."""
+        """For the product with the transpose of a head's first rows: [tokens, heads, split] → [tokens, heads, size].
+
+        Both may be slices of wider tensors, with one stride from each head to the next.
+        """
         ...
 
     def to_rows(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
-        """By a head's other rows: [tokens, heads, size] → [tokens, heads, those rows]; else as the other."""
+        """For the product with a head's other rows: [tokens, heads, size] → [tokens, heads, other rows].
+
+        Strides as in `to_inputs`.
+        """
         ...
 
 
 class Adapters(Protocol):
-    """What adds low-rank adapters to layers, each of which asks for it as it packs; see lora/layers.py."""
+    """Adds low-rank adapters to layers; each layer calls it while packing. See lora/layers.py."""
 
     def matrix(
         self, path: str, outputs: Mapping[str, Part], inputs: Part, product: Product, layout: Layout = Layout()
     ) -> Product:
-        """A product that adds what adapters change of it.
+        """Returns the product with the adapters' changes added.
 
         Args:
             path: of the layer.
-            outputs: of its matrices by their names, which stand below each other.
-            layout: of adapters that hold them as one.
+            outputs: those of its matrices by name; the matrices stand below each other.
+            layout: of adapters that hold the matrices as one.
         """
         ...
 
     def experts(
         self, path: str, count: int, inner: Part, hidden_size: int
     ) -> Callable[[torch.Tensor], ExpertAdapters | None]:
-        """What adapters add to gated experts, for the tokens that are computed.
+        """Returns a function that gives what adapters add to gated experts for the tokens being computed.
 
         Args:
-            inner: features inside each.
+            path: of the layer.
+            count: number of experts.
+            inner: the features inside each expert.
         """
         ...
 
     def embedding(self, path: str, vocabulary: Part, size: int) -> AddToEmbeddings:
-        """What adds what adapters change of a rank's part of an embedding."""
+        """Returns the function that adds what adapters change in a rank's part of an embedding."""
         ...
 
     def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> HeadAdapters:
-        """What adds what adapters change of the matrices of heads, each of which stands below the last one's.
+        """Returns what adds the adapters' changes to the matrices of heads, which stand below each other.
 
         Args:
-            rows: of the rank's heads.
-            heads: how many those are.
-            split: of a head's rows, those that are used the other way round; see HeadAdapters.
-            size: inputs.
+            path: of the layer.
+            rows: the rows of the rank's heads.
+            heads: the number of the rank's heads.
+            split: how many of a head's first rows are used transposed; see HeadAdapters.
+            size: number of inputs.
         """
         ...
 
 
 @dataclass
 class PresentRows:
-    """Which of a pass's rows are somebody's: the first, and nobody's fill up a recorded pass.
+    """How many of a pass's rows are real. Real rows come first; padding rows fill up a captured CUDA graph's batch.
 
     Attributes:
-        count: int32 [1], of these; None: all are.
+        count: int32 [1], the number of real rows. None means all rows are real.
     """
 
     count: torch.Tensor | None = None
@@ -105,37 +113,37 @@ class LayerContext:
     quantization: QuantizationMethod
     path: str = ""  # of the layer in the model
     module_names: Mapping[str, str] = field(default_factory=dict)  # see ModelConfig
-    adapters: Adapters | None = None  # None: none are served
+    adapters: Adapters | None = None  # None if no adapters are served
     sharing: ExpertSharing = ExpertSharing()
-    present: PresentRows = field(default_factory=PresentRows)  # in the pass that runs
+    present: PresentRows = field(default_factory=PresentRows)  # of the current pass
 
     def adapted(
         self, product: Product, outputs: Mapping[str, Part], inputs: Part, layout: Layout = Layout()
     ) -> Product:
-        """The product of the layer at this path, with what adapters change of it."""
+        """The product of the layer at this path, with the adapters' changes added."""
         if self.adapters is None:
             return product
         return self.adapters.matrix(self.path, outputs, inputs, product, layout)
 
     def place(self, kind: PlaceKind, part: str) -> Place:
-        """Of a matrix of the layer at this path."""
+        """The place of a matrix of the layer at this path, by which its quantization is found."""
         return Place(kind, names_in_checkpoints(self.path, part, self.module_names))
 
     def at(self, name: str) -> LayerContext:
-        """That of a module inside."""
+        """The context of a submodule."""
         return replace(self, path=f"{self.path}.{name}".removeprefix("."))
 
 
 class PackedLayer(torch.nn.Module):
-    """A layer that, once loaded, turns its weight into whatever form its product is computed from."""
+    """A layer that, once loaded, converts its weight to the form that its product is computed with."""
 
-    # Tensors of a checkpoint beside its parameters, by the last part of their names, that say nothing new.
+    # Redundant checkpoint tensors next to its parameters, by the last part of their names; they are not loaded.
     ignored: frozenset[str] = frozenset()
 
     def pack(self) -> None:
-        """Called once, when the weights are loaded; frees those that are not needed any more."""
+        """Called once, when the weights are loaded; frees tensors that are no longer needed."""
         raise NotImplementedError
 
     def weights(self) -> Sequence[torch.Tensor]:
-        """What a forward pass reads of the matrices, once packed, as far as that may lie elsewhere between passes."""
+        """The packed weights that a forward pass reads and that may be moved elsewhere between passes."""
         return ()

@@ -1,4 +1,4 @@
-"""The vocabulary, divided over ranks: embedding on the way in, logits on the way out."""
+"""The vocabulary, sharded over ranks: embedding at the input, logits at the output."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine_svc.parallel.vocabulary import VocabularyPart
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """Rows of a batch whose embeddings are given, whatever their token ids are."""
+    """Rows of a batch whose embeddings are given and replace those of their token ids."""
 
     rows: torch.Tensor  # int64 [rows]
     values: torch.Tensor  # [rows, hidden_size]
 
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """The embeddings [tokens, hidden_size] of a batch with these among them, times a factor."""
+        """The embeddings [tokens, hidden_size] of a batch, with these rows replaced by their values times `scale`."""
         return hidden.index_copy(0, self.rows, self.values if scale == 1.0 else self.values * scale)
 
     def part(self, first: int, last: int) -> EmbeddedRows:
-        """Those of the batch's rows from `first` to before `last`, counted from there."""
+        """The given embeddings of batch rows `first` to `last` (exclusive), with row indices relative to `first`."""
         in_it = (self.rows >= first) & (self.rows < last)
         return EmbeddedRows(self.rows[in_it] - first, self.values[in_it])
 
@@ -40,9 +40,9 @@ class VocabParallelEmbedding(PackedLayer):
         """
         Args:
             is_input: rows will be looked up.
-            is_output: `logits` will be called.
-            scale: on what is looked up.
-            bias: of the output.
+            is_output: `logits` or `own_logits` will be called.
+            scale: factor on looked-up rows.
+            bias: whether the output has a bias.
 
         Raises:
             ValueError: there are more ranks than tokens.
@@ -70,7 +70,7 @@ class VocabParallelEmbedding(PackedLayer):
         if self._is_output or isinstance(weight, CodedWeight):
             product = self._context.ops.matrix(weight, self.bias)
         if self._is_output and product is not None:
-            head = replace(self._context, path="lm_head")  # to adapters, also where the embedding is both
+            head = replace(self._context, path="lm_head")  # its name in adapters, even if the embedding is tied
             self._product = head.adapted(product, self._split.outputs, self._split.inputs)
         if self._is_input:
             self._rows = self._rows_of(weight) if product is None or product.rows is None else product.rows
@@ -84,16 +84,16 @@ class VocabParallelEmbedding(PackedLayer):
         hidden = self._look_up(token_ids)
         if self._add is not None:
             self._add(hidden, token_ids, self._scale)
-        return self._group.all_reduce(hidden)  # of which one rank has more than zeros
+        return self._group.all_reduce(hidden)  # for each token, only one rank has a non-zero row
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Zeros where the token is another rank's."""
+        """Looks up this rank's tokens; zeros for tokens of other ranks."""
         assert self._rows is not None
         first = None if self._part.count == self._part.size else self._part.first
         return self._rows(token_ids, self._context.dtype, self._scale, first)
 
     def _rows_of(self, weight: Weight) -> Rows:
-        """Out of the weight itself, which is kept for it."""
+        """Looks up rows in the weight itself, which is kept in memory for this."""
         if not isinstance(weight, torch.Tensor):
             return rows_within(weight.shape[0], weight.rows)
         take_rows = self._context.ops.take_rows
@@ -107,7 +107,7 @@ class VocabParallelEmbedding(PackedLayer):
 
     @property
     def part(self) -> VocabularyPart | None:
-        """Which tokens `own_logits` has; None for one that has all."""
+        """Which tokens `own_logits` returns. None means all."""
         return self._part if self._group.world_size > 1 else None
 
     def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -116,5 +116,5 @@ class VocabParallelEmbedding(PackedLayer):
         return self._product(hidden, wide=True)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] → float32 [rows, vocab_size]: the matrix as output layer."""
+        """[rows, hidden_size] → float32 [rows, vocab_size]: uses the matrix as the output layer."""
         return self._part.whole(self.own_logits(hidden))

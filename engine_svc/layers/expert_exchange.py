@@ -1,7 +1,7 @@
-"""How tokens get to experts that other data ranks have, and back what these make of them.
+"""Sends tokens to experts on other data-parallel ranks, and returns the results.
 
-The ranks of a tensor group have the same tokens. Each sees to the experts of the ranks at its own place in the other
-groups, and its group's sum over ranks, which comes behind, has what all of them have brought.
+The ranks of a tensor group have the same tokens. Each rank exchanges tokens only with the ranks at its own position in
+the other tensor groups. The all-reduce over its own group, which follows, sums what all of its ranks have received.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from engine_svc.parallel.group import ParallelGroups
 
 
 class Compute(Protocol):
-    """What this rank's experts, or its parts of all of them, add to tokens."""
+    """Computes what this rank's experts, or its parts of all experts, add to tokens."""
 
     def __call__(self, hidden: torch.Tensor, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden_size] → the same; the others as for ExpertsProduct, with slots in place of experts."""
+        """[tokens, hidden_size] → [tokens, hidden_size]; arguments as for ExpertsProduct, with slots for experts."""
         ...
 
 
 class ExpertExchange(ABC):
-    """One way to do it, for one layer."""
+    """The expert exchange of one layer; one subclass for each method."""
 
     def __init__(self, groups: ParallelGroups, routes: ExpertRoutes | None) -> None:
         """
         Args:
-            routes: where experts are; None where each rank has a part of all.
+            routes: where experts are. None means each rank has a part of every expert.
         """
         self._groups, self._routes = groups, routes
         self._own = groups.layout.coordinates(groups.rank).data
@@ -38,16 +38,18 @@ class ExpertExchange(ABC):
     def __call__(
         self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
     ) -> torch.Tensor:
-        """What the experts add to each of this rank's tokens, as far as it is not the tensor group's others that bring
-        it: [tokens, hidden_size]."""
+        """What the experts add to each of this rank's tokens: [tokens, hidden_size].
+
+        Leaves out what the other ranks of the tensor group contribute.
+        """
 
     def _slots(self, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Those of this rank."""
+        """This rank's slots of the experts."""
         return expert_ids if self._routes is None else self._routes.slots_of(self._own, expert_ids)
 
 
 class NoExchange(ExpertExchange):
-    """There is one data rank."""
+    """For a single data rank: nothing is exchanged."""
 
     def __call__(
         self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
@@ -57,9 +59,9 @@ class NoExchange(ExpertExchange):
 
 
 class GatherAndScatter(ExpertExchange):
-    """Every data rank gets all tokens, and computes what its experts add to each; each rank sums what is for its own.
+    """Every data rank gathers all tokens and computes what its experts add; each then sums the results for its own tokens.
 
-    For experts of which every rank has a part it is the only way.
+    Where every rank has a part of each expert, this is the only method.
     """
 
     def __call__(
@@ -73,13 +75,13 @@ class GatherAndScatter(ExpertExchange):
         own = [len(hidden)] * data.world_size
         found = data.exchange_rows(results, counts, own).view(data.world_size, *hidden.shape)
         total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        for each in found:  # in the order of ranks, whatever comes first
+        for each in found:  # always in rank order, for reproducible sums
             total += each
         return total.to(hidden.dtype)
 
 
 class AllToAll(ExpertExchange):
-    """A token goes to the data ranks that have any of its experts, once to each, and comes back as what they add."""
+    """Sends each token once to every data rank that has any of its experts, and receives what these add."""
 
     def __call__(
         self, hidden: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, compute: Compute
@@ -101,7 +103,7 @@ class AllToAll(ExpertExchange):
 
 
 def exchange_for(name: str, groups: ParallelGroups, routes: ExpertRoutes | None) -> ExpertExchange:
-    """The one that the options name, where there is a choice."""
+    """The exchange with the configured name, where there is a choice."""
     if groups.layout.data == 1:
         return NoExchange(groups, routes)
     return GatherAndScatter(groups, routes) if routes is None or name != "alltoall" else AllToAll(groups, routes)
@@ -113,13 +115,13 @@ def _counts(groups: ParallelGroups) -> list[int]:
 
 
 def _pack(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """What goes with a token, as bytes: uint8 [tokens, bytes]."""
+    """All that is sent for a token, as bytes: uint8 [tokens, bytes]."""
     parts = (hidden, weights, ids.to(torch.int32))
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=1)
 
 
 def _unpack(rows: torch.Tensor, like: torch.Tensor, chosen: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states of this type, weights and ids, as they were packed."""
+    """Unpacks hidden states of the dtype and size of `like`, weights and ids."""
     size = like.shape[1] * like.element_size()
     hidden, weights, ids = (part.contiguous() for part in rows.split([size, 4 * chosen, 4 * chosen], dim=1))
     return hidden.view(like.dtype), weights.view(torch.float32), ids.view(torch.int32).long()

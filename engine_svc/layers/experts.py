@@ -1,4 +1,4 @@
-"""The experts of a mixture: every rank holds a range of each one's features, or some of them whole."""
+"""Mixture-of-experts layers: a rank holds a range of each expert's features, or a subset of whole experts."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from engine_svc.parallel.placement import STRATEGIES, Placement
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """How many and how large, and how a checkpoint may hold them."""
+    """The number and size of experts, and how a checkpoint may hold them."""
 
     count: int
     hidden_size: int
-    chosen: int  # of a token
-    size: int  # features inside one
+    chosen: int  # experts per token
+    size: int  # features inside an expert
     bias: bool
     fused: FusedForm = FusedForm()
 
 
 class Experts(PackedLayer):
-    """Feed-forward layers, gated or not, of which each token goes through a few."""
+    """The experts of one layer: feed-forward networks, gated or not, of which each token goes through a few."""
 
     def __init__(self, shape: ExpertsShape, form: ExpertsForm, *, context: LayerContext) -> None:
         """
@@ -76,7 +76,7 @@ class Experts(PackedLayer):
                     self._load_fused(parameter, name, kind)
 
     def _load_fused(self, parameter: LoadedParameter, name: str, kind: str) -> None:
-        """Lets it load tensors that hold all experts, beside those of each."""
+        """Lets the parameter also load tensors that hold all experts, not only those of single ones."""
         load_one, shape = parameter.loader, self._shape
 
         def load(source: TensorSlice, part: str) -> None:
@@ -98,8 +98,8 @@ class Experts(PackedLayer):
         gate_up, down = (self._take_one(name) for name in ("gate_up", "down"))
         self._product = self._context.ops.experts(gate_up, down, self._form_with_biases())
         del self._held
-        # Without gates, and where tokens of other ranks are computed or few of the experts, those of adapters are
-        # refused by their names.
+        # Expert adapters work only with gates, and only if this rank computes its own tokens with all experts.
+        # Elsewhere, such adapters are rejected by the names of their tensors.
         is_alone = self._routes is None and self._context.groups.layout.data == 1
         if self._context.adapters is not None and is_alone and self._form.is_gated:
             shape = self._shape
@@ -112,7 +112,7 @@ class Experts(PackedLayer):
         return () if self._product is None else self._product.held
 
     def _take_one(self, name: str) -> Weight:
-        """A weight; gate and up matrices of different forms become plain."""
+        """The weight of `name`; gate and up matrices of different forms are dequantized and joined."""
         weights = take_all(self._held[name])
         if len(weights) == 1:
             return weights[0]
@@ -122,7 +122,7 @@ class Experts(PackedLayer):
         if not self._shape.bias:
             return self._form
         inside, outside = (take(self.get_parameter(f"{name}.bias")) for name in ("gate_up", "down"))
-        # Of the ranks' results, which are summed, one has it.
+        # The ranks' results are summed, so only one of them may include the bias.
         is_ours = self._routes is not None or self._context.groups.expert.rank == 0
         return replace(self._form, gate_up_bias=inside, down_bias=outside if is_ours else None)
 
@@ -145,26 +145,28 @@ class Experts(PackedLayer):
         return self._product(hidden, weights, slots, self._adapters(hidden)) if len(hidden) else hidden
 
     def count_tokens(self) -> torch.Tensor:
-        """Where, from now on, this rank's tokens of each expert are counted: int64 [experts]."""
+        """Starts counting this rank's tokens per expert; returns the counter, int64 [experts], updated in each pass."""
         self._counts = torch.zeros(self._shape.count, dtype=torch.int64, device=self._context.device)
         return self._counts
 
     @property
     def placement(self) -> Placement:
-        """Where experts are, of those that ranks have whole."""
+        """Where the experts are; only if ranks have whole experts."""
         assert self._routes is not None
         return self._routes.placement
 
     @property
     def layout(self) -> str:
-        """See ExpertsProduct, with types and shapes of what is held."""
+        """ExpertsProduct.layout with the dtypes and shapes of the held tensors."""
         assert self._product is not None
         shapes = ", ".join(f"{each.dtype} {list(each.shape[1:])}" for each in self._product.held)
         return f"{self._product.layout}: {shapes}"
 
     def move(self, planned: Sequence[Move], placement: Placement) -> None:
-        """Exchanges experts with other ranks, which are all called with the same moves, and from then on goes by where
-        they are. Takes memory for those that come and go."""
+        """Exchanges experts with other ranks, and uses the new placement from then on.
+
+        All ranks must be called with the same moves. Allocates memory for the experts sent and received.
+        """
         assert self._product is not None
         assert self._routes is not None
         group, held = self._context.groups.expert, self._product.held
@@ -180,14 +182,14 @@ class Experts(PackedLayer):
         self._routes.follow(placement)
 
     def help_others(self) -> None:
-        """Computes other data ranks' tokens in a pass in which this one has none."""
+        """Computes other data ranks' tokens in a pass in which this rank has none of its own."""
         nothing = torch.empty((0, self._shape.hidden_size), dtype=self._context.dtype, device=self._context.device)
         weights = torch.empty((0, self._shape.chosen), dtype=torch.float32, device=nothing.device)
         self(nothing, weights, torch.empty(weights.shape, dtype=torch.int64, device=nothing.device))
 
 
 def _routes(shape: ExpertsShape, context: LayerContext) -> ExpertRoutes | None:
-    """Where experts are; None where every rank has a part of each.
+    """Where experts are. None means every rank has a part of each expert.
 
     Raises:
         ValueError: there are more ranks than experts.
@@ -206,11 +208,12 @@ def _own(shape: ExpertsShape, routes: ExpertRoutes | None, context: LayerContext
 
 
 def _features(size: int, context: LayerContext) -> Part:
-    """This rank's part of those inside an expert. Those that share a scale, say, stay together, so that some ranks may
-    have more than others.
+    """This rank's part of the features inside an expert.
+
+    Features that share a scale or the like stay together, so some ranks may have more than others.
 
     Raises:
-        ValueError: there are more ranks than such groups.
+        ValueError: there are more ranks than such groups of features.
     """
     group = context.groups.expert
     if context.groups.layout.expert > 1 or group.world_size == 1:

@@ -1,4 +1,4 @@
-"""Checkpoints' tensors that hold all experts of a mixture, one expert at a time as others have them."""
+"""Views of checkpoint tensors that hold all experts: one expert at a time, in the form of separate tensors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from engine_svc.layers.parameter import TensorSlice
 
 @dataclass(frozen=True)
 class FusedForm:
-    """How such tensors lie: [experts, outputs, inputs], gate's outputs before up's, unless it is said here."""
+    """The layout of fused tensors: [experts, outputs, inputs] with gate's outputs before up's, unless set otherwise."""
 
-    transposed: bool = False  # weights of 16 or 32 bits have their inputs first
-    interleaved: bool = False  # outputs of gate and of up take turns
+    transposed: bool = False  # 16-bit and 32-bit weights have their inputs first
+    interleaved: bool = False  # outputs of gate and up alternate
 
     def expert(self, source: TensorSlice, index: int, *, is_gate_up: bool, is_plain: bool) -> TensorSlice:
-        """The tensor of one expert as [outputs, inputs], or whatever has outputs first.
+        """The tensor of one expert, with outputs as its first dimension.
 
         Args:
-            is_gate_up: it holds gate and up, not down.
-            is_plain: it is a weight of 16 or 32 bits.
+            is_gate_up: the tensor holds gate and up, not down.
+            is_plain: the tensor is a 16-bit or 32-bit weight.
         """
         found: TensorSlice = _One(source, index)
-        # Of another number of dimensions, it is left as it is for the error to tell.
+        # With any other number of dimensions it is left unchanged, so that the error tells its shape.
         dimensions = len(found.get_shape())
         if dimensions == 3:
             found = _Joined(found)
@@ -37,7 +37,7 @@ class FusedForm:
 
 
 class Flat:
-    """All entries in a row, of a tensor that is small: whatever is wanted of it, it is read whole."""
+    """A small tensor flattened to one dimension. Any access reads all of it."""
 
     def __init__(self, source: TensorSlice) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class Flat:
 
 
 class _One:
-    """One of those along the first dimension."""
+    """One entry along the first dimension."""
 
     def __init__(self, source: TensorSlice, index: int) -> None:
         self._source, self._index = source, index
@@ -63,7 +63,7 @@ class _One:
 
 
 class _Joined:
-    """The last two dimensions as one: the bytes of blocks, which are read whole."""
+    """The last two dimensions joined to one: these are blocks of bytes, and only whole blocks are read."""
 
     def __init__(self, source: TensorSlice) -> None:
         self._source = source
@@ -79,7 +79,7 @@ class _Joined:
 
 
 class Transposed:
-    """A matrix, its dimensions exchanged."""
+    """A transposed matrix."""
 
     def __init__(self, source: TensorSlice) -> None:
         self._source = source
@@ -93,7 +93,7 @@ class Transposed:
 
 
 class _TakenApart:
-    """First the entries at even places of the first dimension, then those at odd ones."""
+    """De-interleaves the first dimension: first the entries with even index, then those with odd index."""
 
     def __init__(self, source: TensorSlice) -> None:
         self._source = source
@@ -102,7 +102,7 @@ class _TakenApart:
         return self._source.get_shape()
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Of either kind, a range at a time: files are read without steps."""
+        """Takes a range within one half only; the files are read without steps."""
         wanted, *others = _slices(index)
         half = self.get_shape()[0] // 2
         odd = wanted.start >= half

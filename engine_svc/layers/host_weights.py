@@ -1,8 +1,8 @@
-"""Weights of whole layers that lie in host memory, and are copied to the device in each forward pass.
+"""Offloads weights of whole layers to host memory, and copies them to the device in each forward pass.
 
-The device has room for two such layers. While one computes, the next one is copied into the other's room: a copy waits
-for the layer that was there before, and a layer for its copy. Where a layer's weights are on the device stays the same
-from pass to pass, so that passes can be recorded.
+The device has buffers ("rooms") for two such layers. While one layer computes, the next is copied to the other buffer:
+a copy waits for the layer that used the buffer before, and a layer waits for its copy. A layer's weights have the same
+device address in every pass, so passes can be captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _ALIGNMENT = 256  # bytes
 
 
 class Copies(ABC):
-    """Copies from the host to a device, in order, beside what the device computes."""
+    """Copies from the host to a device, in order and concurrent with the device's computation."""
 
     @abstractmethod
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes], from which the device copies by itself."""
+        """Allocates host memory that the device can copy from asynchronously: uint8 [num_bytes]."""
 
     @abstractmethod
     def follow(self) -> None:
-        """Copies that are begun from now on come after all that the device has been given to compute so far."""
+        """Makes copies started from now on wait for all work submitted to the device so far."""
 
     @abstractmethod
     def begin(self, room: torch.Tensor, content: torch.Tensor) -> None:
-        """Begins to copy the content of host memory into a room of the device, both uint8 of the same size."""
+        """Starts copying host memory to a device buffer; both uint8 of the same size."""
 
     @abstractmethod
     def wait(self, room: torch.Tensor) -> None:
-        """What the device is given to compute from now on comes after the last copy into this room."""
+        """Makes work submitted to the device from now on wait for the last copy into this buffer."""
 
 
 class CudaCopies(Copies):
-    """By a stream of their own. Events are new ones each time: what is recorded keeps its own."""
+    """Copies on a separate CUDA stream. Each copy gets a new event, as a captured graph keeps its own events."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
-        self._ready: dict[int, torch.cuda.Event] = {}  # by where rooms are
+        self._ready: dict[int, torch.cuda.Event] = {}  # by the rooms' addresses
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
         """See Copies.host_memory."""
         memory = torch.empty(num_bytes, dtype=torch.uint8)
-        # torch's own pinned memory is of powers of two, which for what is large may be twice as much.
+        # torch rounds pinned memory up to powers of two, which can double the size of large buffers.
         runtime: Any = torch.cuda.cudart()
         torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), num_bytes, 0)))
         weakref.finalize(memory, runtime.cudaHostUnregister, memory.data_ptr())
@@ -76,27 +76,27 @@ class CudaCopies(Copies):
 
 
 def copies_to(device: torch.device) -> Copies | None:
-    """None: the device's memory is the host's."""
+    """Copies to a device. None means the device uses host memory itself."""
     return CudaCopies(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, eq=False)
 class _HostLayer:
-    """A layer's weights, one behind the other in host memory."""
+    """A layer's weights, one after the other in host memory."""
 
     tensors: Sequence[torch.Tensor]
     content: torch.Tensor  # uint8 [bytes]
 
     @property
     def starts(self) -> list[int]:
-        """Where each of them begins, and where the last one ends."""
+        """The offset of each tensor, and the end of the last one, in bytes."""
         found = [0]
         for tensor in self.tensors:
             found.append(found[-1] + _padded(tensor.nbytes))
         return found
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors as they would be in other memory, uint8 [bytes]."""
+        """Views with the tensors' dtypes and shapes at their offsets in other memory, uint8 [bytes]."""
         return [
             memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for start, tensor in zip(self.starts, self.tensors, strict=False)
@@ -104,16 +104,16 @@ class _HostLayer:
 
 
 class HostWeights:
-    """One for each model and rank.
+    """The offloaded layers of a model on one rank.
 
-    Order of calls: `take` as each layer is packed, `start` when all are; then passes, each through all layers in order.
+    Order of calls: `take` for each part that is packed, then `start`, then passes through all layers in order.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], num_bytes: int, copies: Copies) -> None:
         """
         Args:
-            layers: of the rank, in the order of a pass.
-            num_bytes: of weights that lie in host memory, at most.
+            layers: the rank's layers, in the order of a pass.
+            num_bytes: the most bytes of weights to keep in host memory.
         """
         self._layers, self._num_bytes, self._copies = layers, num_bytes, copies
         self._parts = [[each for each in layer.modules() if isinstance(each, PackedLayer)] for layer in layers]
@@ -122,12 +122,14 @@ class HostWeights:
         self._hosted: dict[int, _HostLayer] = {}
         self._num_packed = self._spent = 0
         self._rooms: Sequence[torch.Tensor] = ()
-        self._order: Sequence[int] = ()  # of the layers that are copied
-        self._current = -1  # which of them in this order
+        self._order: Sequence[int] = ()  # numbers of the layers that are copied
+        self._current = -1  # position in `_order` of the layer that is computing
 
     def take(self, packed: PackedLayer) -> None:
-        """Tells of a layer's part that has been packed. Once all of them are, the layer goes to host memory if it is
-        its turn: as many do as there is room for, at even distances, so that the others' computing hides their copies.
+        """Registers a layer's part that has been packed; moves the layer to host memory if it is its turn.
+
+        Layers move once all of their parts are packed, as many as `num_bytes` allows, at even distances, so that
+        computing the layers between them hides the copies.
         """
         number = self._layer_of.get(packed)
         if number is None:
@@ -148,12 +150,12 @@ class HostWeights:
         layer = _HostLayer(tensors, self._copies.host_memory(size))
         for tensor, place in zip(tensors, layer.views(layer.content), strict=True):
             place.copy_(tensor)
-            # Of their shape, without the device's memory: nobody reads them before `start`.
+            # Keeps the shape but frees the device memory; the tensors are not read before `start`.
             tensor.set_(tensor.new_empty(()).expand(tensor.shape))
         return layer
 
     def start(self, device: torch.device) -> None:
-        """Makes room on the device, and has passes copy from now on."""
+        """Allocates the device buffers and registers the hooks that copy layers during passes."""
         self._order = sorted(self._hosted)
         size = max((len(layer.content) for layer in self._hosted.values()), default=0)
         self._rooms = [torch.empty(size, dtype=torch.uint8, device=device) for _ in self._order[:ROOMS]]
@@ -173,7 +175,7 @@ class HostWeights:
             self._layers[number].register_forward_pre_hook(self._entering(position))
 
     def _keep_on_device(self) -> None:
-        """Of layers that all have rooms of their own."""
+        """Copies the layers to the device for good: each has a buffer of its own."""
         logger.warning(
             "--cpu-offload-gb has no effect: the device has room for %d layers that are copied there, and no more than "
             "%d of %d fit into so many bytes of host memory; raise it or leave it out",
@@ -190,10 +192,13 @@ class HostWeights:
             self._begin(position)
 
     def _entering(self, position: int) -> Callable[..., None]:
-        """What a layer does before it computes: the one before has done, so that its room is free for the next."""
+        """The hook before a layer computes: waits for its weights, and starts the copy of the next layer.
+
+        The previous layer is submitted by then, so the copy into its buffer is ordered after it.
+        """
 
         def enter(*_: Any) -> None:
-            if position == self._current:  # computed in parts
+            if position == self._current:  # the layer is computed in several parts
                 return
             self._current = position
             if 0 < position < len(self._order) - 1:
@@ -207,7 +212,7 @@ class HostWeights:
         self._copies.begin(self._room(position), self._hosted[self._order[position]].content)
 
     def _room(self, position: int) -> torch.Tensor:
-        """That of a layer, as long as its weights."""
+        """The buffer of a layer, cut to the length of its weights."""
         return self._rooms[position % ROOMS][: len(self._hosted[self._order[position]].content)]
 
 
@@ -216,5 +221,5 @@ def _padded(num_bytes: int) -> int:
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that kernels read as they lie, each once."""
+    """The contiguous tensors, without duplicates."""
     return list({id(each): each for each in tensors if each.is_contiguous()}.values())

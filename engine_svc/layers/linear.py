@@ -14,13 +14,13 @@ from engine_svc.parallel.group import ParallelGroup
 
 
 class _SplitLinear(PackedLayer):
-    """Matrices whose parameters and product are the quantisation method's."""
+    """Matrices whose parameters and product come from the quantization method."""
 
     def __init__(self, split: Split, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
         self._context, self._split = context, split
         self._product: Product | None = None
-        self.row: RowProduct | None = None  # of few rows, where nothing is to be done after it
+        self.row: RowProduct | None = None  # product of few rows; None if anything follows the product
         self._weights: Sequence[torch.Tensor] = ()
         self._held = hold(self, self, split, "linear", context)
         self.bias = split_parameter(bias_of(context.dtype), split, context.device) if bias else None
@@ -43,14 +43,14 @@ class _SplitLinear(PackedLayer):
         return True
 
     def _is_whole(self) -> bool:
-        """Whether a product of this rank is what comes out."""
+        """Whether this rank's product is the layer's final output."""
         return True
 
 
 class ColumnParallelLinear(_SplitLinear):
-    """One or more matrices side by side, of each of which every rank holds a range of rows.
+    """One or more matrices side by side; every rank holds a range of each matrix's rows.
 
-    Subclasses and users name the parts ("q", "k", "v"; "gate", "up"; "" for a single one).
+    The parts are named by subclasses and users: "q", "k", "v"; "gate", "up"; "" for a single one.
     """
 
     def __init__(
@@ -59,31 +59,31 @@ class ColumnParallelLinear(_SplitLinear):
     ) -> None:  # fmt: skip
         """
         Args:
-            parts: by name.
-            layout: of checkpoints that hold them as one matrix.
+            parts: this rank's rows of each matrix, by name.
+            layout: of checkpoints that hold the matrices as one.
         """
         super().__init__(Split(dict(parts), Part(0, input_size, input_size), layout), bias=bias, context=context)
 
     def forward(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        """[tokens, input_size] → [tokens, rows of this rank]; float32, if wide."""
+        """[tokens, input_size] → [tokens, rows of this rank]; float32 if `wide`."""
         assert self._product is not None
         return self._product(hidden, wide=wide)
 
 
 def whole_linear(input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> ColumnParallelLinear:
-    """A matrix that every rank has all of."""
+    """A matrix that every rank holds whole."""
     return ColumnParallelLinear(input_size, {"": Part(0, output_size, output_size)}, bias=bias, context=context)
 
 
 class ReplicatedLinear(PackedLayer):
-    """A small matrix that every rank holds whole and computes with in full: what it decides matters more than time."""
+    """A small matrix that every rank holds whole and unquantized: its decisions matter more than its speed."""
 
     def __init__(
         self, input_size: int, output_size: int, *, bias: bool = False, wide: bool = True, context: LayerContext
     ) -> None:
         """
         Args:
-            wide: what comes out is float32, whatever goes in.
+            wide: the output is float32 for any input dtype.
         """
         super().__init__()
         self._ops, self._context, self._wide = context.ops, context, wide
@@ -105,7 +105,11 @@ class ReplicatedLinear(PackedLayer):
 
 
 def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -> MatrixProduct:
-    """The product with matrices whose outputs stand side by side, and with all of their biases."""
+    """One product with several matrices, whose outputs are joined side by side.
+
+    Args:
+        bias: the biases of all matrices, joined likewise.
+    """
     counts = [weight.shape[-2] for weight in weights]
     biases = [None] * len(counts) if bias is None else bias.split(counts)
     products = [ops.matrix(weight, each) for weight, each in zip(weights, biases, strict=True)]
@@ -119,7 +123,7 @@ def product_of(ops: Ops, weights: Sequence[Weight], bias: torch.Tensor | None) -
 
 
 def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part]:
-    """Each matrix cut into equal ranges of rows, one for each rank."""
+    """Divides each matrix into equal ranges of rows, one for each rank."""
     parts = {}
     for name, size in sizes.items():
         share = group.divide(size, f"output features of {name or 'a linear layer'}")
@@ -128,7 +132,7 @@ def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part
 
 
 def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Part]:
-    """Query heads are divided; key and value heads too, or repeated where there are fewer of them than ranks."""
+    """Divides query heads among ranks, and key-value heads too; these are replicated if there are fewer than ranks."""
     query = group.divide(num_heads, "attention heads") * head_dim
     if num_kv_heads >= group.world_size:
         first = group.rank * group.divide(num_kv_heads, "key-value heads")
@@ -144,7 +148,7 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
 
 
 class RowParallelLinear(_SplitLinear):
-    """A matrix of which every rank holds a range of columns; the ranks' results are summed."""
+    """A matrix of which every rank holds a range of columns; the ranks' results are all-reduced."""
 
     def __init__(self, input_size: int, output_size: int, *, bias: bool, context: LayerContext) -> None:
         share = context.groups.tensor.divide(input_size, "input features of a linear layer")
@@ -157,7 +161,7 @@ class RowParallelLinear(_SplitLinear):
         return self._context.groups.tensor.all_reduce(self._product(hidden))
 
     def _adds_bias(self) -> bool:
-        return self._context.groups.tensor.rank == 0  # before the sum
+        return self._context.groups.tensor.rank == 0  # the bias is added before the all-reduce
 
     def _is_whole(self) -> bool:
         return self._context.groups.tensor.world_size == 1

@@ -1,23 +1,23 @@
-"""What checkpoints call the modules that are layers here."""
+"""The names that checkpoints have for our modules."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
 
-# Module in checkpoints → (ours, part of its parameters).
+# Module in checkpoints → (our module, part of its parameters).
 PARTS = {
     "q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v"),
     "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     "q_conv1d": ("conv1d", "q"), "k_conv1d": ("conv1d", "k"), "v_conv1d": ("conv1d", "v"),
     "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up"), "w2": ("down_proj", ""),
 }  # fmt: skip
-# Mixtral's names are those of Llama's first code.
+# Mixtral's names (w1, w2, w3) are those of Llama's original code.
 EXPERT_PARTS = {
     "gate_proj": ("gate_up", "gate"), "up_proj": ("gate_up", "up"), "down_proj": ("down", "down"),
     "w1": ("gate_up", "gate"), "w3": ("gate_up", "up"), "w2": ("down", "down"),
 }  # fmt: skip
-# Modules that some checkpoints call otherwise, ours first. What is renamed first may be renamed once more.
+# Other names that some checkpoints have for modules: (ours, other). Applied in order, so a result may be renamed again.
 OTHERWISE = (
     (".mlp.", ".block_sparse_moe."), (".mlp.", ".feed_forward."),
     (".mlp.shared_expert.gate_up_proj.", ".shared_mlp.input_linear."),  # Granite
@@ -27,7 +27,7 @@ OTHERWISE = (
     (".gate.", ".router.layer."), (".gate.", ".router."), (".gate.", ".gate.wg."), (".gate.", ".moe_statics."),
     (".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias"),  # MiniMax
     (".mlp.gate.e_score_correction_bias", ".mlp.expert_bias"),  # LFM2
-    (".self_attn.o_proj.", ".self_attn.out_proj."), (".mixer.", ".conv."),  # the same
+    (".self_attn.o_proj.", ".self_attn.out_proj."), (".mixer.", ".conv."),  # LFM2 too
     (".self_attn.g_proj.", ".self_attn.gate_proj."),  # LFM3
     (".mixer.", ".mamba."), (".mixer.", ".linear_attn."), (".self_attn.", ".attn.attention."),  # GPT-Neo
     (".self_attn.o_proj.", ".self_attn.c_proj."), (".mlp.fc_out.", ".mlp.c_proj."),  # GPT-2
@@ -36,11 +36,11 @@ OTHERWISE = (
 
 
 def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) -> tuple[str, ...]:
-    """All names that a checkpoint may have for a matrix, if it is one of this form.
+    """All names that a checkpoint may have for a matrix.
 
     Args:
-        path: of our module, such as layers.0.self_attn.qkv_proj; of experts, theirs all.
-        part: of the module; experts stand for the first of them.
+        path: of our module, such as layers.0.self_attn.qkv_proj; for experts, that of all of them.
+        part: of the module. For experts, the names are those of the first expert.
         module_names: see ModelConfig.
     """
     parent, _, module = path.rpartition(".")
@@ -48,7 +48,7 @@ def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) 
         found = [f"{path}.0.{name}" for name, (_, each) in EXPERT_PARTS.items() if each == part]
     else:
         alone = [f"{parent}.{name}" for name, each in PARTS.items() if each == (module, part)]
-        found = [*alone, path] if part else [path, *alone]  # what is most often called so is first
+        found = [*alone, path] if part else [path, *alone]  # the most common name first
     for ours, other in OTHERWISE:
         found += [f"{name}.".replace(ours, other)[:-1] for name in found if ours in f"{name}."]
     alone = [name if name == "lm_head" else f"model.{name}" for name in found]
@@ -57,14 +57,14 @@ def names_in_checkpoints(path: str, part: str, module_names: Mapping[str, str]) 
 
 
 def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
-    """With each part of its name as it is, or as checkpoints of the family have it."""
+    """All combinations of each component of the name unchanged or as checkpoints of the model family have it."""
     parts = [[part, *(other for other, ours in module_names.items() if ours == part)] for part in module.split(".")]
-    parts[0] += [f"model.{other}" for other in parts[0][1:] if parts[0][0] == "model"]  # or inside of it
+    parts[0] += [f"model.{other}" for other in parts[0][1:] if parts[0][0] == "model"]  # or nested in "model"
     yield from map(".".join, itertools.product(*parts))
 
 
 def _among_others(module: str) -> Iterator[str]:
-    """As models have it that see pictures too, since Transformers 4.52 and before."""
+    """The names in vision-language models: since Transformers 4.52, then before."""
     if module.startswith("model."):
         yield module.replace("model.", "model.language_model.", 1)
     yield f"language_model.{module}"

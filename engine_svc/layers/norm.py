@@ -1,4 +1,4 @@
-"""Normalisation of each row: by its root mean square, or by its deviation from its mean."""
+"""Normalization layers: RMS norm and layer norm, whole, per head, or sharded over ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RMSNorm(torch.nn.Module):
     def __init__(self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0) -> None:
         """
         Args:
-            offset: is added to the checkpoint's weight (Gemma's is one too low).
+            offset: added to the checkpoint's weight (Gemma stores weight - 1).
         """
         super().__init__()
         self._ops = context.ops
@@ -26,10 +26,10 @@ class RMSNorm(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[..., size] → [..., size]; a residual gets `hidden` added, in place, and is what is normalised.
+        """[..., size] → [..., size]. With a residual, adds `hidden` to it in place and normalizes the sum.
 
         Args:
-            output: where it goes, without a residual; see Ops.rms_norm.
+            output: receives the result; only without a residual. See Ops.rms_norm.
         """
         if residual is None:
             return self._ops.rms_norm(hidden, self.weight, self.epsilon, output)
@@ -37,7 +37,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class LayerNorm(torch.nn.Module):
-    """(x - mean) / deviation * weight + bias, over the last dimension. The same calls as RMSNorm's."""
+    """(x - mean) / deviation * weight + bias, over the last dimension. Called in the same way as RMSNorm."""
 
     def __init__(
         self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0, bias: bool,
@@ -45,8 +45,8 @@ class LayerNorm(torch.nn.Module):
     ) -> None:  # fmt: skip
         """
         Args:
-            offset: as RMSNorm's.
-            has_weight: a checkpoint has one; else it is one.
+            offset: as for RMSNorm.
+            has_weight: checkpoints have a weight; else it is 1.
         """
         super().__init__()
         self._ops = context.ops
@@ -77,12 +77,12 @@ def _offset_weight(size: int, offset: float, context: LayerContext) -> LoadedPar
 
 
 class HeadLayerNorm(torch.nn.Module):
-    """A layer norm of each head, with weights of its own and no biases; every rank has a range of the heads."""
+    """A layer norm for each head, with per-head weights and no biases; every rank has a range of the heads."""
 
     def __init__(self, part: Part, head_dim: int, epsilon: float, *, context: LayerContext) -> None:
         """
         Args:
-            part: of all heads' features.
+            part: this rank's features out of those of all heads.
         """
         super().__init__()
         self._ops = context.ops
@@ -93,12 +93,12 @@ class HeadLayerNorm(torch.nn.Module):
         self.weight.loader = self._load_weight
 
     def forward(self, hidden: torch.Tensor) -> None:
-        """Normalises [tokens, heads * head_dim], in place; any stride between tokens."""
+        """Normalizes [tokens, heads * head_dim], in place; any stride between tokens."""
         for head, weight in zip(hidden.split(self.weight.shape[1], dim=-1), self.weight, strict=True):
             self._ops.layer_norm(head, Affine(weight, None), self._epsilon, head)
 
     def _load_weight(self, source: TensorSlice, part: str) -> None:
-        """From a tensor of one head, or of all."""
+        """Loads from a checkpoint tensor of one head, or of all."""
         for own, head in enumerate(self._heads):
             if part == str(head):
                 self.weight.write(part, self.weight[own], source, (slice(None),))
@@ -114,13 +114,13 @@ class ParallelRMSNorm(torch.nn.Module):
         self._ops = context.ops
         self._group = context.groups.tensor
         self._range = slice(part.first, part.first + part.count)
-        self._total = part.count * self._group.world_size  # features that several ranks have are summed several times
+        self._total = part.count * self._group.world_size  # features that several ranks hold are counted repeatedly
         self._epsilon = epsilon
         self.weight = LoadedParameter((part.count,), context.dtype, context.device)
         self.weight.loader = self._load_weight
 
     def forward(self, hidden: torch.Tensor) -> None:
-        """Normalises [tokens, count], in place; any stride between tokens."""
+        """Normalizes [tokens, count], in place; any stride between tokens."""
         if self._group.world_size == 1:
             self._ops.rms_norm(hidden, self.weight, self._epsilon, hidden)
             return
@@ -133,12 +133,12 @@ class ParallelRMSNorm(torch.nn.Module):
 
 
 class NoNorm(torch.nn.Module):
-    """In the place of a norm, where there is none."""
+    """Takes the place of a norm in layers that have none."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__()
         self._ops = ops
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, hidden_size]; the residual gets the other added."""
+        """Adds `hidden` to the residual in place, and returns it. Both [tokens, hidden_size]."""
         return self._ops.add(residual, hidden)

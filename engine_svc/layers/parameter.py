@@ -1,4 +1,4 @@
-"""Parameters that find their own part of a checkpoint's tensor."""
+"""Parameters that load their own part of a checkpoint's tensor."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from engine_svc.memory import zeros_when_touched
 from engine_svc.quantization.source import TensorSlice as TensorSlice
 
-# (checkpoint tensor, which of the parameter's shards it is) → writes this rank's part.
+# (checkpoint tensor, name of the parameter's shard that it is) → None; writes this rank's part.
 Load = Callable[[TensorSlice, str], None]
 
 
 class LoadedParameter(torch.nn.Parameter):
-    """A parameter without gradient that carries its loader and knows which shards it still lacks.
+    """A parameter without gradient that carries its loader and knows which shards are still missing.
 
-    Until its first shard comes it has a shape and no memory for its values: what a layer that is loaded and packed has
-    left behind can be the next one's.
+    It has a shape but no memory until its first shard is loaded, so it can reuse memory that layers loaded and packed
+    earlier have freed.
     """
 
-    loader: Load  # that of one which every rank has whole, unless another is set
+    loader: Load  # by default, loads the whole tensor on every rank
     missing: set[str]
-    default: float | None  # what a shard is that a checkpoint does not have; None: it must
+    default: float | None  # value of a parameter that a checkpoint lacks; None means the checkpoint must have it
 
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, shards: Sequence[str] = ("",)
@@ -37,17 +37,17 @@ class LoadedParameter(torch.nn.Parameter):
         return parameter
 
     def allocate(self) -> None:
-        """Gives it memory, of no meaning yet; does nothing where it has some."""
+        """Allocates its memory, with undefined content; does nothing if it is allocated."""
         if self.untyped_storage().nbytes() < self.numel() * self.itemsize:
-            on_host = self.device.type == "cpu"  # where malloc's heap would come to hold a third of the model in gaps
+            on_host = self.device.type == "cpu"  # malloc's heap would end up with a third of the model in gaps
             make = zeros_when_touched if on_host else partial(torch.empty, device=self.device)
             self.data = make(self.shape, dtype=self.dtype)
 
     def load(self, source: TensorSlice, part: str) -> None:
-        """Writes this rank's part of a checkpoint's tensor, which is the shard `part`.
+        """Writes this rank's part of a checkpoint tensor, which is the shard `part`.
 
         Raises:
-            ValueError, KeyError: it does not fit.
+            ValueError, KeyError: the tensor does not fit.
         """
         self.allocate()
         self.loader(source, part)
@@ -56,7 +56,7 @@ class LoadedParameter(torch.nn.Parameter):
         self.write(part, self, source, (slice(None),) * self.dim())
 
     def fill_missing(self) -> None:
-        """Makes it its default, if it has one: a checkpoint has none of it."""
+        """Fills a parameter that the checkpoint lacks with its default, if it has one."""
         if self.default is not None:
             self.allocate()
             self.data.fill_(self.default)
@@ -66,13 +66,16 @@ class LoadedParameter(torch.nn.Parameter):
         self, name: str, target: torch.Tensor, source: TensorSlice, index: tuple[slice, ...],
         shape: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Copies a part of a checkpoint tensor to a part of this one.
+        """Copies a part of a checkpoint tensor to a part of this parameter.
 
         Args:
-            shape: that all of the tensor has to have.
+            name: of the shard, which is no longer missing then.
+            target: the part of this parameter.
+            index: of the part in the checkpoint tensor.
+            shape: required shape of the whole checkpoint tensor. None means only the part's shape is checked.
 
         Raises:
-            ValueError: it has another shape, or a type that this one cannot have.
+            ValueError: the tensor has another shape, or a dtype that cannot be converted.
         """
         found, wanted = list(source.get_shape()), list(shape if shape is not None else target.shape)
         if shape is not None and found != wanted:
@@ -86,10 +89,10 @@ class LoadedParameter(torch.nn.Parameter):
         self.missing.discard(name)
 
     def fill(self, name: str, target: torch.Tensor, source: TensorSlice) -> None:
-        """Makes all of a part of this one the only number of a checkpoint tensor.
+        """Fills a part of this parameter with the only number of a checkpoint tensor.
 
         Raises:
-            ValueError: it has several.
+            ValueError: the tensor has several numbers.
         """
         if math.prod(source.get_shape()) != 1:
             raise ValueError(f"shape {list(source.get_shape())} in the checkpoint is not a single number")
@@ -98,7 +101,7 @@ class LoadedParameter(torch.nn.Parameter):
 
 
 def _can_become(found: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether values keep their meaning: those of 8 bits or whole numbers stand for others, by a scale."""
+    """Whether a conversion keeps the values' meaning. 8-bit and integer values may be codes that need a scale."""
     if found == wanted or (found == torch.float8_e8m0fnu and wanted == torch.float32):
         return True
     same_kind = found.is_floating_point == wanted.is_floating_point
@@ -110,7 +113,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def take(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Its values, into which nothing is loaded any more: they go when whoever takes them has done with them."""
+    """Takes the values out of a parameter that is completely loaded; they are freed when the caller drops them."""
     if isinstance(parameter, LoadedParameter):
-        del parameter.loader  # which knows the parameter: only the collector of cycles would find them
+        del parameter.loader  # refers to the parameter: only the garbage collector would free such a cycle
     return parameter.data

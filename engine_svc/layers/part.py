@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """Which features of a matrix in the checkpoint are this rank's."""
+    """The range of a checkpoint matrix's features that this rank holds."""
 
     first: int
     count: int
@@ -17,14 +17,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """How checkpoints that hold several matrices as one have their outputs."""
+    """The order of outputs in checkpoints that hold several matrices as one."""
 
-    order: tuple[str, ...] = ()  # of the matrices, where it is not that of their names
-    # Each has so manieth part of every matrix, in that order: what goes with a head, say.
+    order: tuple[str, ...] = ()  # of the matrices, where it differs from that of their names
+    # The outputs are in this many groups, each with an equal part of every matrix, such as the parts of one head.
     groups: int = 1
 
     def above(self, outputs: Mapping[str, Part]) -> dict[str, int]:
-        """How many outputs of all groups are of matrices before each of these."""
+        """For each matrix, the number of outputs of the matrices before it, over all groups."""
         found, above = {}, 0
         for name in self.order or outputs:
             found[name] = above
@@ -32,14 +32,14 @@ class Layout:
         return found
 
     def pieces(self, part: Part, above: int, total: int) -> Iterator[tuple[int, int]]:
-        """Where a rank's outputs of one of the matrices are: the first of them that stand together, and how many.
+        """Yields the first index and length of each contiguous run of a rank's outputs of one matrix.
 
         Args:
-            above: outputs of matrices before it.
-            total: outputs of all of them.
+            above: outputs of the matrices before it.
+            total: outputs of all matrices.
 
         Raises:
-            ValueError: the matrix cannot be divided so.
+            ValueError: the matrix cannot be divided into the groups.
         """
         if part.total % self.groups or above % self.groups or total % self.groups:
             raise ValueError(f"{part.total} outputs cannot be divided by {self.groups} groups")

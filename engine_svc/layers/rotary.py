@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) and its scalings, as one table of cosines and sines per position."""
+"""Rotary position embedding (Su et al. 2021) and its scalings, as a table of cosines and sines of every position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _default(parameters: Mapping[str, Any], dim: int, max_position: int) -> tupl
 
 
 def _none(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
-    """Of layers that know no positions, but turn values as if they did."""
+    """For layers without positions that go through rotation nevertheless: all angles are zero."""
     return torch.zeros(dim // 2), 1.0
 
 
@@ -32,14 +32,14 @@ def _linear(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple
 
 
 def _proportional(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
-    """The first part of the frequencies that all values would have; the rest of these is not rotated (Gemma 4)."""
+    """Frequencies as if all values were rotated, but only the first part is used; the rest is zero (Gemma 4)."""
     rotated = int(parameters.get("partial_rotary_factor", 1.0) * dim // 2)
     plain = _plain(parameters["rope_theta"], dim) / parameters.get("factor", 1.0)
     return torch.where(torch.arange(dim // 2) < rotated, plain, 0.0), 1.0
 
 
 def _llama3(parameters: Mapping[str, Any], dim: int, max_position: int) -> tuple[torch.Tensor, float]:
-    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    """Long wavelengths are stretched, short ones kept, and those in between blended (Llama 3.1)."""
     plain = _plain(parameters["rope_theta"], dim)
     original = parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
@@ -81,8 +81,8 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
 def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length: int) -> tuple[torch.Tensor, float]:
     """LongRoPE (Ding et al. 2024): a factor for each frequency, one list for short contexts and one for long ones.
 
-    Which list counts is decided by the longest sequence that is served, not by each sequence as Transformers does:
-    keys that are cached already cannot be rotated again.
+    The longest sequence that is served decides which list is used. Transformers decides for each sequence, but here keys
+    that are already cached cannot be rotated again.
     """
     original = parameters["original_max_position_embeddings"]
     stretch = parameters.get("factor") or max_position / original
@@ -94,7 +94,7 @@ def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length
     return _plain(parameters["rope_theta"], dim) / factors, float(attention)
 
 
-# `dynamic` begins as the plain one; `rotary_table` changes it past the trained length.
+# `dynamic` starts like `default`; `rotary_table` changes it past the trained length.
 SCALINGS: dict[str, Scaling] = {
     "default": _default, "none": _none, "linear": _linear, "dynamic": _default, "llama3": _llama3, "yarn": _yarn,
     "proportional": _proportional,
@@ -106,20 +106,20 @@ def rotary_table(
 ) -> torch.Tensor:
     """Cosines and sines of every position.
 
-    With dynamic NTK scaling, Transformers stretches the base with the length of the sequence so far and leaves the
-    keys that are cached already as they are. Here, each position past the trained length is rotated as if the sequence
-    ended there: what Transformers does while decoding, and independent of how a prompt is cut into chunks.
+    With dynamic NTK scaling, Transformers stretches the base with the length of the sequence so far and does not change
+    keys that are already cached. Here, each position past the trained length is rotated as if the sequence ended
+    there: the same as Transformers while decoding, and independent of how a prompt is split into chunks.
 
     Args:
         parameters: `rope_parameters` of the configuration, with rope_type and rope_theta.
-        max_position: positions the model was trained for.
-        length: positions the table holds.
+        max_position: number of positions the model was trained for.
+        length: number of positions in the table.
 
     Returns:
         [length, 2, rotary_dim / 2]: cosines, then sines.
 
     Raises:
-        StartupError: the type of scaling is not supported, or its parameters are not complete.
+        StartupError: the type of scaling is not supported, or its parameters are incomplete or invalid.
     """
     kind = parameters.get("rope_type", "default")
     if kind != "longrope" and kind not in SCALINGS:

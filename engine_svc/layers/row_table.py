@@ -1,4 +1,4 @@
-"""Small matrices of which rows are looked up: learned positions, types of tokens."""
+"""Small lookup tables: learned positions, token types."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine_svc.layers.parameter import LoadedParameter
 
 
 class RowTable(torch.nn.Module):
-    """One that every rank has whole."""
+    """A matrix whose rows are looked up; every rank holds it whole."""
 
     def __init__(self, count: int, size: int, *, context: LayerContext, first: int = 0) -> None:
         """
         Args:
-            first: the row whose index is 0.
+            first: the matrix row that index 0 refers to.
         """
         super().__init__()
         self._ops, self._first = context.ops, first

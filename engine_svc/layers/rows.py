@@ -1,4 +1,4 @@
-"""Parameters beside the matrices: vectors and their like, of whose rows every rank holds some."""
+"""Parameters other than matrices, such as vectors, of whose rows every rank holds some."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def rows_parameter(
     *,
     is_flat: bool = False,
 ) -> LoadedParameter:
-    """A parameter of some rows of a checkpoint's tensor, never quantized.
+    """A parameter made from this rank's rows of a checkpoint tensor; never quantized.
 
     Args:
-        parts: which rows are this rank's, of ranges that stand below each other in the checkpoint; by name, where a
-            checkpoint may have tensors of each. Then the parameter's last dimension is that of the rows.
+        parts: this rank's rows in ranges that stand below each other in the checkpoint. They have names if a checkpoint
+            may have a tensor for each; then the parameter's last dimension is that of the rows.
         shape: of the parameter.
-        change: makes it of these rows.
-        is_flat: checkpoints may give the rows more dimensions.
+        change: converts the rows to the parameter.
+        is_flat: the checkpoint tensor is flattened first, as it may have more dimensions.
     """
     named: Mapping[str, Part] = parts if isinstance(parts, Mapping) else {}
     together = tuple(parts.values() if isinstance(parts, Mapping) else parts)

@@ -1,4 +1,4 @@
-"""A layer's matrices until they are loaded: parameters of which every rank holds a part."""
+"""A layer's matrices while they are being loaded: parameters of which every rank holds a part."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the entries of one of the matrices are."""
+    """Where the entries of one matrix are, in the parameter and in checkpoints."""
 
     held: Index  # in the parameter
-    alone: Index  # in a checkpoint's tensor of this matrix
-    # In the parameter, and in a checkpoint's tensor of all matrices; None: it cannot be cut out of one.
+    alone: Index  # in a checkpoint tensor of this matrix alone
+    # (in the parameter, in a checkpoint tensor of all matrices); None means it cannot be cut out of one.
     among: Sequence[tuple[Index, Index]] | None
-    alone_shape: Sequence[int]  # of these tensors
-    among_shape: Sequence[int]
+    alone_shape: Sequence[int]  # of the whole checkpoint tensor of this matrix
+    among_shape: Sequence[int]  # of the whole checkpoint tensor of all matrices
 
 
 @dataclass(frozen=True)
 class Split:
-    """What a rank holds of one or more matrices below each other, which share their inputs."""
+    """A rank's part of one or more matrices that stand below each other and share their inputs."""
 
     outputs: Mapping[str, Part]  # by name
     inputs: Part
-    layout: Layout = Layout()  # of such checkpoints
-    above: int = 0  # outputs of matrices before these, in a checkpoint that holds them as one with others
-    below: int = 0  # and of those behind
+    layout: Layout = Layout()  # of checkpoints that hold the matrices as one
+    above: int = 0  # outputs of other matrices before these, in a checkpoint tensor that holds all of them
+    below: int = 0  # outputs of other matrices after these
 
     def shape(self, axes: Sequence[Axis]) -> tuple[int, ...]:
-        """Of a parameter with these axes."""
+        """The shape of this rank's parameter with these axes."""
         rows = sum(part.count for part in self.outputs.values())
         total = sum(part.total for part in self.outputs.values()), self.inputs.total
         held = _index(axes, ((0, rows), (0, self.inputs.count)), total)
         return tuple(entries.stop for entries in held)
 
     def alone(self) -> dict[str, Split]:
-        """Each matrix by itself."""
+        """The split of each matrix by itself."""
         total = sum(part.total for part in self.outputs.values())
         found = {}
         for name, above in self.layout.above(self.outputs).items():
@@ -59,10 +59,10 @@ class Split:
         return {name: found[name] for name in self.outputs}
 
     def places(self, axes: Sequence[Axis]) -> dict[str, _Place]:
-        """By the matrices' names.
+        """The places of each matrix's entries, by name.
 
         Raises:
-            ValueError: entries would have to be cut in two.
+            ValueError: an entry of the parameter would have to be cut in two.
         """
         found, held, above = {}, 0, self.layout.above(self.outputs)
         inputs = self.inputs
@@ -97,7 +97,12 @@ class Split:
 
 
 def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tuple[int, int]) -> Index:
-    """Of outputs and of inputs, the first feature and how many; and how many there are in all."""
+    """The index of a range of features.
+
+    Args:
+        ranges: (first, count) of outputs and of inputs.
+        totals: how many outputs and inputs there are in all.
+    """
     found = []
     for axis in axes:
         side = 0 if axis.along == "outputs" else 1
@@ -106,19 +111,19 @@ def _index(axes: Sequence[Axis], ranges: tuple[tuple[int, int], ...], totals: tu
 
 
 def _shape(axes: Sequence[Axis], totals: tuple[int, int]) -> tuple[int, ...]:
-    """Of a checkpoint's tensor, which has all outputs and inputs."""
+    """The shape of a checkpoint's tensor, which has all outputs and inputs."""
     return tuple(each.stop for each in _index(axes, ((0, totals[0]), (0, totals[1])), totals))
 
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """The experts of a mixture that a rank has."""
+    """The experts that a rank holds."""
 
     experts: tuple[int, ...]  # of each slot
     total: int
 
     def holding(self, expert: int) -> list[int]:
-        """The slots of an expert: none, where others have it.
+        """The slots of an expert; empty if only other ranks hold it.
 
         Raises:
             ValueError: there is no such expert.
@@ -131,14 +136,14 @@ class ExpertSlots:
 def split_parameter(
     spec: ParameterSpec, split: Split, device: torch.device, slots: ExpertSlots | None = None
 ) -> LoadedParameter:
-    """A parameter that loads this rank's part, from tensors of single matrices or of all of them.
+    """A parameter that loads this rank's part, from checkpoint tensors of single matrices or of all together.
 
     Args:
-        slots: the parameter has a dimension more before the others, of these experts, and shards named
-            `<expert>.<matrix>`; of other experts, nothing is read.
+        slots: gives the parameter a leading dimension for these experts, and shards named `<expert>.<matrix>`.
+            Other experts are not read.
 
     Raises:
-        ValueError: it cannot be split so.
+        ValueError: the parameter cannot be split in this way.
     """
     places = split.places(spec.axes)
     shape = split.shape(spec.axes)
@@ -177,12 +182,12 @@ def split_parameter(
 
 
 def bias_of(dtype: torch.dtype) -> ParameterSpec:
-    """That of a matrix's outputs, of whatever form the matrix is."""
+    """The bias of a matrix's outputs; the same for every form of matrix."""
     return ParameterSpec("bias", dtype, (OUTPUTS,))
 
 
 def features_together(context: LayerContext, part: str, along: Literal["outputs", "inputs"]) -> int:
-    """How many features of an expert's matrix share entries of its parameters, and must stay on one rank."""
+    """How many features of an expert's matrix share parameter entries and must stay on one rank."""
     method = context.quantization.layer(context.place("experts", part))
     axes = [axis for spec in method.parameters() for axis in spec.axes]
     return math.lcm(*(axis.features for axis in axes if axis.along == along and not axis.whole))
@@ -190,13 +195,13 @@ def features_together(context: LayerContext, part: str, along: Literal["outputs"
 
 @dataclass(frozen=True)
 class Held:
-    """Matrices of one form, whose parameters a module has until they are loaded."""
+    """Matrices of one form, whose parameters are in a module until they are loaded."""
 
     module: torch.nn.Module
     method: LayerMethod
 
     def take(self) -> Weight:
-        """Their weight; the parameters are the module's no more."""
+        """Builds the weight, and removes the parameters from the module."""
         taken = {spec.name: take(self.module.get_parameter(spec.name)) for spec in self.method.parameters()}
         for name in taken:
             delattr(self.module, name)
@@ -207,16 +212,16 @@ def hold(
     layer: PackedLayer, module: torch.nn.Module, split: Split, kind: PlaceKind, context: LayerContext,
     slots: ExpertSlots | None = None,
 ) -> tuple[Held, ...]:  # fmt: skip
-    """Gives a module the parameters that the model's method wants for its matrices.
+    """Gives a module the parameters that the model's quantization method needs for its matrices.
 
-    Matrices of one form have them together. Others have each their own, in modules of their names.
+    Matrices of one form share parameters. Otherwise each has its own, in a submodule with the matrix's name.
 
     Args:
-        layer: which the module is, or is in.
+        layer: the module itself, or the layer that contains it.
         slots: see split_parameter.
 
     Raises:
-        ValueError: a matrix cannot be split so.
+        ValueError: a matrix cannot be split in this way.
     """
     places = {name: context.place(kind, name) for name in split.outputs}
     methods = {name: context.quantization.layer(place) for name, place in places.items()}
@@ -263,5 +268,5 @@ def _add_parameters(
 
 
 def take_all(held: Sequence[Held]) -> list[Weight]:
-    """The weights of matrices, fewer than there are matrices where neighbours are alike."""
+    """The weights of all matrices; neighbors of the same kind and form are joined into one."""
     return side_by_side([each.take() for each in held])

@@ -1,1 +1,1 @@
-"""The operations layers are made of: `base.py` is the contract, one file per way to run them."""
+"""The operations that layers are built from: `base.py` is the contract, with one file per implementation."""

@@ -1,4 +1,4 @@
-"""The contract of the operations between attention: products with weights, norms, rotation, activation."""
+"""The contract of all operations but attention: products with weights, norms, rotary embedding, activations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 @dataclass(frozen=True)
 class ClampedSwish:
-    """gate * sigmoid(slope * gate) * (up + 1), with a gate up to `limit` and `up` within it either way (gpt-oss)."""
+    """gate * sigmoid(slope * gate) * (up + 1), `gate` clamped to at most `limit`, `up` to [-limit, limit] (gpt-oss)."""
 
     slope: float
     limit: float
 
 
-PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # the last: ReLU, squared
+PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # relu2: ReLU, squared
 Activation = PlainActivation | ClampedSwish
 
 
@@ -28,20 +28,21 @@ class Product(Protocol):
     """A product with a weight."""
 
     def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        """[rows, input_size] → [rows, output_size]; float32 if `wide`, else of the input's type."""
+        """[rows, input_size] → [rows, output_size]; float32 if `wide`, else in the input's dtype."""
         ...
 
 
 class Rows(Protocol):
-    """Looks up a weight's outputs."""
+    """Looks up rows (outputs) of a weight."""
 
     def __call__(
         self, indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None
     ) -> torch.Tensor:
-        """What the weight stands for, rounded to a type that products with it have inputs of, times a factor.
+        """The dequantized rows, rounded to `dtype`, times `scale`.
 
         Args:
-            indices: int64 [count], of outputs.
+            indices: int64 [count], the outputs to look up.
+            dtype: a type that inputs of products with the weight can have.
             first: see Ops.take_rows.
 
         Returns:
@@ -51,7 +52,7 @@ class Rows(Protocol):
 
 
 def rows_within(count: int, look_up: Callable[[torch.Tensor], torch.Tensor]) -> Rows:
-    """By what looks up int64 [any], all of them below `count`: float32 [any, inputs]."""
+    """Rows by means of `look_up`, which takes int64 [any], all below `count`, and returns float32 [any, inputs]."""
 
     def rows(indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None) -> torch.Tensor:
         local = indices - (first or 0)
@@ -63,36 +64,39 @@ def rows_within(count: int, look_up: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 class RowProduct(Protocol):
-    """A product of few rows, by a kernel that does what is before it, or behind it, too. Tensors are contiguous."""
+    """A product of few rows whose kernel also does the operation before or after it. All tensors are contiguous."""
 
     @property
     def most_rows(self) -> int:
-        """As many as it takes."""
+        """The greatest number of rows it takes."""
         ...
 
     def of_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """Of what Ops.add_rms_norm returns, or Ops.rms_norm without a residual; neither tensor is changed."""
+        """The product with the result of Ops.add_rms_norm, or of Ops.rms_norm without a residual.
+
+        Neither `hidden` nor `residual` is changed.
+        """
         ...
 
     def of_activated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Of what Ops.activate_and_multiply returns."""
+        """The product with the result of Ops.activate_and_multiply."""
         ...
 
     def add_to(self, total: torch.Tensor, hidden: torch.Tensor, added: torch.Tensor) -> None:
-        """The total gets the product of `hidden` added, and what is `added`."""
+        """Adds the product with `hidden`, and `added`, to `total` in place."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixProduct:
-    """A Product with a weight that stays as it is.
+    """A Product with a weight that does not change.
 
     Attributes:
-        held: all that is read of the weight.
-        rows: out of what is held. None: whoever wants them has to keep the weight.
-        row: of few rows. None: nothing would be gained.
+        held: all tensors of the weight that the product reads.
+        rows: looks up rows in the held tensors. None means it cannot: callers that need rows must keep the weight.
+        row: the product of few rows. None means a separate kernel would gain nothing.
     """
 
     compute: Product
@@ -106,15 +110,15 @@ class MatrixProduct:
 
 
 class HeadsProduct(Protocol):
-    """Each head's product with a matrix of its own."""
+    """The product of each head with its own matrix."""
 
     def __call__(self, hidden: torch.Tensor, output: torch.Tensor) -> None:
-        """[tokens, heads, size] → [tokens, heads, outputs], both of any strides between tokens and heads."""
+        """[tokens, heads, size] → [tokens, heads, outputs], both with any strides between tokens and heads."""
         ...
 
 
 class LowRankMatrices(NamedTuple):
-    """Of groups, what `shrink` and `expand` take."""
+    """The matrices of all groups, as `shrink` and `expand` take them."""
 
     down: torch.Tensor  # [groups, parts, rank, size]
     up: torch.Tensor  # [groups, rank, outputs]
@@ -123,7 +127,7 @@ class LowRankMatrices(NamedTuple):
 
 
 class ExpertAdapters(NamedTuple):
-    """What adapters add to experts. A group is an adapter's matrices for an expert: adapter * experts + expert."""
+    """What adapters add to experts. A group holds one adapter's matrices for one expert: adapter * experts + expert."""
 
     adapters: torch.Tensor  # int32 [tokens], -1 for none
     gate_up: LowRankMatrices
@@ -131,7 +135,7 @@ class ExpertAdapters(NamedTuple):
 
 
 class ComputeExperts(Protocol):
-    """What an ExpertsProduct is computed by."""
+    """Computes an ExpertsProduct."""
 
     def __call__(
         self,
@@ -140,11 +144,11 @@ class ComputeExperts(Protocol):
         expert_ids: torch.Tensor,
         adapters: ExpertAdapters | None = None,
     ) -> torch.Tensor:
-        """[tokens, hidden_size] → the same.
+        """[tokens, hidden_size] → [tokens, hidden_size].
 
         Args:
             weights: float32 [tokens, chosen]
-            expert_ids: int64 [tokens, chosen]; -1 of one that adds nothing, such as another rank's.
+            expert_ids: int64 [tokens, chosen]; -1 for an expert that adds nothing, such as another rank's.
         """
         ...
 
@@ -154,8 +158,8 @@ class ExpertsProduct:
     """The weighted sum of the chosen experts.
 
     Attributes:
-        held: all that is read of the experts, which are along the first dimension: whoever writes there changes one.
-        layout: in what form; what is held of an expert means the same where this is the same.
+        held: all tensors read, with experts along the first dimension: writing to an entry changes that expert.
+        layout: names the form. Where it is equal, held tensors of an expert can be copied from one product to another.
     """
 
     compute: ComputeExperts
@@ -174,14 +178,14 @@ class ExpertsProduct:
 
 
 class Affine(NamedTuple):
-    """What a layer norm multiplies by and adds."""
+    """The weight and bias of a layer norm."""
 
     weight: torch.Tensor  # [size]
     bias: torch.Tensor | None  # [size]
 
 
 class HeadNorms(NamedTuple):
-    """Norms of each query and key head, before their rotation."""
+    """RMS norms applied to each query and key head before rotation."""
 
     query: torch.Tensor  # [head_dim]
     key: torch.Tensor  # [head_dim]
@@ -193,34 +197,34 @@ Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 
 @dataclass(frozen=True)
 class Routing:
-    """How a token's experts are chosen from the scores of all.
+    """How a token's experts are chosen from the scores of all experts.
 
-    With sparsemixer (Liu et al. 2023), one is chosen after the other, and counts for its part of a softmax over those
-    of the others that are left whose logits are `near` its own, relative to the greater of both.
+    With sparsemixer (Liu et al. 2023), experts are chosen one after the other. Each one's weight is its part of a softmax
+    over the experts not yet chosen whose logits are within `near` of its own, relative to the larger of the two.
     """
 
     experts_per_token: int
     renormalize: bool  # the chosen experts' weights are made to sum to one
     scoring: Scoring = "softmax"
-    num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
+    num_groups: int = 1  # only experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
     scale: float = 1.0  # on the chosen experts' weights
-    near: float = 0.0  # of sparsemixer
+    near: float = 0.0  # for sparsemixer
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertsForm:
-    """What experts are like, beside their weights."""
+    """The properties of experts other than their weights."""
 
     activation: Activation = "silu"
     gate_up_bias: torch.Tensor | None = None  # [experts, 2 * size]
     down_bias: torch.Tensor | None = None  # [experts, hidden_size]
-    weighs_inputs: bool = False  # what an expert counts is on what goes in, not on what comes out (Llama 4)
-    is_gated: bool = True  # else `gate_up` is one matrix, and its activation goes on
+    weighs_inputs: bool = False  # routing weights multiply the experts' inputs, not their outputs (Llama 4)
+    is_gated: bool = True  # else `gate_up` is one matrix, and its activation goes straight to `down`
 
     @property
     def biases(self) -> list[torch.Tensor]:
-        """Those that there are."""
+        """The biases that are not None."""
         return [bias for bias in (self.gate_up_bias, self.down_bias) if bias is not None]
 
 
@@ -228,48 +232,48 @@ TILE_ROWS = 16
 
 
 class RowTiles(NamedTuple):
-    """Rows in tiles of one group each, whose matrices they are multiplied by; a tile's rows come before its gaps."""
+    """Rows in tiles. All rows of a tile are multiplied by the matrices of one group, and come before its gaps."""
 
-    rows: torch.Tensor  # int32 [tiles, TILE_ROWS]; -1 where there is none
-    groups: torch.Tensor  # int32 [tiles]; -1 of a tile without rows
+    rows: torch.Tensor  # int32 [tiles, TILE_ROWS]; -1 for a gap
+    groups: torch.Tensor  # int32 [tiles]; -1 for a tile without rows
 
 
 class Ops(ABC):
     """One instance per rank."""
 
-    # What a row comes to depends on the row alone: not on the rows beside it, their number or its place among them.
+    # Each row's result depends on that row alone: not on the other rows, their number or its position among them.
     batch_invariant: ClassVar[bool] = False
 
     @abstractmethod
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
-        """A product with a weight [output_size, input_size], which may be kept in another form than this."""
+        """A product with a weight [output_size, input_size], which may be kept in another form."""
 
     @abstractmethod
     def quantize_rows(self, values: torch.Tensor) -> Int8Weight:
-        """Each row of [..., rows, size] to -127 … 127 of its greatest absolute value."""
+        """Quantizes each row of [..., rows, size] to -127 … 127, scaled by its greatest absolute value."""
 
     @abstractmethod
     def quantize_groups(self, values: torch.Tensor, group: int) -> CodedWeight:
-        """[..., rows, size] to codes of 4 bits, with a scale for each row and group of values: see `to_int4`."""
+        """Quantizes [..., rows, size] to 4-bit codes with a scale for each row and group of values; see `to_int4`."""
 
     @abstractmethod
     def head_matrices(self, weight: torch.Tensor) -> HeadsProduct:
-        """A product of each head with its own of [heads, outputs, size], which may be a view of any strides."""
+        """The product of each head with its own matrix in [heads, outputs, size], a tensor of any strides."""
 
     @abstractmethod
     def shrink(
         self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
     ) -> torch.Tensor:
-        """The first half of a low-rank product: rows times matrices of their group, summed in float32.
+        """The first half of a low-rank product: rows times the matrices of their group, summed in float32.
 
         Args:
-            hidden: [any, size], of any stride between rows.
+            hidden: [any, size], with any stride between rows.
             matrices: [groups / sharing, parts, rank, size]
-            ranks: int32 [groups / sharing, parts], how much of `rank` there is; the rest is not read.
-            sharing: neighbouring groups that have the same matrices.
+            ranks: int32 [groups / sharing, parts], how much of `rank` each matrix uses; the rest is not read.
+            sharing: how many neighboring groups share the same matrices.
 
         Returns:
-            float32 [tiles, TILE_ROWS, parts, rank]: zero beyond a matrix's own rank, of no meaning where no row is.
+            float32 [tiles, TILE_ROWS, parts, rank]: zero beyond a matrix's own rank, undefined in gaps.
         """
 
     @abstractmethod
@@ -277,14 +281,14 @@ class Ops(ABC):
         self, sums: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, starts: torch.Tensor, tiles: RowTiles,
         output: torch.Tensor, *, sharing: int = 1,
     ) -> None:  # fmt: skip
-        """The second half: adds what was shrunk, times matrices of the rows' groups, to the output's rows.
+        """The second half of a low-rank product: adds `sums` times the matrices of each row's group to the output.
 
         Args:
             sums: what `shrink` returned for these tiles.
             matrices: [groups / sharing, rank, outputs]: the parts' outputs side by side, each from its own sums.
             ranks: as for `shrink`.
-            starts: int64 [parts + 1], the first output of each part, and how many outputs there are.
-            output: [any, outputs], of any type and stride between rows.
+            starts: int64 [parts + 1], the first output of each part, then the total number of outputs.
+            output: [any, outputs], of any dtype and with any stride between rows.
         """
 
     @abstractmethod
@@ -304,44 +308,47 @@ class Ops(ABC):
         routing: Routing,
         present: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [tokens, experts] → weights float32 and ids int64, both [tokens, experts_per_token].
+        """float32 [tokens, experts] → weights (float32) and ids (int64), both [tokens, experts_per_token].
 
         Args:
-            bias: float32 [experts], helps to choose and does not count. With it, a group of experts is as good as its
-                two best ones, without it as its best one.
-            present: int32 [1], so many of the tokens, the first; ids of the others are -1. None: all.
+            bias: float32 [experts], added to the scores for choosing, but not to the weights. With a bias, a group of
+                experts is ranked by the sum of its two best scores; without, by its best score.
+            present: int32 [1], how many tokens, from the first, are real; ids of the padding are -1. None means all.
         """
 
     @abstractmethod
     def take_rows(
         self, matrix: torch.Tensor, indices: torch.Tensor, scale: float = 1.0, first: int | None = None
     ) -> torch.Tensor:
-        """Rows int64 [count] of a matrix [any, ...], times a factor: [count, ...].
+        """The rows `indices` of a matrix [any, ...], times `scale`: [count, ...].
 
         Args:
             matrix: each of its rows is contiguous; they may be any stride apart.
-            first: what number the matrix's first row has; rows that it does not have are zeros. None: it has all.
+            indices: int64 [count]
+            first: the index of the matrix's first row; rows outside of the matrix become zeros. None means the matrix
+                is whole.
         """
 
     @abstractmethod
     def mean_rows(self, hidden: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Float32 [sequences, hidden_size]: means of the tokens of each sequence.
+        """The mean over the tokens of each sequence: float32 [sequences, hidden_size].
 
         Args:
             hidden: contiguous [tokens, hidden_size].
-            starts: int32 [sequences + 1], on the host; of each sequence's tokens, of which there is one at least.
+            starts: int32 [sequences + 1], on the host: where each sequence's tokens begin, and where the last one's
+                end. Each sequence has at least one token.
         """
 
     @abstractmethod
     def zeros_like(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of a contiguous [tokens, ...]."""
+        """Zeros of the same shape and dtype as `hidden`, a contiguous [tokens, ...]."""
 
     @abstractmethod
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Each token's values side by side.
+        """Joins each token's values side by side.
 
         Args:
-            parts: [tokens, count, size], each of a count and size of its own, any strides between tokens and counts.
+            parts: each [tokens, count, size], with its own count and size and any strides between tokens and counts.
 
         Returns:
             [tokens, all values of a token]
@@ -352,24 +359,24 @@ class Ops(ABC):
         """Adds values to the total, in place, and returns it. Both [tokens, hidden_size].
 
         Args:
-            gates: float32 [tokens, 1], contiguous: the values are times their sigmoid.
+            gates: float32 [tokens, 1], contiguous: values are multiplied by the sigmoid of these.
         """
 
     @abstractmethod
     def gate(self, values: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Values times the sigmoid of their gates, in place; returns them. Both [tokens, size], contiguous."""
+        """Multiplies values by the sigmoid of their gates, in place; returns them. Both contiguous [tokens, size]."""
 
     @abstractmethod
     def clip(self, values: torch.Tensor, most: float) -> torch.Tensor:
-        """What of [tokens, size], contiguous, is not between -most and most becomes that, in place; returns them."""
+        """Clamps contiguous [tokens, size] to -most … most, in place, and returns it."""
 
     @abstractmethod
     def softcap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
-        """float32 [rows, vocabulary] becomes cap * tanh(logits / cap), in place."""
+        """Replaces float32 [rows, vocabulary] by cap * tanh(logits / cap), in place, and returns it."""
 
     @abstractmethod
     def scale(self, values: torch.Tensor, factor: float) -> torch.Tensor:
-        """[rows, size], of any stride between rows, times a factor; in place, and returned."""
+        """Multiplies [rows, size], with any stride between rows, by a factor, in place, and returns it."""
 
     @abstractmethod
     def rms_norm(
@@ -379,7 +386,8 @@ class Ops(ABC):
 
         Args:
             hidden: contiguous, or [rows, size] with any stride between rows.
-            output: where it goes, of the same shape and such strides; may be `hidden` itself. None: a new tensor.
+            output: receives the result; same shape, strides as allowed for `hidden`, which it may be. None means a new
+                tensor.
         """
 
     @abstractmethod
@@ -392,13 +400,13 @@ class Ops(ABC):
     def layer_norm(
         self, hidden: torch.Tensor, affine: Affine, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(hidden - mean) / deviation * weight + bias, over the last dimension; else as `rms_norm`."""
+        """(hidden - mean) / deviation * weight + bias, over the last dimension; arguments as for `rms_norm`."""
 
     @abstractmethod
     def add_layer_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor, affine: Affine, epsilon: float
     ) -> torch.Tensor:
-        """As `add_rms_norm`."""
+        """Like `add_rms_norm`, with a layer norm."""
 
     @abstractmethod
     def rotate(
@@ -409,23 +417,23 @@ class Ops(ABC):
         norms: HeadNorms | None,
         interleaved: bool = False,
     ) -> torch.Tensor:
-        """Norms of queries and keys, then the rotation of their first values; may work in place.
+        """Normalizes queries and keys, then rotates their first values; may work in place.
 
         Args:
             heads: [tokens, query and key heads, head_dim]; each token's heads are contiguous.
-            table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions. None are rotated if
-                it is empty.
-            interleaved: neighbours among the rotated values turn with each other, not those of their two halves.
+            table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions. If it is empty,
+                nothing is rotated.
+            interleaved: rotates pairs of neighboring values, not pairs from the two halves of the rotated values.
         """
 
     @abstractmethod
     def rotate_pairs(self, pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
-        """Rotates neighbouring values; they come to stand half a head apart, in queries and keys alike.
+        """Rotates pairs of neighboring values, and writes the two values of a pair half a head apart.
 
         Args:
-            pairs: [tokens, heads, rotated values], of any strides between tokens and heads.
+            pairs: [tokens, heads, rotated values], of queries or keys, with any strides between tokens and heads.
             table_rows: as for `rotate`.
-            output: of the same shape and such strides.
+            output: same shape, any strides between tokens and heads.
         """
 
     @abstractmethod
@@ -434,17 +442,17 @@ class Ops(ABC):
 
     @abstractmethod
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
-        """The activation of [tokens, size], contiguous, in place; returns them."""
+        """Applies the activation to contiguous [tokens, size], in place, and returns it."""
 
 
 def of_present(expert_ids: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """Ids of experts [tokens, chosen], but -1 behind the first tokens; see Ops.choose_experts."""
+    """Expert ids [tokens, chosen], with -1 for tokens past the first `present`; see Ops.choose_experts."""
     rows = torch.arange(len(expert_ids), device=expert_ids.device)[:, None]
     return torch.where(rows < present, expert_ids, -1)
 
 
 def activate(ops: Ops, values: torch.Tensor, activation: Activation, is_gated: bool) -> torch.Tensor:
-    """What a feed-forward layer's first product gives, with gates before it or without; may work in place."""
+    """Applies the activation to the result of a feed-forward layer's first product, gated or not; may work in place."""
     if is_gated:
         return ops.activate_and_multiply(values, activation)
     assert not isinstance(activation, ClampedSwish)

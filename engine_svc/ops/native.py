@@ -1,4 +1,4 @@
-"""The C++ kernels."""
+"""The operations by the C++ kernels."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight
 
 
 class NativeOps(Ops):
-    """See Ops. float32, bfloat16 and float16, on every level."""
+    """See Ops. Takes float32, bfloat16 and float16, on every instruction set level."""
 
     batch_invariant = True
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype = torch.bfloat16) -> None:
         """
         Args:
-            dtype: of the inputs of products with coded weights.
+            dtype: type of the inputs of products with coded weights.
         """
         self.kernels = kernels
         self._dtype = dtype
@@ -56,7 +56,7 @@ class NativeOps(Ops):
         return matrix_product(self.kernels, self._pack(weight), weight.shape, bias)
 
     def _pack(self, weight: Weight) -> PackedWeight:
-        """Of codes that the kernels do not take, what they stand for."""
+        """Packs a weight; one with codes that the kernels do not take is dequantized first."""
         if isinstance(weight, torch.Tensor) and (compressed := pack_compressed(self.kernels, weight)):
             return compressed
         if not isinstance(weight, CodedWeight):

@@ -27,28 +27,28 @@ _WORTH_COMPRESSING = 2 << 20  # bytes
 
 
 class PackedWeight(Protocol):
-    """Matrices of one shape in whatever form kernels take them, one behind the other."""
+    """Matrices of one shape, one after the other, in a form that the kernels take."""
 
     def is_for(self, dtype: torch.dtype) -> bool:
-        """Whether inputs of a type can be multiplied with it."""
+        """Whether inputs of this dtype can be multiplied with it."""
         ...
 
     def form(self) -> library.PackedForm:
-        """What the kernels are told; it points at what this holds."""
+        """The description passed to the kernels; it points into the held tensors, which must outlive it."""
         ...
 
     def held(self) -> list[torch.Tensor]:
-        """All that it is made of, with matrices along the first dimension."""
+        """All tensors it is made of, with matrices along the first dimension."""
         ...
 
     @property
     def layout(self) -> str:
-        """In what form that is, beside types and shapes."""
+        """Describes the form, apart from dtypes and shapes."""
         ...
 
 
 class Packed(NamedTuple):
-    """Matrices as the kernels take them, one behind the other: [count, values that the level's form has]."""
+    """Unquantized matrices, one after the other: [count, values], as the instruction set level's form has them."""
 
     weights: torch.Tensor
 
@@ -71,7 +71,7 @@ class Packed(NamedTuple):
 
 
 class PackedCompressed(NamedTuple):
-    """Matrices of bfloat16 in 12 bits a value, exactly: see compressed.h."""
+    """bfloat16 matrices losslessly compressed to 12 bits per value; see compressed.h."""
 
     weights: torch.Tensor  # uint8 [count, bytes]
 
@@ -94,7 +94,7 @@ class PackedCompressed(NamedTuple):
 
 
 class PackedInt8(NamedTuple):
-    """The same quantized: what 1 of each output stands for, and what undoes the offset of the kernel's inputs."""
+    """Int8 matrices, with each output's scale and the correction for the offset that the kernel adds to its inputs."""
 
     weights: torch.Tensor
     scale: torch.Tensor  # float32 [count, padded outputs]
@@ -126,10 +126,10 @@ def pack(kernels: Kernels, weight: torch.Tensor | Int8Weight) -> Packed | Packed
 
 
 def pack_compressed(kernels: Kernels, weight: torch.Tensor) -> PackedCompressed | None:
-    """Packs [outputs, size] of bfloat16, or several [count, outputs, size], in fewer bits.
+    """Packs bfloat16 [outputs, size], or several [count, outputs, size], in fewer bits.
 
-    None where that does not pay: the level's products take none, all of it is so small that it stays in a cache, or a
-    matrix has exponents of too many kinds.
+    Returns None where that does not pay or is impossible: the weight has another dtype, this level has no products with
+    compressed weights, the weight is so small that it stays in a cache, or a matrix has too many different exponents.
     """
     outputs, size = weight.shape[-2:]
     if weight.dtype != torch.bfloat16 or weight.nbytes < _WORTH_COMPRESSING:
@@ -142,7 +142,7 @@ def pack_compressed(kernels: Kernels, weight: torch.Tensor) -> PackedCompressed 
         source = matrix.contiguous()  # which lives until it is read
         if not (used := kernels.compress(source.data_ptr(), outputs, size, target.data_ptr())):
             return None
-    # Of several, each keeps the room that others of its shape may need, on this rank or another.
+    # Of several matrices, each keeps the maximum size: another one of its shape, from any rank, may replace it.
     return PackedCompressed(packed if weight.dim() == 3 else packed[:, :used])
 
 
@@ -173,18 +173,18 @@ def _pack_int8(kernels: Kernels, weight: Int8Weight) -> PackedInt8:
 
 
 def _padded(kernels: Kernels, outputs: int) -> int:
-    """Outputs of a packed matrix."""
+    """The number of outputs of a packed matrix: rounded up to whole panels."""
     panel: int = kernels.panel()
     return -(-outputs // panel) * panel
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:
-    """Where its data is; None for none."""
+    """The address of the tensor's data; None for no tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def gate_arguments(activation: Activation) -> tuple[int, float, float]:
-    """Which gate the kernels are to take, and the slope and limit of the clamped one."""
+    """The kernels' number of the gate, and the slope and limit of the clamped one."""
     if isinstance(activation, ClampedSwish):
         return GATES["clamped"], activation.slope, activation.limit
     return GATES[activation], 0.0, 0.0
@@ -204,7 +204,7 @@ def matrix_product(
     """A product with one matrix.
 
     Args:
-        shape: [outputs, size], as it was before it was packed.
+        shape: [outputs, size] before packing.
     """
     outputs, size = shape
     form, added = packed.form(), _padded_bias(kernels, bias)
@@ -223,7 +223,7 @@ def matrix_product(
 
 
 def _packed_rows(kernels: Kernels, packed: PackedWeight, shape: torch.Size) -> Rows:
-    """Those of one matrix [outputs, size], whose inputs are in their order."""
+    """Looks up rows of one packed matrix [outputs, size] whose inputs are in their original order."""
     form, (outputs, size) = packed.form(), shape
 
     def rows(indices: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, first: int | None = None) -> torch.Tensor:
@@ -245,10 +245,10 @@ def experts_product(
     shape: torch.Size,
     form: ExpertsForm = ExpertsForm(),
 ) -> ExpertsProduct:
-    """A product with all experts' weights in one call, which may be of two kinds.
+    """A product with all experts' weights in one kernel call. `gate_up` and `down` may be packed in different forms.
 
     Args:
-        shape: [experts, hidden_size, features inside an expert], as `down` was before it was packed.
+        shape: [experts, hidden_size, features inside an expert]: that of `down` before packing.
     """
     count, size, inner = shape
     biases = [_padded_bias(kernels, bias) for bias in (form.gate_up_bias, form.down_bias)]
@@ -264,7 +264,7 @@ def experts_product(
         assert gate_up.is_for(hidden.dtype)
         assert down.is_for(hidden.dtype)
         output = hidden.new_empty(hidden.shape)
-        # The kernel reads a token's choices behind the last token's.
+        # The kernel expects each token's choices right after the previous token's.
         weights, expert_ids = weights.contiguous(), expert_ids.contiguous()
         told = library.ExpertsForm(
             *gate, form.weighs_inputs, form.is_gated, *(pointer(bias) for bias in biases), _adapters(adapters)

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits packed for the C++ kernels as the codes that they are."""
+"""4-bit and 8-bit weights packed for the C++ kernels without dequantizing them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from engine_svc.memory import zeros_when_touched
 from engine_svc.native.library import CODES, KINDS, TYPES, Kernels, PackedForm
 from engine_svc.ops.weights import CodedWeight
 
-_CHUNK = 128  # inputs, as coded.h has it
-_SPANS = (128, 64, 32, 16)  # of inputs that share a scale
-_LOADED_AS = {"e4m3": 256.0}  # what 1 stands for where the kernels load a grid's numbers as smaller ones
-_COMPUTED = ("int8", "e4m3", "e5m2")  # grids of 8 bits
+_CHUNK = 128  # inputs, as in coded.h
+_SPANS = (128, 64, 32, 16)  # numbers of inputs that can share a scale
+_LOADED_AS = {"e4m3": 256.0}  # factor on the scale where the kernels load a grid's numbers as smaller ones
+_COMPUTED = ("int8", "e4m3", "e5m2")  # 8-bit grids that kernels compute instead of looking up
 _PLAIN_SCALES = (2.0**-100, 2.0**100)
 
 
@@ -24,7 +24,7 @@ class PackedCoded:
     """See PackedWeight."""
 
     weights: torch.Tensor  # uint8 [count, bytes]: see coded.h
-    dtype: torch.dtype  # of inputs
+    dtype: torch.dtype  # of the products' inputs
     codes: int
     span: int
     scale_type: int
@@ -55,19 +55,20 @@ class PackedCoded:
 
 
 def packable(weight: CodedWeight) -> bool:
-    """Whether kernels take its codes; another one has to be widened before it is packed.
+    """Whether the kernels take the weight's codes; if not, it must be dequantized before it is packed.
 
-    A grid of 4 bits may be any; one of 8 bits has to be computed, not looked up. Groups are of multiples of 16 inputs.
+    Any 4-bit grid will do, and the 8-bit grids that kernels compute instead of looking up. The group size must be a
+    multiple of 16 inputs or cover all of them.
     """
     known = weight.grid.bits == 4 or weight.grid.name in _COMPUTED
     return known and (weight.group % _SPANS[-1] == 0 or weight.group >= weight.shape[-1])
 
 
 def pack_coded(kernels: Kernels, weight: CodedWeight, dtype: torch.dtype) -> PackedCoded:
-    """Packs a packable [outputs, inputs] or [count, outputs, inputs].
+    """Packs a `packable` weight [outputs, inputs] or [count, outputs, inputs].
 
     Args:
-        dtype: of the inputs of the products.
+        dtype: type of the products' inputs.
     """
     codes = weight.codes.unflatten(0, (-1, weight.shape[-2])) if weight.codes.dim() == 2 else weight.codes
     count, _, inputs = codes.shape
@@ -85,7 +86,7 @@ def pack_coded(kernels: Kernels, weight: CodedWeight, dtype: torch.dtype) -> Pac
 
 
 def _kind(weight: CodedWeight, span: int) -> str:
-    """See CODES."""
+    """The name of the codes' kind, a key of CODES."""
     if weight.grid.bits == 4:
         return "nibbles"
     if weight.grid.name == "e4m3" and weight.offset is None and span >= 64:
@@ -102,7 +103,7 @@ def _fill(
     scale: torch.Tensor,
     offset: torch.Tensor | None,
 ) -> PackedCoded:
-    """The same with the weights, of codes [count, outputs, inputs], and scales and offsets [count, outputs, spans]."""
+    """Fills in the weights, from codes [count, outputs, inputs] and scales and offsets [count, outputs, spans]."""
     count, outputs, inputs = codes.shape
     form = packed.form()
     size = kernels.packed_coded_bytes(ctypes.addressof(form), outputs, inputs)
@@ -117,7 +118,7 @@ def _fill(
 
 
 def _by_span(groups: torch.Tensor | None, weight: CodedWeight, span: int) -> torch.Tensor | None:
-    """[..., outputs, groups] → [count, outputs, spans that there are in whole chunks]."""
+    """[..., outputs, groups] → [count, outputs, spans], padded with zeros to whole chunks."""
     if groups is None:
         return None
     *_, outputs, inputs = weight.shape
@@ -128,7 +129,7 @@ def _by_span(groups: torch.Tensor | None, weight: CodedWeight, span: int) -> tor
 
 
 def _narrow(values: torch.Tensor) -> torch.Tensor:
-    """In 16 bits, where those hold every one of them."""
+    """Converts to a 16-bit type if that represents every value exactly."""
     for dtype in (torch.float16, torch.bfloat16):
         narrow = values.to(dtype)
         if torch.equal(narrow.float(), values):

@@ -1,4 +1,4 @@
-"""Weights in codes as Triton's kernel reads them."""
+"""Coded weights as the Triton kernels read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = {INT4: WHOLE, INT8: WHOLE, E4M3: AS_E4M3, E5M2: AS_E5M2}
 
 
 def pack_codes(weight: CodedWeight) -> PackedCodes:
-    """A matrix [outputs, inputs], or those of experts [experts, outputs, inputs]."""
+    """Packs a matrix [outputs, inputs], or the matrices of experts [experts, outputs, inputs]."""
     inputs, has_nibbles = weight.shape[-1], weight.grid.bits == 4
     codes = weight.codes.reshape(-1, *weight.shape[-2:])
     if has_nibbles:
@@ -37,7 +37,7 @@ def pack_codes(weight: CodedWeight) -> PackedCodes:
 
 
 def packed_rows(packed: PackedCodes, grid: Grid) -> Rows | None:
-    """Those of one matrix; None where inputs are in another order."""
+    """Looks up rows of a single packed matrix; None where its inputs are reordered."""
     if packed.order is not None:
         return None
 

@@ -1,4 +1,4 @@
-"""Plain torch: any device and type, and what the other implementations are compared with."""
+"""The operations in plain torch: for any device and dtype, and the reference for the other implementations."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class PlainOps(Ops):
         if routing.scoring == "sparsemixer":
             return _mix_sparsely(logits, routing)
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()
-        # Both grow with their logits, which differ where scores are 1 or 0 already.
+        # Both scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
         ranked = logits if bias is None else scores + bias
         if routing.num_groups > 1:
             ranked = _of_the_best_groups(ranked, routing, 1 if bias is None else 2)
@@ -238,7 +238,7 @@ class PlainOps(Ops):
 
 
 def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """The tiles that have rows: number, group, rows."""
+    """Yields the index, group and rows of each tile that has rows."""
     for tile, group in enumerate(tiles.groups.tolist()):
         if group >= 0:
             rows = tiles.rows[tile]
@@ -246,7 +246,7 @@ def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:
 
 
 def _of_the_best_groups(ranked: torch.Tensor, routing: Routing, judges: int) -> torch.Tensor:
-    """Minus infinity for the others. A group is as good as its `judges` best experts together."""
+    """Sets experts outside the best groups to minus infinity; groups rank by the sum of their `judges` best experts."""
     groups = ranked.unflatten(-1, (routing.num_groups, -1))
     best = groups.topk(judges, dim=-1).values.sum(-1)
     chosen = torch.zeros_like(best, dtype=torch.bool)
@@ -267,7 +267,7 @@ def _mix_sparsely(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor,
 def experts_of_products(
     ops: Ops, pairs: Sequence[tuple[Product, Product]], form: ExpertsForm = ExpertsForm()
 ) -> ComputeExperts:
-    """One expert after the other, each of two products: with gate and up, and back. Biases are the products' own."""
+    """Computes one expert after the other, each with its pair of products (gate_up, down), which include biases."""
 
     def product(
         hidden: torch.Tensor,
@@ -298,10 +298,10 @@ def experts_of_products(
 
 
 def add_low_rank(hidden: torch.Tensor, output: torch.Tensor, groups: torch.Tensor, matrices: LowRankMatrices) -> None:
-    """Adds to each row of the output what its group's matrices, if it has a group, make of the inputs.
+    """Adds the low-rank product of each row with its group's matrices to the output.
 
     Args:
-        groups: [rows], -1 for none.
+        groups: [rows], -1 for rows that have no group.
     """
     starts = matrices.starts.tolist()
     for group in groups.unique().tolist():
@@ -314,13 +314,13 @@ def add_low_rank(hidden: torch.Tensor, output: torch.Tensor, groups: torch.Tenso
 
 
 def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row to -127 … 127 of its greatest absolute value.
+    """Quantizes each row to -127 … 127, scaled by its greatest absolute value.
 
     Args:
         values: [..., rows, size], any floating-point type.
 
     Returns:
-        int8 [..., rows, size], and float32 [..., rows], what 1 stands for.
+        int8 [..., rows, size], and the scales, float32 [..., rows].
     """
     wide = values.float()
     scale = wide.abs().amax(-1) / 127
@@ -340,7 +340,7 @@ def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> Product:
 
 
 def coded_matrix(weight: CodedWeight, bias: torch.Tensor | None) -> Product:
-    """Widens the weight for each product; it stays in codes."""
+    """A product that dequantizes the whole weight each time; only the codes are kept."""
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         output = F.linear(hidden, weight.wide(hidden.dtype), bias)
@@ -350,7 +350,7 @@ def coded_matrix(weight: CodedWeight, bias: torch.Tensor | None) -> Product:
 
 
 def of_expert(weight: Weight, index: int) -> Weight:
-    """One of [experts, outputs, inputs]."""
+    """The weight of one expert out of [experts, outputs, inputs]."""
     if isinstance(weight, torch.Tensor):
         return weight[index]
     if isinstance(weight, Int8Weight):
@@ -361,6 +361,6 @@ def of_expert(weight: Weight, index: int) -> Weight:
 
 
 def _own_rows(matrix: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows of a matrix; zeros for those that it does not have."""
+    """Rows of a matrix; zeros for indices outside of it."""
     absent = (indices < 0) | (indices >= len(matrix))
     return matrix[indices.masked_fill(absent, 0)].masked_fill_(absent.view(-1, *[1] * (matrix.dim() - 1)), 0)

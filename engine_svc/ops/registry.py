@@ -1,4 +1,4 @@
-"""Which implementation of the operations runs here."""
+"""Chooses the implementation of the operations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def create_ops(kernels: Kernels | None, dtype: torch.dtype, device: torch.device
     """The operations for a rank.
 
     Args:
-        kernels: those of its CPU, if they are to be used.
-        batch_invariant: asks for those that are, even if they are slower, where there are any.
+        kernels: the C++ kernels for its CPU. None means they are not used.
+        batch_invariant: asks for batch-invariant operations where they exist, even if they are slower.
     """
     if device.type == "cuda":
         # Triton is imported only where it is used.

@@ -1,4 +1,4 @@
-"""Weights of 16 or 32 bits to codes, while they are loaded."""
+"""Quantizes 16-bit and 32-bit weights to codes while they are loaded."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ import torch.nn.functional as F
 from engine_svc.ops.grids import E4M3, INT4, INT8
 from engine_svc.ops.weights import CodedWeight, Grid
 
-# Weights that are in float32 at once: as many as stay in a processor's cache, or as a GPU computes at once.
+# How many weights are in float32 at a time: as many as fit in a CPU's cache, or as a GPU computes at once.
 _CHUNKS = {"cpu": 1 << 16, "cuda": 1 << 24}
 _E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
-# What the greatest weight of a group becomes, before it is cut to 8: a finer step for all others may be worth it, or a
-# coarser one if there is about as great a weight on the other side, where codes end at 7.
+# The magnitudes tried for a group's greatest weight before clamping to -8 … 7. Beyond 8, the other weights get a finer
+# step; below 8, a coarser one, which helps if a weight of the opposite sign is about as large, as codes end at 7.
 _INT4_ENDS = (8.0, 7.3, 8.7, 9.4)
 
-# float32 [groups, group] → codes uint8 [groups, group], and float32 [groups], what 1 stands for
+# float32 [groups, group] → codes uint8 [groups, group], and scales float32 [groups]
 _Round = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def to_float8(weight: torch.Tensor) -> CodedWeight:
-    """[..., outputs, inputs], with a scale for each output."""
+    """Quantizes [..., outputs, inputs] with a scale for each output."""
     return _coded(weight, weight.shape[-1], E4M3, _to_float8)
 
 
 def to_int8(weight: torch.Tensor) -> CodedWeight:
-    """[..., outputs, inputs], with a scale for each output."""
+    """Quantizes [..., outputs, inputs] with a scale for each output."""
     return _coded(weight, weight.shape[-1], INT8, _to_int8)
 
 
 def to_int4(weight: torch.Tensor, group: int) -> CodedWeight:
-    """[..., outputs, inputs], with a scale for each output and group of inputs: of a few, that of the least error."""
+    """Quantizes [..., outputs, inputs] with a scale for each output and group of inputs.
+
+    Of a few candidate scales, it takes the one with the smallest error.
+    """
     return _coded(weight, group, INT4, _to_int4)
 
 
 def _coded(weight: torch.Tensor, group: int, grid: Grid, to_codes: _Round) -> CodedWeight:
-    """Row by row, as many at once as a chunk has."""
+    """Quantizes the rows in chunks, each row in groups of `group` inputs."""
     *many, inputs = weight.shape
     group = min(group, inputs)
     rows, groups = weight.reshape(-1, inputs), -(-inputs // group)
@@ -63,9 +66,11 @@ def _to_int8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _to_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """With given codes q, the scale w*q / q*q has the least error: so much less than w*w as (w*q)^2 / q*q.
+    """Tries each of `_INT4_ENDS` and keeps the best.
 
-    Sums in float64 are exact: weights whose code is not 0 are within a factor of 32.
+    For given codes q, the scale w*q / q*q has the least squared error, which is w*w - (w*q)^2 / q*q. So the candidate
+    with the greatest (w*q)^2 / q*q wins. Sums in float64 are exact: weights whose code is not 0 are within a factor
+    of 32.
     """
     extremes = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     best, scale = groups.new_full((len(groups),), -1.0, dtype=torch.float64), torch.zeros_like(extremes[:, 0]).double()
@@ -78,10 +83,10 @@ def _to_int4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best = torch.where(better, found * products, best)
         scale = torch.where(better, found, scale)
         codes = torch.where(better[:, None], steps, codes)
-    # So exact as codes of four bits need it, in half of the bytes.
+    # bfloat16 scales are exact enough for four-bit codes, and take half the bytes.
     return codes.add_(8).to(torch.uint8), scale.float().bfloat16().float()
 
 
 def _inverse(steps: torch.Tensor) -> torch.Tensor:
-    """[groups] → [groups, 1]; nothing for nothing."""
+    """[groups] → 1 / steps as [groups, 1]; zero for zero."""
     return torch.where(steps != 0, 1 / steps, 0)[:, None]

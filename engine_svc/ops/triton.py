@@ -1,7 +1,7 @@
-"""Triton kernels for what stands between the matrix products, which are cuBLAS's; a GPU, or Triton's interpreter.
+"""The operations on a GPU, or in Triton's interpreter: Triton kernels around matrix products by cuBLAS.
 
-cuBLAS chooses a kernel by the number of rows, and each kernel sums in an order of its own: where a row must not depend
-on that number, the products are Triton's too.
+cuBLAS chooses a kernel by the number of rows, and each kernel sums in its own order. Where a row's result must not
+depend on that number, the matrix products are Triton kernels too.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TritonOps(PlainOps):
             if tokens == 1 and alone is not None and adapters is None:
                 return single_row_experts(hidden, *alone, weights, expert_ids.contiguous(), _named(form.activation))
             rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count, most))
-            sharing = chosen  # rows that read the same inputs
+            sharing = chosen  # how many rows read the same inputs
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
                 weights, sharing = torch.ones_like(weights), 1
@@ -129,13 +129,13 @@ class TritonOps(PlainOps):
         )  # fmt: skip
 
     def _tile(self, rows: int, matrices: int, most: int = MANY_ROWS) -> int:
-        """Rows of a product's tile: always as many where a row must not depend on how many there are."""
+        """The number of rows in a product's tile; constant if batch-invariant."""
         return TILE_M if self.batch_invariant else tile_rows(rows, matrices, most)
 
     def _add_low_rank(
         self, hidden: torch.Tensor, output: torch.Tensor, matrices: LowRankMatrices, tiles: RowTiles, divisor: int
     ) -> None:
-        """Adds to rows of the output what their groups' matrices make of hidden[row // divisor]."""
+        """Adds to each row of the output the low-rank product of hidden[row // divisor] with its group's matrices."""
         sources = RowTiles(torch.where(tiles.rows >= 0, tiles.rows // divisor, -1), tiles.groups)
         sums = self.shrink(hidden, matrices.down, matrices.ranks, sources)
         self.expand(sums, matrices.up, matrices.ranks, matrices.starts, tiles, output)
@@ -182,7 +182,10 @@ class TritonOps(PlainOps):
 
 
 class InvariantTritonOps(TritonOps):
-    """All others go row by row as it is, or by tiles of one shape."""
+    """TritonOps with batch-invariant matrix products.
+
+    The other operations compute each row by itself, or use tiles of one shape, and need no change.
+    """
 
     batch_invariant = True
 
@@ -229,7 +232,7 @@ class _SingleRow:
 
 
 def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor | None) -> MatrixProduct:
-    """As it is for many rows, with a kernel of its own for few."""
+    """Adds a separate kernel for few rows to the product `many`."""
     most = most_rows(weight)
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
@@ -241,7 +244,7 @@ def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor 
 
 
 def _named(activation: Activation) -> NamedActivation:
-    """As kernels have it."""
+    """The activation in the form that the kernels take."""
     if isinstance(activation, ClampedSwish):
         return NamedActivation("clamped", activation.slope, activation.limit)
     return NamedActivation(activation)
@@ -257,7 +260,7 @@ def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> MatrixProduct
 
 
 def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
-    """[experts, outputs, inputs] as kernels read it. Experts of int8 have inputs as they are."""
+    """[experts, outputs, inputs] as the kernels read it. Inputs of int8 experts are not quantized."""
     if isinstance(weight, Int8Weight):
         codes = (weight.values.to(torch.int16) + 128).to(torch.uint8)
         weight = CodedWeight(INT8, codes, weight.scale[..., None], None, weight.shape[-1])
@@ -267,14 +270,14 @@ def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
 def _stacks_of_rows(
     first: torch.Tensor | PackedCodes, second: torch.Tensor | PackedCodes, form: ExpertsForm
 ) -> tuple[Stack, Stack] | None:
-    """As one row is computed by; None: as many are."""
+    """The experts' matrices for the single-row kernel. None means a single row is computed as several are."""
     if isinstance(first, PackedCodes) or isinstance(second, PackedCodes) or form.weighs_inputs or not form.is_gated:
         return None
     return Stack(first, form.gate_up_bias), Stack(second, form.down_bias)
 
 
 def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_experts: int) -> RowTiles:
-    """The choices of experts, as rows, by adapter and expert; those of tokens without an adapter are in none."""
+    """Tiles of (token, choice) rows grouped by adapter and expert; tokens without an adapter are in no tile."""
     none = len(adapters.down.ranks)
     own = adapters.adapters[:, None].long()
     groups = torch.where((own >= 0) & (expert_ids >= 0), own * num_experts + expert_ids, none)

@@ -1,4 +1,4 @@
-"""The kinds of weights that products are made of: whatever form a checkpoint has becomes one of these as it loads."""
+"""The kinds of weights that products take: every checkpoint format becomes one of these while loading."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeAlias
 
 import torch
 
-_CHUNK = 1 << 22  # weights that are in float32 at once
+_CHUNK = 1 << 22  # how many weights are in float32 at a time
 
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """Weights of eight bits whose inputs become eight bits as they come, symmetrically and row by row (W8A8)."""
+    """8-bit weights. The inputs are quantized to 8 bits on the fly, symmetrically and row by row (W8A8)."""
 
     values: torch.Tensor  # int8 [..., outputs, inputs]
-    scale: torch.Tensor  # float32 [..., outputs], what 1 stands for
+    scale: torch.Tensor  # float32 [..., outputs]: what the value 1 stands for
 
     @property
     def shape(self) -> torch.Size:
@@ -29,38 +29,38 @@ class Int8Weight:
         return self.values[indices].float() * self.scale[indices, None]
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [..., outputs, inputs]."""
+        """The dequantized weights, [..., outputs, inputs]."""
         return (self.values.float() * self.scale[..., None]).to(dtype)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers that codes stand for; there are 16 of them or 256."""
+    """The numbers that codes stand for: 16 or 256 of them."""
 
     name: str
     values: tuple[float, ...]
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return 4 if len(self.values) == 16 else 8
 
 
 @functools.cache
 def _table(grid: Grid, device: torch.device) -> torch.Tensor:
-    """float32 [16 or 256]. Made once: embeddings in codes are looked up in each step, which may be a recorded one."""
+    """float32 [16 or 256]. Cached: coded embeddings are looked up in every step, and a CUDA graph may capture them."""
     return torch.tensor(grid.values, device=device)
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """Weights that are looked up in a grid: grid[code] * scale + offset. Inputs stay as they are (W4A16, W8A16).
+    """Weights looked up in a grid: grid[code] * scale + offset. Inputs are not quantized (W4A16, W8A16).
 
-    Each output's scale and offset hold for a group of inputs, of which the last may have fewer.
+    Each output has a scale and an offset for each group of inputs; the last group may be smaller.
     """
 
     grid: Grid
-    codes: torch.Tensor  # uint8 [..., outputs, inputs], a code in each
+    codes: torch.Tensor  # uint8 [..., outputs, inputs], one code per byte
     scale: torch.Tensor  # float32 [..., outputs, groups]
     offset: torch.Tensor | None  # float32 [..., outputs, groups]
     group: int  # inputs in a group
@@ -77,7 +77,7 @@ class CodedWeight:
         return replace(self, codes=self.codes[indices], scale=self.scale[indices], offset=offset).wide(torch.float32)
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [..., outputs, inputs], computed in float32 and rounded once."""
+        """The dequantized weights, [..., outputs, inputs], computed in float32 and rounded once."""
         lines = self.codes.flatten(0, -2)
         output = torch.empty(lines.shape, dtype=dtype, device=lines.device)
         scale = self.scale.flatten(0, -2)
@@ -107,7 +107,7 @@ Weight: TypeAlias = torch.Tensor | Int8Weight | CodedWeight
 
 
 def tensors_of(weight: Weight) -> list[torch.Tensor]:
-    """All that it is made of; of several matrices, they are along the first dimension."""
+    """All tensors it is made of; of several matrices, with matrices along the first dimension."""
     if isinstance(weight, torch.Tensor):
         return [weight]
     if isinstance(weight, Int8Weight):
@@ -116,28 +116,28 @@ def tensors_of(weight: Weight) -> list[torch.Tensor]:
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """uint8 [bytes of all], one behind the other."""
+    """The bytes of all tensors, one after the other: uint8 [bytes]."""
     return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in tensors])
 
 
 def write_bytes(source: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """The other way round."""
+    """Writes the result of `bytes_of` back to tensors of the same shapes and dtypes."""
     for part, target in zip(source.split([each.nbytes for each in tensors]), tensors, strict=True):
-        target.copy_(part.clone().view(target.dtype).view(target.shape))  # of a start that suits its type
+        target.copy_(part.clone().view(target.dtype).view(target.shape))  # clone: aligned for its dtype
 
 
 def layout_of(weight: Weight) -> str:
-    """In what form that is, beside types and shapes."""
+    """Describes the form of a weight, apart from dtypes and shapes."""
     return f"{weight.grid.name} by {weight.group}" if isinstance(weight, CodedWeight) else type(weight).__name__
 
 
 def wide(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """What a weight stands for, [..., outputs, inputs]."""
+    """The dequantized weight, [..., outputs, inputs]."""
     return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.wide(dtype)
 
 
 def side_by_side(weights: Sequence[Weight]) -> list[Weight]:
-    """The same outputs in the same order, of neighbours that are of one kind and form as those of one matrix."""
+    """Joins neighbors of the same kind and form into one matrix each; the order of outputs stays the same."""
     joined: list[list[Weight]] = []
     for weight in weights:
         if joined and _alike(joined[-1][0], weight):
@@ -156,7 +156,7 @@ def _alike(one: Weight, other: Weight) -> bool:
 
 
 def _join(weights: Sequence[Weight]) -> Weight:
-    """Of such as are alike."""
+    """Joins weights that are `_alike`."""
     if coded := [each for each in weights if isinstance(each, CodedWeight)]:
         offsets = [each.offset for each in coded if each.offset is not None]
         return replace(
