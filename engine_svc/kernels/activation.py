@@ -1,4 +1,4 @@
-"""Activations, by themselves and gated: SwiGLU, GeGLU, and the clamped one of gpt-oss."""
+"""Activations, alone and gated: SwiGLU, GeGLU, and the clamped one of gpt-oss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2"
 
 
 class NamedActivation(NamedTuple):
-    """As ops/base.py names it, or "clamped", with what gpt-oss' activation has beside it."""
+    """An activation as ops/base.py names it, or "clamped" with the slope and limit of gpt-oss' activation."""
 
     name: str
     slope: float = 1.0
@@ -23,14 +23,17 @@ class NamedActivation(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """As kernels have it."""
+        """The KIND of the kernels."""
         return _KINDS[self.name]
 
 
 @triton.jit
 def _activated(values, slope, limit, KIND: tl.constexpr):
-    """values * sigmoid(z): z is the value itself (SiLU), or makes it GELU (tanh); clamped, it is steeper. Or GELU by
-    the error function, or ReLU, or its square, in which what is no number stays none."""
+    """Applies the activation KIND to values.
+
+    SiLU, tanh GELU and the clamped one are values * sigmoid(z) with different z. The others are GELU by the error
+    function, ReLU, and ReLU squared; the last two keep NaN.
+    """
     if KIND == 3:
         return values * 0.5 * (1.0 + tl.erf(values * 0.7071067811865476))
     if KIND >= 4:
@@ -42,12 +45,12 @@ def _activated(values, slope, limit, KIND: tl.constexpr):
     if KIND == 2:
         values = tl.minimum(values, limit)
         z = values * slope
-    return values * tl.sigmoid(tl.maximum(z, -80.0))  # lower, and the power inside would overflow
+    return values * tl.sigmoid(tl.maximum(z, -80.0))  # below this, the exponential inside would overflow
 
 
 @triton.jit
 def gated(gate, up, slope, limit, KIND: tl.constexpr):
-    """float32: the activated gate times up, which is 1 higher where it is clamped."""
+    """The activated gate times `up`, in float32; the clamped activation adds 1 to `up`."""
     if KIND == 2:
         up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
     return _activated(gate, slope, limit, KIND) * up
@@ -97,7 +100,7 @@ def _activate_kernel(values_ptr, size, COLUMNS: tl.constexpr, KIND: tl.constexpr
 
 
 def activate(values: torch.Tensor, kind: str) -> torch.Tensor:
-    """[tokens, size], contiguous, in place."""
+    """Applies the activation to contiguous [tokens, size], in place."""
     size = values.numel()
     _activate_kernel[(triton.cdiv(size, _COLUMNS),)](
         values, size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4, launch_pdl=begins_early(),

@@ -1,6 +1,6 @@
-"""What the attention kernels share: an online softmax over a range of keys, and what two ranges of them come to.
+"""What the attention kernels share: an online softmax over a range of keys, and how results of ranges combine.
 
-Prefill and decode call the same code on tiles of the same shape, so that they can be made to round alike.
+Prefill and decode call the same code on tiles of the same shape, so they can be made to round identically.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine_svc.kernels.eight_bits import widen
 
 @triton.jit
 def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
-    """The first position in the window of a query at this one: CHUNKED ones begin at multiples of their length."""
+    """The first position in the window of a query at `position`; CHUNKED windows begin at multiples of their length."""
     if CHUNKED:
         return position // WINDOW * WINDOW
     return tl.maximum(position - WINDOW + 1, 0)
@@ -23,7 +23,7 @@ def first_seen(position, WINDOW: tl.constexpr, CHUNKED: tl.constexpr):
 
 @triton.jit
 def seen_until(position, end, WINDOW: tl.constexpr, BIDIRECTIONAL: tl.constexpr):
-    """The first position that a query at this one does not see any more, up to `end`."""
+    """The end (exclusive) of the positions that a query at `position` sees, at most `end`."""
     if not BIDIRECTIONAL:
         return tl.minimum(position + 1, end)
     if WINDOW > 0:
@@ -33,7 +33,7 @@ def seen_until(position, end, WINDOW: tl.constexpr, BIDIRECTIONAL: tl.constexpr)
 
 @triton.jit
 def held(end, part_of_context, CONTEXT_PARTS: tl.constexpr):
-    """How many of the positions below `end` a cache holds that has every so manieth, from `part_of_context` on."""
+    """How many positions below `end` are in a cache that holds every CONTEXT_PARTS-th one from `part_of_context` on."""
     if CONTEXT_PARTS == 1:
         return end
     return (end + CONTEXT_PARTS - 1 - part_of_context) // CONTEXT_PARTS
@@ -43,10 +43,10 @@ def held(end, part_of_context, CONTEXT_PARTS: tl.constexpr):
 def load_columns(
     pointer, offsets, present, MASKED: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr, DIM: tl.constexpr
 ):
-    """[rows, COUNT] of DIM columns from FIRST on, 0 behind them; of rows that begin at these offsets.
+    """Loads COUNT columns from FIRST on, of rows that begin at `offsets`: [rows, COUNT], 0 from column DIM on.
 
     Args:
-        present: which rows to read, where MASKED: the others are 0.
+        present: which rows to read if MASKED; the others are 0.
     """
     columns = FIRST + tl.arange(0, COUNT)
     pointers = pointer + offsets[:, None] + columns[None, :]
@@ -69,7 +69,7 @@ def store_columns(
 def _in_cache(
     first, keys, present, table_ptr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr
 ):  # fmt: skip
-    """(place of the first of a tile's keys, if one block has them all; int64 [TILE_N], places of all of them)"""
+    """(place of a tile's first key, meaningful if one block has the whole tile; places of all keys, int64 [TILE_N])"""
     at = first
     if WHOLE and BLOCK_SIZE % TILE_N == 0:
         at = tl.load(table_ptr + first // BLOCK_SIZE) * BLOCK_SIZE + first % BLOCK_SIZE
@@ -91,23 +91,24 @@ def attend_keys(
     BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr, part_of_context, CONTEXT_PARTS: tl.constexpr, slopes,
     ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr = False,
 ):  # fmt: skip
-    """Goes on over the keys from `first` to `last`, which is not among them: places in the cache, see `held`.
+    """Continues the online softmax over the keys from `first` to `last` (exclusive): places in the cache, see `held`.
 
-    Tiles begin at multiples of TILE_N, and one of which a row sees nothing leaves that row as it was, bit for bit: what
-    a row comes to depends on its own position alone, not on the rows beside it. Tiles that all rows see whole are gone
-    through without masks, and come to the same: where a mask may stand between a product and a sum, they are written
-    as one, or the compiler would join them where none does, and round once instead of twice.
+    Tiles begin at multiples of TILE_N, and a tile of which a row sees nothing leaves that row unchanged, bit for bit.
+    So a row's result depends on its own position alone, not on the rows beside it. Tiles that all rows see completely
+    run without masks and give the same result: where a mask may stand between a product and a sum, the two are written
+    as one fused multiply-add. Otherwise the compiler would fuse them only without a mask, and round once instead of
+    twice.
 
     Args:
-        query: [rows, MAIN], and query_rest: [rows, REST], the columns behind them if there are any; of powers of two,
-            as products have them. positions: [rows], of each query.
-        best, total: [rows], the greatest score so far, as a power of two, and the sum of the weights; result and
-            result_rest: as the query, the weighted sum of values.
-        descriptor: of the cache as [places, KV_HEADS * DIM], with which a GPU copies whole tiles by itself; or None.
+        query: [rows, MAIN], and query_rest: [rows, REST], the columns after them if there are any; both widths are
+            powers of two, as `tl.dot` needs them. positions: [rows], of each query.
+        best, total: [rows], the greatest score so far, as an exponent of two, and the sum of the weights; result and
+            result_rest: the weighted sum of values, shaped as the query.
+        descriptor: of the cache as [places, KV_HEADS * DIM], with which the GPU itself copies whole tiles; or None.
         table_ptr: the sequence's row of the block table.
-        first: a multiple of TILE_N where there is no window.
-        PLANES: 1 where keys are values.
-        slopes: [rows], of their heads, with ALIBI: see AttentionOptions.
+        first: a multiple of TILE_N if there is no window.
+        PLANES: 1 if the keys are also the values.
+        slopes: [rows], of the rows' heads, with ALIBI: see AttentionOptions.
     """
     until = held(seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL), part_of_context, CONTEXT_PARTS)
     whole = first // TILE_N * TILE_N
@@ -115,12 +116,12 @@ def attend_keys(
         since = held(first_seen(positions, WINDOW, CHUNKED), part_of_context, CONTEXT_PARTS)
         whole = tl.minimum(tl.cdiv(tl.maximum(tl.max(since, 0), first), TILE_N) * TILE_N, last)
     bounds = (first // TILE_N * TILE_N, whole, tl.maximum(tl.min(until, 0) // TILE_N * TILE_N, whole), last)
-    factor = (softcap if SOFTCAP else scale) * 1.4426950408889634  # to powers of two
+    factor = (softcap if SOFTCAP else scale) * 1.4426950408889634  # for exponents of two
     slopes *= 1.4426950408889634
-    for section in tl.static_range(0 if WINDOW > 0 else 1, 3):  # tiles that windows cut, whole ones, those at the end
+    for section in tl.static_range(0 if WINDOW > 0 else 1, 3):  # tiles cut by a window, whole tiles, tiles at the end
         for place in range(bounds[section], bounds[section + 1], TILE_N):
             keys = place + tl.arange(0, TILE_N)
-            present = (keys >= first) & (keys < last)  # others may have written before the window, not-a-number even
+            present = (keys >= first) & (keys < last)  # others may have written before the window, even NaN
             at, places = _in_cache(place, keys, present, table_ptr, section == 1, BLOCK_SIZE, TILE_N)
             rows = (places * KV_HEADS + kv_head) * DIM
             if section == 1 and descriptor is not None:
@@ -168,18 +169,22 @@ def attend_keys(
 
 @triton.jit
 def log_sum(best, total):
-    """The natural logarithm of a sum of weights that are over the greatest score, a power of two; of none, -inf."""
+    """The natural logarithm of a sum of weights: of total * 2**best. -inf if there are no weights."""
     found = best * 0.6931471805599453 + tl.log(tl.maximum(total, 1.0e-30))
     return tl.where(total > 0.0, found, float("-inf"))
 
 
 @triton.jit
 def add_shrunk(first, shrink, second):
-    """first * shrink + second, rounded the same wherever it is compiled."""
+    """first * shrink + second, rounded the same wherever it is compiled: as a fused multiply-add."""
     return tl.fma(first, shrink, second)
 
 
 def block_descriptor(cache: torch.Tensor, keys: int) -> TensorDescriptor:
-    """Of a cache [planes, num_blocks, block_size, num_kv_heads, head_dim], for tiles of so many keys of a head."""
+    """A tensor descriptor of a cache, for tiles of `keys` keys of one head.
+
+    Args:
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]
+    """
     places, dim = cache[..., 0, 0].numel(), cache.shape[-1]
     return TensorDescriptor.from_tensor(cache.view(places, -1), [keys, dim])

@@ -23,7 +23,7 @@ def _write_kernel(
     ROW: tl.constexpr,
     ROW_PADDED: tl.constexpr,
 ):
-    """One program per token: copies its row of all kv heads."""
+    """One program per token: copies its row, with all kv heads."""
     await_inputs()
     token = tl.program_id(0)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
@@ -40,12 +40,12 @@ def _write_kernel(
 
 
 def write_cache(key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Puts each token's key and value into its slot.
+    """Writes each token's key and value to its slot.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; heads contiguous, tokens at any stride.
-        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]; may be of a type of 8 bits.
-        slot_mapping: int64 [num_tokens], block * block_size + offset; below 0, a token is not written.
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]; may be of an 8-bit type.
+        slot_mapping: int64 [num_tokens], block * block_size + offset; a token with a negative slot is not written.
     """
     row, held = key.shape[1] * key.shape[2], in_bytes(cache)
     _write_kernel[(key.shape[0],)](

@@ -1,7 +1,7 @@
-"""Products with weights in codes of 4 or 8 bits, which are widened tile by tile: a matrix, or one of each row's expert.
+"""Products with weights in 4-bit or 8-bit codes, dequantized tile by tile: one matrix, or one for each row's expert.
 
-What is read of a weight is its codes and scales. Sums are over the inputs from first to last in one program: where
-tiles are of one shape, what a row comes to depends on the row and the weight alone.
+Only codes and scales of a weight are read. One program sums over the inputs from first to last, so with a constant
+tile shape, a row's result depends on the row and the weight alone.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from engine_svc.kernels.overlap import await_inputs, begins_early
 
 TILE_N = 64
 TILE_K = 64
-# How the numbers of a grid come from codes: less a number; as bytes of a type; out of a table.
+# How codes become numbers of a grid: minus a constant; as bytes of a floating-point type; looked up in a table.
 WHOLE, AS_E4M3, AS_E5M2, LOOKED_UP = (tl.constexpr(kind) for kind in range(4))
 
 
 @dataclass(frozen=True)
 class PackedCodes:
-    """A weight as the kernel reads it; the first dimension is of experts, one for a matrix."""
+    """A weight as the kernel reads it; the first dimension is experts, of size 1 for a matrix."""
 
     kind: int  # WHOLE, AS_E4M3, AS_E5M2 or LOOKED_UP
-    zero: int  # the code of 0, of WHOLE
+    zero: int  # for WHOLE, the code of 0
     has_nibbles: bool
-    codes: torch.Tensor  # uint8 [experts, outputs, bytes], with 4 bits two inputs in each, the first one in the lower
+    codes: torch.Tensor  # uint8 [experts, outputs, bytes]; 4-bit codes: two per byte, the first in the lower half
     scale: torch.Tensor  # float32 [experts, outputs, groups]
-    offset: torch.Tensor | None  # the same
+    offset: torch.Tensor | None  # same type and shape as scale
     order: torch.Tensor | None  # int64 [experts, inputs]
-    table: torch.Tensor | None  # float32 [16 or 256], where numbers are looked up
+    table: torch.Tensor | None  # float32 [16 or 256], for LOOKED_UP
     group: int
     inputs: int
 
     @property
     def outputs(self) -> int:
-        """Of each matrix."""
+        """The number of outputs of each matrix."""
         return self.codes.shape[1]
 
     @property
     def layout(self) -> str:
-        """In what form a matrix is, beside types and shapes."""
+        """Describes the form of a matrix, apart from dtypes and shapes."""
         return f"codes {self.kind} {self.zero} by {self.group}"
 
     def held(self) -> list[torch.Tensor]:
-        """All that it is made of, with matrices along the first dimension."""
+        """All tensors it is made of, with matrices along the first dimension."""
         return [each for each in (self.codes, self.scale, self.offset, self.order) if each is not None]
 
 
 @triton.jit
 def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
-    """float32, the numbers of a grid."""
+    """The grid's numbers for codes, float32."""
     if KIND == WHOLE:
         found = codes.to(tl.float32) - ZERO
     elif KIND == AS_E4M3:
@@ -68,7 +68,7 @@ def _widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
 
 @triton.jit
 def _load_codes(start, begin, row_bytes, within, NIBBLES: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr):
-    """[TILE_N, TILE_K] from input `begin` on, of rows of bytes that begin at `start`."""
+    """Loads codes [TILE_N, TILE_K] from input `begin` on, of rows whose bytes begin at `start`."""
     if NIBBLES:
         byte = begin // 2 + tl.arange(0, TILE_K // 2)
         packed = tl.load(start[:, None] + byte[None, :], mask=within[:, None] & (byte < row_bytes)[None, :], other=0)
@@ -112,7 +112,7 @@ def _coded_kernel(
 ):
     """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert].
 
-    SORTED: rows and the expert of a tile are given; else they are all in order, of one matrix.
+    With SORTED, each tile's rows and expert are given; else all rows go in order with one matrix.
     """
     await_inputs()
     tile = tl.program_id(0)
@@ -140,7 +140,7 @@ def _coded_kernel(
         )
         codes = _load_codes(code_ptr + weight_row * row_bytes, begin, row_bytes, within, NIBBLES, TILE_N, TILE_K)
         weight = _widen_codes(codes, table_ptr, KIND, ZERO)
-        # Where a tile is of one group, a number for each output.
+        # If a tile is within one group, one scale for each output.
         if GROUP % TILE_K == 0:
             group = weight_row[:, None] * groups + begin // GROUP
             known = within[:, None]
@@ -166,8 +166,8 @@ def coded_product(
     Args:
         hidden: [rows, size], values of a row contiguous.
         bias: [outputs]
-        wide: float32 comes out, else the type of `hidden`.
-        tile: rows of a tile.
+        wide: returns float32, else the dtype of `hidden`.
+        tile: the number of rows in a tile.
 
     Returns:
         [rows, outputs]
@@ -180,7 +180,7 @@ def coded_product(
 def grouped_coded_product(
     hidden: torch.Tensor, weight: PackedCodes, rows: SortedRows, divisor: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Each row times its own expert's matrix; as grouped_product."""
+    """Each row times its own expert's matrix; arguments as for grouped_product."""
     output = hidden.new_zeros((rows.num_rows, weight.outputs))
     _multiply(hidden, weight, bias, output, rows, divisor, rows.tile)
     return output

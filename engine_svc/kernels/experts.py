@@ -1,9 +1,10 @@
 """A mixture of experts as two grouped products: rows sorted by expert, one launch for all experts.
 
-Rows are padded to whole tiles per expert, so that a tile belongs to one expert; how many tiles there are at most
-follows from the shapes alone, so nothing is copied to the host.
+Rows are padded to whole tiles per expert, so that a tile belongs to one expert. The most tiles there can be follows
+from the shapes alone, so nothing is copied to the host.
 
-What sorts them is one kernel: each expert's program counts the rows of all, and puts its own behind those before it.
+A single kernel sorts the rows: each expert's program counts the rows of all experts, and places its own rows after
+those of the experts before it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine_svc.kernels.tiles import has_room
 TILE_M = 16
 MANY_ROWS, MOST_ROWS = 64, 128
 _COLUMNS = 1024
-_CHUNK = 1024  # rows that are sorted at a time
+_CHUNK = 1024  # rows sorted at a time
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -42,13 +43,13 @@ def _grouped_kernel(
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
-    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert],
-    where there is a bias; 0 where there is no expert.
+    """One program per tile of rows and of outputs: output[row] = weight[expert] @ input[row // divisor] + bias[expert].
 
-    Those of the same rows begin one after the other, so that what they read of rows and experts is still cached.
+    Rows without an expert get 0. Programs of the same rows start one after the other, so that the rows and experts
+    they read are still cached.
 
     Args:
-        EVEN: the inputs are whole tiles.
+        EVEN: the inputs are a multiple of TILE_K.
     """
     await_inputs()
     tile = tl.program_id(1)
@@ -89,7 +90,7 @@ def _sort_kernel(
     TILE_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program per expert, and one for rows that have none, whose tiles are the last."""
+    """One program per expert, and one for rows without an expert, whose tiles come last."""
     await_inputs()
     expert = tl.program_id(0)
     counts = tl.zeros([BINS], tl.int32)
@@ -116,7 +117,7 @@ def _sort_kernel(
 
 @triton.jit
 def _experts_of(id_ptr, begin, num_rows, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    """Of rows from `begin` on: EXPERTS of such as have none, and one more where there is no row."""
+    """The experts of CHUNK rows from `begin` on: EXPERTS for rows without one, EXPERTS + 1 past the last row."""
     row = begin + tl.arange(0, CHUNK)
     expert = tl.load(id_ptr + row, mask=row < num_rows, other=EXPERTS + 1).to(tl.int32)
     return tl.where(expert < 0, EXPERTS, expert)
@@ -125,14 +126,14 @@ def _experts_of(id_ptr, begin, num_rows, EXPERTS: tl.constexpr, CHUNK: tl.conste
 class SortedRows(NamedTuple):
     """Which rows each tile computes."""
 
-    row: torch.Tensor  # int32 [tiles * tile], the row at each place, or `num_rows` where there is none
-    expert: torch.Tensor  # int32 [tiles], of each tile, or -1 where there is none
+    row: torch.Tensor  # int32 [tiles * tile], the row at each place, or `num_rows` for a gap
+    expert: torch.Tensor  # int32 [tiles], the expert of each tile, or -1 for none
     num_rows: int
-    tile: int  # rows of a tile
+    tile: int  # number of rows in a tile
 
 
 class ProductTiles(NamedTuple):
-    """What a program multiplies at a time, and how it is compiled."""
+    """The tile that a program multiplies at a time, and how it is compiled."""
 
     outputs: int
     inputs: int
@@ -141,10 +142,10 @@ class ProductTiles(NamedTuple):
 
 
 def product_tiles(rows: int, dtype: torch.dtype, *, roomy: bool = False) -> ProductTiles:
-    """With tiles of so many rows: the fastest of those that were tried on an H100.
+    """The tiles for a number of rows per tile: the fastest of those tried on an H100.
 
     Args:
-        roomy: there is shared memory as `has_room` has it.
+        roomy: the GPU has much shared memory, see `has_room`.
     """
     if dtype == torch.float32:
         return ProductTiles(64, 32, 4, 3)
@@ -161,10 +162,12 @@ def _has_room(device: torch.device) -> bool:
 
 
 def tile_rows(rows: int, matrices: int = 1, most: int = MANY_ROWS) -> int:
-    """Rows of a tile, of so many in all: a weight that is read, and widened from codes, is for these.
+    """How many rows a tile should have. Larger tiles read, and dequantize, each weight for more rows at once.
 
     Args:
-        most: that a tile may have.
+        rows: number of rows in all.
+        matrices: number of matrices that the rows are divided among.
+        most: the most rows that a tile may have.
     """
     if rows >= 2 * MOST_ROWS * matrices:
         return most
@@ -172,7 +175,7 @@ def tile_rows(rows: int, matrices: int = 1, most: int = MANY_ROWS) -> int:
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, tile: int = TILE_M) -> SortedRows:
-    """Rows in tiles of one expert each.
+    """Sorts rows into tiles of one expert each.
 
     Args:
         expert_ids: int64 [tokens, chosen], contiguous; row t * chosen + c is the c-th choice of token t. -1 is none.
@@ -199,12 +202,12 @@ def grouped_product(
     """Each row times its own expert's matrix.
 
     Args:
-        hidden: [rows / divisor, size], contiguous: row r reads its row r // divisor.
+        hidden: [rows / divisor, size], contiguous: row r of the product reads row r // divisor.
         weight: [experts, outputs, size], contiguous.
         bias: [experts, outputs], contiguous.
 
     Returns:
-        [rows, outputs]; zero where a row has no expert.
+        [rows, outputs]; zero for rows without an expert.
     """
     outputs, size = weight.shape[1:]
     output = hidden.new_empty((rows.num_rows, outputs))
@@ -233,7 +236,7 @@ def _add_kernel(result_ptr, weight_ptr, output_ptr, size, CHOSEN: tl.constexpr, 
 
 
 def add_choices(results: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of what a token's experts give.
+    """The weighted sum of the results of each token's experts.
 
     Args:
         results: [tokens, chosen, size], contiguous.

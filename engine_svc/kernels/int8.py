@@ -1,6 +1,6 @@
-"""Products of rows and weights of eight bits (W8A8): a kernel makes rows of hidden states int8, another multiplies.
+"""Products of int8 rows with int8 weights (W8A8): one kernel quantizes rows of hidden states, another multiplies.
 
-Sums are whole numbers, so no tile and no order changes a row's result.
+Sums are integers, so tile shapes and the order of summation do not change a row's result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from engine_svc.kernels.matrix import place_of_tile
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-_FEW_ROWS = 64  # that a tile of weights, read once, is multiplied with
+_FEW_ROWS = 64  # up to this many rows are one tile, which reads the weights once
 _BAND = 8  # tiles of rows that go through the weights side by side
 
 
@@ -20,7 +20,7 @@ _BAND = 8  # tiles of rows that go through the weights side by side
 def _quantize_kernel(
     input_ptr, code_ptr, scale_ptr, input_stride, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr
 ):  # fmt: skip
-    """One program per row, to -127 … 127 of its greatest absolute value."""
+    """One program per row, which is quantized to -127 … 127, scaled by its greatest absolute value."""
     await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_PADDED)
@@ -30,10 +30,10 @@ def _quantize_kernel(
     values = tl.where(is_finite, values, 0.0)
     scale = tl.max(tl.abs(values), axis=0) / 127.0
     inverse = 1.0 / tl.where(scale > 0.0, scale, 1.0)
-    # 1.5 * 2^23 more, and what is behind the point is rounded away.
+    # Adding 1.5 * 2^23 rounds to an integer.
     codes = (values * inverse + 12582912.0).to(tl.uint32, bitcast=True) - 0x4B400000
     tl.store(code_ptr + row * SIZE + column, codes.to(tl.int8), mask=inside)
-    # Of what is infinite or not a number there are no codes: nothing of the row is a number then.
+    # There are no codes for infinity and NaN: a row with any of them gets NaN as its scale, and so as its result.
     is_broken = tl.sum(tl.where(is_finite, 0, 1), axis=0) > 0
     tl.store(scale_ptr + row, tl.where(is_broken, float("nan"), scale))
 
@@ -79,7 +79,7 @@ def _multiply_kernel(
 
 
 def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, size], the last dimension contiguous → int8 [rows, size], and float32 [rows], what 1 stands for."""
+    """[rows, size], the last dimension contiguous → int8 [rows, size], and the scales, float32 [rows]."""
     rows, size = hidden.shape
     codes = hidden.new_empty((rows, size), dtype=torch.int8)
     scale = hidden.new_empty(rows, dtype=torch.float32)
@@ -91,7 +91,7 @@ def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tile_shape(rows: int) -> tuple[int, int, int]:
-    """Rows, outputs and inputs of a tile: with few rows many programs read the weights, with many each reads less."""
+    """Rows, outputs and inputs of a tile: few rows need many programs to read the weights, many rows larger tiles."""
     return (_FEW_ROWS, 32, 128) if rows <= _FEW_ROWS else (128, 64, 128)
 
 
@@ -103,9 +103,9 @@ def int8_product(
     Args:
         hidden: [rows, size], the last dimension contiguous.
         weight: int8 [outputs, size], contiguous.
-        weight_scale: float32 [outputs], what 1 stands for.
+        weight_scale: float32 [outputs]
         bias: [outputs]
-        wide: float32 comes out, else the type of `hidden`.
+        wide: returns float32, else the dtype of `hidden`.
 
     Returns:
         [rows, outputs]

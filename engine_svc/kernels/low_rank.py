@@ -1,6 +1,6 @@
-"""Low-rank adapters: rows in tiles of one group each, times the two matrices of their group, which are thin.
+"""Low-rank adapters (LoRA): rows in tiles of one group each, times the two thin matrices of their group.
 
-A row's sums are of its own values and its group's matrices in one order, whatever the tile has beside it.
+A row is summed in a fixed order over its own values and its group's matrices, whatever else is in the tile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _TILE_N = 64
 _TILE_K = 64
-_MOST_RANKS = 64  # of a program
+_MOST_RANKS = 64  # per program
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _expand_kernel(
 
 
 def ranks_at_once(rank: int) -> int:
-    """Of a program: products of tiles want 16 at least."""
+    """How many ranks a program has: `tl.dot` needs at least 16."""
     return max(16, min(_MOST_RANKS, triton.next_power_of_2(rank)))
 
 

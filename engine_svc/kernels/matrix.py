@@ -1,6 +1,6 @@
-"""Products whose rows do not depend on how many there are, with which libraries are free to do as they like.
+"""Matrix products whose rows do not depend on the number of rows, which libraries do not guarantee.
 
-One shape of tiles, and sums over the inputs from first to last in one program: what a row comes to depends on the row
+There is one tile shape, and one program sums over the inputs from first to last. So a row's result depends on the row
 and the weight alone.
 """
 
@@ -15,12 +15,12 @@ from engine_svc.kernels.overlap import await_inputs, begins_early
 TILE_M = 64
 TILE_N = 64
 _TILE_K_BYTES = 128
-_BAND = 8  # tiles of rows that go through the weights side by side: what they read is in the cache for the others
+_BAND = 8  # tiles of rows that go through the weights side by side: what one reads is in the cache for the others
 
 
 @triton.jit
 def place_of_tile(tile, rows, outputs, TILE_M: tl.constexpr, TILE_N: tl.constexpr, BAND: tl.constexpr):
-    """Rows and columns of a tile, int64: BAND tiles of rows go through the weights side by side."""
+    """Row and column indices of a tile, int64. BAND tiles of rows go through the weights side by side."""
     in_band = BAND * tl.cdiv(outputs, TILE_N)
     first = tile // in_band * BAND
     height = tl.minimum(tl.cdiv(rows, TILE_M) - first, BAND)
@@ -78,20 +78,20 @@ def _product_kernel(
 
 
 def inner_tile(dtype: torch.dtype) -> int:
-    """Inputs of a tile."""
+    """The number of inputs in a tile."""
     return _TILE_K_BYTES // dtype.itemsize
 
 
 def product(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, wide: bool = False
 ) -> torch.Tensor:
-    """Each row times each of some matrices.
+    """Each row's vectors times the matrix of each.
 
     Args:
         hidden: [rows, matrices, size], the last dimension contiguous.
         weight: [matrices, outputs, size], of any strides.
-        bias: [outputs], where there is one matrix.
-        wide: float32 comes out, else the type of `hidden`.
+        bias: [outputs]; only with a single matrix.
+        wide: returns float32, else the dtype of `hidden`.
 
     Returns:
         [rows, matrices, outputs]

@@ -1,4 +1,4 @@
-"""Root mean square normalisation of rows, with the residual added first where there is one."""
+"""RMS norm of rows, after adding the residual if there is one."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def rms_norm(
     epsilon: float,
     output: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, size] → [rows, size]; all of any stride between rows.
+    """[rows, size] → [rows, size]; all tensors with any stride between rows.
 
     Args:
-        residual: becomes the sum, which is normalised.
-        output: where it goes, `hidden` too; None: a new tensor.
+        residual: has `hidden` added in place, and the sum is normalized. None means `hidden` is normalized.
+        output: receives the result; may be `hidden`. None means a new tensor.
     """
     rows, size = hidden.shape
     if output is None:

@@ -1,6 +1,6 @@
-"""Kernels that begin while those before them end (programmatic dependent launch, from compute capability 9.0 on).
+"""Kernels that begin while the previous one ends (programmatic dependent launch, from compute capability 9.0 on).
 
-What a launch takes, and what a kernel reads that no other one writes, is over by the time that its inputs are there.
+This hides the launch latency, and a kernel's reads of data that no other kernel writes, behind the previous kernel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import triton.language as tl
 
 @triton.jit
 def await_inputs():
-    """Until all kernels before this one have ended. Each program of a kernel that is launched with `begins_early` comes
-    here, before it reads what another one writes, and before it writes anything or ends: so that when a kernel has
-    ended, all before it have."""
+    """Waits until all kernels before this one have ended.
+
+    Every program of a kernel launched with `begins_early` must call this before it reads what another kernel writes,
+    and before it writes anything or ends. So when a kernel has ended, all kernels before it have ended too.
+    """
     if tl.target_info.cuda_capability_geq(9, 0):
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -24,5 +26,5 @@ def await_inputs():
 
 @functools.cache
 def begins_early() -> bool:
-    """Whether a kernel is launched before the one ahead of it has ended: what `launch_pdl` is to be."""
+    """Whether a kernel may be launched before the previous one has ended: the value for `launch_pdl`."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

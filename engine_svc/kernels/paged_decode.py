@@ -1,12 +1,12 @@
-"""Attention of one new token per sequence, or a few, over the paged cache, split along the keys.
+"""Attention of one or a few new tokens per sequence over the paged cache, split along the keys.
 
-The keys are attended to in parts, and a second kernel combines what they come to (Flash-Decoding, Dao et al. 2023).
-Where parts are always as long, a sequence's result does not depend on the batch around it.
+The keys are attended to in parts, and a second kernel combines the parts' results (Flash-Decoding, Dao et al. 2023).
+If the part length is constant, a sequence's result does not depend on the batch around it.
 
-The parts of all sequences stand one behind the other, those of each from the first that it sees to its last. So the
-room for their results goes by the sum of the contexts, however much one of them is longer than the others. Programs are
-as many as run at a time, and have as many parts each, which they find by the lengths that they read. So a CUDA graph is
-of any contexts that there is room for.
+The parts of all sequences are numbered consecutively, each sequence's from the first that it sees to its last. So the
+memory for partial results depends on the sum of the contexts, however uneven their lengths are. There are as many
+programs as run at a time, with an equal share of the parts each, which they find by reading the sequence lengths. So
+one CUDA graph serves any contexts that its memory suffices for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import Tiles, column_tiles
 
-PART = 256  # keys, of tokens that are alone in their sequences or few
-_SEARCHED = tl.constexpr(128)  # sequences whose lengths a program looks at together
+PART = 256  # keys per part, for sequences with one or a few new tokens
+_SEARCHED = tl.constexpr(128)  # how many sequences' lengths a program looks at together
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _seen_parts(
     seq_len, query_len, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
     PART_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """(place of the first key that a new position sees, keys that are held, first part, number of parts)"""
+    """(place of the first key that a new token sees, number of keys held, first part, number of parts)"""
     length = held(seq_len, part_of_context, CONTEXT_PARTS)
     visible = length * 0
     if WINDOW > 0:
@@ -52,7 +52,7 @@ def _parts_of(
     index, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """How many parts the sequences at these places have, none where there is no sequence."""
+    """How many parts the sequences at these indices have; 0 where there is no sequence."""
     sequence = tl.load(sequences_ptr + index, mask=index < count, other=-1)
     present, sequence = sequence >= 0, tl.maximum(sequence, 0)
     seq_len = tl.load(seq_lens_ptr + sequence, mask=present, other=1)
@@ -68,7 +68,7 @@ def _find_part(
     piece, sequences_ptr, query_start_ptr, seq_lens_ptr, count, part_of_context, WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """(place of the sequence that this part of all is of, how many parts those before it have, parts of all)"""
+    """(index of the sequence that part `piece` belongs to, parts of the sequences before it, parts of all sequences)"""
     index = 0
     start = 0
     passed = 0
@@ -89,7 +89,7 @@ def _sequence_at(
     index, sequences_ptr, query_start_ptr, seq_lens_ptr, part_of_context, WINDOW: tl.constexpr,
     CHUNKED: tl.constexpr, CONTEXT_PARTS: tl.constexpr, PART_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """(sequence, all its positions, new ones, and what `_seen_parts` has) of a place."""
+    """The sequence at an index: (sequence, its length, its new tokens, then the results of `_seen_parts`)."""
     found = tl.load(sequences_ptr + index)
     sequence = tl.maximum(found, 0)
     seq_len = tl.load(seq_lens_ptr + sequence)
@@ -111,7 +111,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr, PART_KEYS: tl.constexpr, TILE_N: tl.constexpr, part_of_context,
     CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr,
 ):  # fmt: skip
-    """One program for some parts, and so many rows of a kv head: the heads of its group, one query after the other."""
+    """One program per range of parts and ROWS rows of a kv head: the heads of its group, one query after the other."""
     tiles = tl.num_programs(1) // KV_HEADS
     kv_head = tl.program_id(1) // tiles
     rows = tl.program_id(1) % tiles * ROWS + tl.arange(0, ROWS)
@@ -125,7 +125,7 @@ def _decode_kernel(
         PART_KEYS,
     )  # fmt: skip
     begin, end = program, tl.minimum(program + 1, pieces)
-    if pieces > programs:  # each has several, one behind the other
+    if pieces > programs:  # each program has several consecutive parts
         each, more = pieces // programs, pieces % programs
         begin = program * each + tl.minimum(program, more)
         end = begin + each + (program < more).to(tl.int32)
@@ -195,7 +195,7 @@ def _combine_kernel(
     PART_KEYS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """One program per new token and query head: a softmax over the parts of its sequence, so many at a time."""
+    """One program per new token and query head: a softmax over the parts of its sequence, TOGETHER at a time."""
     index = tl.program_id(0) // queries
     query = tl.program_id(0) % queries
     head = tl.program_id(1)
@@ -242,20 +242,22 @@ def _combine_kernel(
 
 
 def parts_together(dim_padded: int) -> int:
-    """How many are added at a time: what registers hold."""
+    """How many parts are combined at a time: as many as fit in registers."""
     return max(4, min(32, 2048 // dim_padded))
 
 
 def combine_warps(dim_padded: int) -> int:
-    """Of a program that adds: one needs no barriers."""
+    """The number of warps of a program that combines parts; a single warp needs no barriers."""
     return 1 if dim_padded <= 256 else 4
 
 
 def most_parts(
     positions: int, sequences: int, part: ContextPart, part_keys: int, window: int | None = None, queries: int = 1
 ) -> int:
-    """Parts that so many sequences have at most, with so many positions all together, or of them those that the windows
-    of so many queries reach."""
+    """The most parts that `sequences` sequences with `positions` positions in all can have.
+
+    With a window, only the positions within the windows of `queries` queries per sequence count.
+    """
     within = sequences * (((window or 0) + queries - 1) // (part_keys * part.size) + 2)
     whole = positions // (part_keys * part.size) + sequences
     return min(whole, within) if window else whole
@@ -285,18 +287,18 @@ def paged_decode(
 
     Args:
         query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
-        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], with the new tokens already written.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
-        sequences: int32 [decoding]; -1 is nobody.
-        capacity: parts that all of them have together, at least; see `most_parts`.
-        programs: that run at a time, about; the result is the same with any number of them.
-        tiles: with those of paged_prefill, parts as long as there, and added `in_turn`, both round alike.
-        part_keys: keys of a part.
-        queries: new tokens of a sequence, at most.
-        part: of each sequence, that the cache holds.
+        sequences: int32 [decoding]; -1 for padding.
+        capacity: at least the number of parts of all sequences together; see `most_parts`.
+        programs: roughly how many run at a time; the result does not depend on it.
+        tiles: with the tiles and part length of paged_prefill, and `in_turn`, both kernels round identically.
+        part_keys: keys per part.
+        queries: the most new tokens that a sequence has.
+        part: the part of each sequence that the cache holds.
         lse: see AttentionBackend.attend.
         descriptor: see `paged_prefill`.
-        in_turn: one part after the other, not many at a time.
+        in_turn: combines one part after the other, not several at a time.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]

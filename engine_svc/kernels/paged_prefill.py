@@ -40,16 +40,16 @@ def _prefill_kernel(
     PART_KEYS: tl.constexpr, BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
     ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile and key-value head; the rows of a tile are the group's heads of one query after the other.
+    """One program per tile and key-value head; a tile's rows are the heads of the group, one query after the other.
 
-    With PART_KEYS, so many keys at a time come to a result of their own, and the results are added as paged_decode adds
-    them; with 0 there is one result.
+    With PART_KEYS > 0, each part of so many keys gives its own result, and the results are combined as in paged_decode;
+    with 0 there is one result.
     """
     await_inputs()
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last of a prompt, which see the most, begin first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last tiles, which see the most keys, begin first
     kv_head = tl.program_id(1)
     sequence = tl.load(tile_sequence_ptr + tile)
-    if sequence < 0:  # of nobody
+    if sequence < 0:  # padding
         return
     start = tl.load(tile_start_ptr + tile)  # first row of the tile, counted within its sequence
     first_row = tl.load(query_start_ptr + sequence)
@@ -66,7 +66,7 @@ def _prefill_kernel(
     if REST > 0:
         query_rest = load_columns(query_ptr, row * query_stride + heads * DIM, present, True, MAIN, REST, DIM)
 
-    best = tl.full([TILE_M], -1.0e30, tl.float32)  # finite, so that a row that sees nothing yet stays a number
+    best = tl.full([TILE_M], -1.0e30, tl.float32)  # finite, so that rows that see nothing yet do not become NaN
     total = tl.zeros([TILE_M], tl.float32)
     if SINKS:
         best = tl.load(sinks_ptr + heads).to(tl.float32) * 1.4426950408889634
@@ -132,14 +132,14 @@ def paged_prefill(
 
     Args:
         query, output: [num_tokens, num_heads, head_dim]; heads contiguous, tokens at any stride.
-        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], the new tokens written already.
+        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim], with the new tokens already written.
         block_table: int32 [num_seqs, blocks]; query_start_loc: int32 [num_seqs + 1]; seq_lens: int32 [num_seqs].
         tile_sequences, tile_starts: int32 [tiles]; a tile's rows are the heads of a group, one query after the other.
-            Those of sequence -1 are nobody's.
-        part_keys: attends in parts of so many keys.
-        part: of each sequence, that the cache holds.
+                Tiles of sequence -1 are padding.
+            part_keys: attends in parts of this many keys; 0 means in one part.
+            part: the part of each sequence that the cache holds.
         lse: see AttentionBackend.attend.
-        descriptor: of the cache, see `block_descriptor`; None: tiles are read by their addresses.
+        descriptor: of the cache, see `block_descriptor`. None means tiles are read by address.
     """
     num_heads, dim = query.shape[1:]
     block_size, num_kv_heads = cache.shape[2:4]

@@ -1,11 +1,10 @@
-"""Recurrent layers: each program goes through the tokens of one sequence, one after the other, with its part of the
-state in registers.
+"""Recurrent layers: each program goes through one sequence's tokens in order, with its part of the state in registers.
 
-So a token's arithmetic is the same alone and among many, however a prompt is cut, and whatever the batch has beside it.
+So a token's arithmetic is the same alone or among others, however a prompt is split and whatever else is in the batch.
 States of fewer than 32 bits are rounded after each token.
 
-A prompt takes as long as its tokens wait for one another. So programs are single warps, which sum over a state without
-waiting for others, and what the next token reads is on its way while one is computed.
+The time for a prompt is the latency of its chain of tokens. So programs are single warps, which sum over a state
+without synchronization, and the next token's data is loaded while the current token is computed.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ TILE_TOKENS = 16
 TILE_CHANNELS = 64
 TILE_UNITS = 32
 WARPS = 1
-_NUMBERS = 1024  # of a state, that a program has at most: 32 registers of each thread
-_COLUMNS = 16  # of a state, at most: there are programs for all schedulers of a GPU
-_NORM_EPSILON = tl.constexpr(1e-6)  # of queries and keys of the delta rule
+_NUMBERS = 1024  # the most numbers of a state per program: 32 registers of each thread
+_COLUMNS = 16  # the most columns of a state per program, so that all schedulers of a GPU have programs
+_NORM_EPSILON = tl.constexpr(1e-6)  # for queries and keys of the delta rule
 
 
 @triton.jit
 def _softplus(value):
-    """log(1 + exp(value)), as exactly where little is added to 1."""
+    """log(1 + exp(value)), accurate also where the exponential is small beside 1."""
     small = tl.exp(-tl.abs(value))
     whole = 1.0 + small
     added = tl.where(whole == 1.0, small, tl.log(whole) * (small / (whole - 1.0)))
@@ -33,8 +32,8 @@ def _softplus(value):
 
 @triton.jit
 def _sequence(start_ptr, slot_ptr, fresh_ptr):
-    """Of the first axis of programs: its first token, its number of them, its slot; and, 0 or 1, whether its slot holds
-    anything of it."""
+    """The sequence of this program, by the first axis: its first token, its number of tokens, its slot, and whether the
+    slot already holds a state of it (0 or 1)."""
     index = tl.program_id(0)
     first = tl.load(start_ptr + index).to(tl.int64)
     length = (tl.load(start_ptr + index + 1).to(tl.int64) - first).to(tl.int32)
@@ -43,45 +42,45 @@ def _sequence(start_ptr, slot_ptr, fresh_ptr):
 
 @triton.jit
 def _as_stored(value, state_ptr):
-    """In float32, what is left of it in the type of a state."""
+    """The value rounded to the state's type, in float32."""
     return value.to(state_ptr.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
 def _held(held_ptr, row, column, rows, columns):
-    """In float32, a tile of a matrix; 0 behind its last row and column."""
+    """Loads a tile of a matrix in float32; 0 past its last row and column."""
     where = held_ptr + row[:, None] * columns + column[None, :]
     return tl.load(where, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _hold(held_ptr, values, row, column, rows, columns):
-    """Puts it back."""
+    """Stores a tile; the counterpart of `_held`."""
     where = held_ptr + row[:, None] * columns + column[None, :]
     tl.store(where, values, mask=(row < rows)[:, None] & (column < columns)[None, :])
 
 
 @triton.jit
 def _of_token(pointer, token, stride, column, wanted):
-    """A token's part of a row, as it lies there; 0 where it is not wanted."""
+    """Loads columns of a token's row in their own type; 0 where not wanted."""
     return tl.load(pointer + token * stride + column, mask=wanted, other=0.0)
 
 
 @triton.jit
 def _first_of(first, length):
-    """The first token; any, where there is none."""
+    """The first token; any valid one if the sequence is empty."""
     return tl.maximum(first + tl.minimum(length, 1) - 1, 0)
 
 
 @triton.jit
 def _next_of(first, time, length):
-    """The token behind the one at this time, or the last one again."""
+    """The token after the one at `time`, or the last one again."""
     return first + tl.minimum(time + 1, length - 1)
 
 
 @triton.jit
 def _convolved_input(input_ptr, state_ptr, token, channel, stride, channels, wanted, GATED: tl.constexpr):
-    """What filters see of tokens, as far as the state's type holds it."""
+    """The filters' inputs of tokens, gated if GATED, rounded to the state's type."""
     where = input_ptr + token * stride + channel
     value = tl.load(where, mask=wanted, other=0.0).to(tl.float32)
     if GATED:
@@ -140,7 +139,7 @@ def convolve_kernel(
                 input_ptr + (first + time)[:, None] * stride + channels + channel[None, :], mask=inside, other=0.0
             ).to(tl.float32)
         tl.store(output_ptr + (first + time)[:, None] * channels + channel[None, :], total, mask=inside)
-    tl.debug_barrier()  # what was held is read by now
+    tl.debug_barrier()  # all reads of the old state are done
     for kept in tl.static_range(before):
         seen = length - before + kept
         is_old = tl.minimum(tl.maximum(-seen, 0), 1)
@@ -235,7 +234,7 @@ def scan_heads_kernel(
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """One program per sequence, head, and tile of its numbers."""
+    """One program per sequence, head, and tile of the head's numbers."""
     first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
     head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
@@ -276,7 +275,7 @@ def _unit(vector):
 
 @triton.jit
 def _steps(pointer, head, entry, size, BY_KEY: tl.constexpr):
-    """What a head has for each entry of its state, or for all."""
+    """A head's values: with BY_KEY one for each entry of its state, else one for all."""
     return tl.load(pointer + head * size + entry, mask=entry < size, other=0.0) if BY_KEY else tl.load(pointer + head)
 
 
@@ -309,7 +308,7 @@ def delta_kernel(
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """One program per sequence, value head, and tile of its numbers."""
+    """One program per sequence, value head, and tile of the head's numbers."""
     first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
     head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
@@ -424,5 +423,5 @@ def gated_norm_kernel(
 
 
 def columns(size: int, dim: int) -> int:
-    """Of so many, with a state of so many entries each, those that a program has."""
+    """How many of `dim` columns a program has, if each column's state has `size` entries."""
     return min(triton.next_power_of_2(dim), _COLUMNS, max(1, _NUMBERS // triton.next_power_of_2(size)))

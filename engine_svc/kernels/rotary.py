@@ -1,4 +1,4 @@
-"""Norms of query and key heads and their rotation: in place, or of keys, with values, into the paged cache."""
+"""Normalizes and rotates query and key heads: in place, or with keys and values written to the paged cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton.language as tl
 from engine_svc.kernels.eight_bits import in_bytes, narrow
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-_VALUES = 512  # that a program turns, about; by one warp, which needs no barriers
+_VALUES = 512  # roughly how many values a program rotates, with one warp, which needs no barriers
 
 
 class Slots(NamedTuple):
@@ -23,8 +23,11 @@ class Slots(NamedTuple):
 
 @triton.jit
 def _pairs(DIM_PADDED: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Of each column: whether it is the first of its pair, the other one, and the pair's number. Column c of the first
-    half turns with column c + HALF, or with its neighbour; the columns behind both halves stay."""
+    """For each column: whether it is the first of its pair, its partner's column, and the pair's number.
+
+    Column c of the first half is rotated with column c + HALF or, if INTERLEAVED, with its neighbor. Columns past both
+    halves are not rotated.
+    """
     column = tl.arange(0, DIM_PADDED)
     if INTERLEAVED:
         is_first, partner, pair = column % 2 == 0, column ^ 1, column // 2
@@ -40,10 +43,10 @@ def _turned(
     starts, present, angle_ptr, norms, partner_norms, epsilon, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     HALF: tl.constexpr, WITH_NORMS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Heads that begin at `starts`: float32.
+    """The normalized and rotated heads that begin at `starts`, float32.
 
     Args:
-        norms: WITH_NORMS, weights of each head's columns, and partner_norms: of their partners.
+        norms: with WITH_NORMS, norm weights of each head's columns; partner_norms: of the partner columns.
     """
     column = tl.arange(0, DIM_PADDED)
     is_first, partner_column, pair = _pairs(DIM_PADDED, HALF, INTERLEAVED)
@@ -61,7 +64,7 @@ def _turned(
 
 @triton.jit
 def _norms(query_norm_ptr, key_norm_ptr, columns, inside, is_key):
-    """Weights of these columns, for each head those of its kind: float32."""
+    """Norm weights of these columns for each head, by whether it is a key or a query: float32."""
     of_queries = tl.load(query_norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     of_keys = tl.load(key_norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     return tl.where(is_key, of_keys[None, :], of_queries[None, :])
@@ -74,7 +77,7 @@ def _rotate_kernel(
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, HALF: tl.constexpr, WITH_NORMS: tl.constexpr,
     INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program for each token and so many of its heads, of which CACHED has those of values behind the others."""
+    """One program per token and ROWS of its heads. With CACHED, value heads follow the query and key heads."""
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
     columns = tl.arange(0, DIM_PADDED)
     norms, partner_norms = 1.0, 1.0
@@ -116,14 +119,15 @@ def rotate(
     interleaved: bool,
     slots: Slots | None = None,
 ) -> None:
-    """Norms, if there are any, then the rotation of the first values; in place.
+    """Applies the norms, if there are any, then rotates the first values of each head; in place.
 
     Args:
         heads: [tokens, query and key heads, head_dim]; each token's heads must be contiguous.
         table_rows: [tokens, 2, rotated values / 2], cosines and sines of the tokens' positions.
-        norms: weights of queries and of keys, each [head_dim], and epsilon.
-        interleaved: of neighbours, not of halves.
-        slots: get the keys, which are not in `heads` then, and the values, whose heads are behind those of the keys.
+        norms: weights for queries and for keys, each [head_dim], and epsilon.
+        interleaved: rotates pairs of neighboring values, not pairs from the two halves.
+        slots: the cache slots to write keys and values to. Then the value heads follow the key heads in `heads`, and
+            the keys in `heads` are not updated.
     """
     tokens, count, dim = heads.shape
     query_norm, key_norm, epsilon = norms or (None, None, 0.0)
@@ -144,7 +148,7 @@ def _rotate_pairs_kernel(
     pairs_ptr, table_ptr, output_ptr, heads, token_stride, head_stride, output_token_stride, output_head_stride,
     HALF: tl.constexpr, HALF_PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One program for each token and so many of its heads."""
+    """One program per token and ROWS of its heads."""
     await_inputs()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -163,7 +167,7 @@ def _rotate_pairs_kernel(
 
 
 def rotate_pairs(pairs: torch.Tensor, table_rows: torch.Tensor, output: torch.Tensor) -> None:
-    """See Ops.rotate_pairs; `output` lies elsewhere.
+    """See Ops.rotate_pairs; `output` must not overlap `pairs`.
 
     Args:
         table_rows: contiguous.

@@ -1,7 +1,7 @@
-"""Which experts a token goes through, from the scores of all, by one kernel.
+"""Chooses each token's experts from the scores of all experts, in one kernel.
 
-The best is found as the greatest of whole numbers: a value's bits, in the order of the values, with its place behind
-them. So there is always one, also among those that are not a number, and of equal ones it is the first.
+The best expert is found as the greatest of integer keys: the score's bits, mapped so that they sort like the scores,
+followed by the expert's place. So there is always exactly one best, also among NaNs; of equal scores, the first wins.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import triton.language as tl
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
-_LEAST = tl.constexpr(-(2**31))  # below all: of what is not there, or taken; one more: of what may not be chosen
+_LEAST = tl.constexpr(-(2**31))  # below all keys: experts absent or taken; one more: those that may not be chosen
 
 
 @triton.jit
 def _ordered(values):
-    """int32, in the order of the values, from _LEAST + 2 on; what is not a number comes last."""
+    """int32 keys in the order of the values, from _LEAST + 2 on. NaN is the greatest; with a sign bit, the least."""
     found = values.to(tl.int32, bitcast=True)
     found = found ^ ((found >> 31) & 0x7FFFFFFF)
     return tl.maximum(found, _LEAST + 2)
@@ -26,7 +26,7 @@ def _ordered(values):
 
 @triton.jit
 def _with_places(keys, places):
-    """int64: of equal keys, the one at the first place is the greatest."""
+    """int64 keys with places: of equal keys, the one at the first place is the greatest."""
     return (keys.to(tl.int64) << 32) | (0x7FFFFFFF - places).to(tl.int64)
 
 
@@ -56,8 +56,10 @@ def _choose_kernel(
     CHOSEN: tl.constexpr,
     CHOSEN_PADDED: tl.constexpr,
 ):
-    """One program per token; a row for each group of experts. Where a score is infinite or not a number, no weight is
-    a number either."""
+    """One program per token, with a row for each group of experts.
+
+    If any logit is +inf or NaN, all weights of the token are NaN.
+    """
     await_inputs()
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_PADDED)
@@ -74,7 +76,7 @@ def _choose_kernel(
     if SCORING == 1:
         small = tl.exp(-tl.abs(logits))
         scores = tl.where(logits >= 0.0, 1.0, small) / (1.0 + small)
-    ranked = given  # scores grow with them, and differ less
+    ranked = given  # scores grow with the logits, but differ less
     if BIAS:
         ranked = scores + tl.load(bias_ptr + expert, mask=present, other=0.0)
     keys = tl.where(present, _ordered(ranked), _LEAST)
@@ -132,7 +134,7 @@ def choose_experts(
 
     Args:
         logits: float32 [tokens, experts]
-        groups: of the experts, and how many of these are chosen.
+        groups: the number of groups of experts, and how many of them are chosen.
     """
     tokens, experts = logits.shape
     weights = logits.new_empty((tokens, chosen))

@@ -1,12 +1,12 @@
-"""Drawing a token from what min-p, top-k and top-p leave, without sorting and without asking the device anything.
+"""Draws a token from those that min-p, top-k and top-p keep, without sorting and without synchronizing with the host.
 
-The least likely token that is kept is found by descending the bits of its weight, three at a time: how many tokens, or
-how much of the mass, have these bits or greater ones. Positive floating-point numbers are in the order of their bits.
-Which of those comes is a race, as in engine_svc/sampling/truncation.py, with the numbers of sampling/noise.py.
+The least likely token that is kept is found by descending through the bits of its weight, three at a time: each level
+counts the tokens, or their mass, with these bits or greater ones. Positive floating-point numbers sort like their bits.
+The kept tokens run a race, as in engine_svc/sampling/truncation.py, with the random numbers of sampling/noise.py.
 
-A row's vocabulary is cut into chunks, each with a program of its own: they count how many tokens weigh how much, to a
-power of two, and list those that may be kept by these counts. Only these, a few hundred mostly, are descended through
-and drawn from, by one program for each row. Of a row that keeps all, each chunk lists the winner of its race.
+A row's vocabulary is split into chunks, each with its own program. They count tokens by weight, in bins of powers of
+two, and list the tokens that may be kept by these counts. One program per row then searches and draws only from the
+listed tokens, mostly a few hundred. For a row that keeps all tokens, each chunk lists only the winner of its race.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _TILE = 2048
 _CHUNK_TILES = 4
-_MOST = 8192  # tokens of a list; where more may be kept, the whole row is looked at
-_BINS = tl.constexpr(128)  # bin b has weights from 2^-b on; the last one has those that are never drawn
+_MOST = 8192  # tokens in a list; if more may be kept, the whole row is searched
+_BINS = tl.constexpr(128)  # bin b has weights from 2^-b on; the last one has weights that are never drawn
 
 
 @triton.jit
 def _weights(logits_ptr, tokens, greatest, temperature, min_p):
-    """exp((logit - greatest) / temperature) of some tokens, so 1 for the likeliest; 0 below min_p, and for -1."""
+    """exp((logit - greatest) / temperature) of tokens: 1 for the likeliest, 0 below min_p and for token -1."""
     logits = tl.load(logits_ptr + tokens, mask=tokens >= 0, other=float("-inf"))
     weights = tl.exp((logits - greatest) / temperature)
     return tl.where((weights >= min_p) & (tokens >= 0), weights, 0.0)
@@ -38,7 +38,7 @@ def _bin(weights):
 
 @triton.jit
 def _tokens(list_ptr, begin, count, is_listed, TILE: tl.constexpr):
-    """A tile of a list, or of the whole vocabulary; -1 behind its end."""
+    """A tile of a list, or of the whole vocabulary; -1 past its end."""
     place = begin + tl.arange(0, TILE)
     tokens = tl.where(place < count, place, -1)
     if is_listed:
@@ -51,9 +51,9 @@ def _descend(
     logits_ptr, list_ptr, count, is_listed, greatest, temperature, min_p, limit, BY_MASS: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """The weight at which tokens, the likeliest first, reach `limit` of their number or mass.
+    """Finds the weight at which the tokens, the likeliest first, reach `limit` in number or mass.
 
-    Returns (the weight's bits, number of the tokens that weigh more, their mass).
+    Returns (the weight's bits, number of tokens with a greater weight, their mass).
     """
     bins = tl.arange(0, 8)  # of the next three bits, the greatest first
     prefix = 0
@@ -74,7 +74,7 @@ def _descend(
         reached = mass_above + tl.cumsum(masses, 0) if BY_MASS else count_above + tl.cumsum(counts, 0)
         filled = masses > 0 if BY_MASS else counts > 0
         first = tl.min(tl.where(filled & (reached >= limit), bins, 8), 0)
-        # Sums in another order may miss the limit by a rounding: then it is the last that there is.
+        # Sums in another order may miss the limit by a rounding error: then take the last non-empty bin.
         first = tl.where(first == 8, tl.max(tl.where(filled, bins, 0), 0), first)
         count_above += tl.sum(tl.where(bins < first, counts, 0.0), 0)
         mass_above += tl.sum(tl.where(bins < first, masses, 0.0), 0)
@@ -84,13 +84,13 @@ def _descend(
 
 @triton.jit
 def _exponentials(tokens, first_key, second_key):
-    """An exponentially distributed number of each token."""
+    """An exponentially distributed random number for each token."""
     words = tokens.to(tl.uint32) + first_key
     words = (words ^ (words >> 17)) * 0xED5AD4BB
     words = ((words ^ (words >> 11)) + second_key) * 0xAC4C1B51
     words = (words ^ (words >> 15)) * 0x31848BAB
     words = words ^ (words >> 14)
-    # Small numbers win, and a device's logarithm is least exact beside 1: there, the series of -log(1 - x).
+    # Small numbers win, and the device's logarithm is least exact near 1: there, use the series of -log(1 - x).
     x = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     x = tl.minimum(x, 0.99999994)
     series = x * (1 + x * (0.5 + x * (0.33333334 + x * (0.25 + x * (0.2 + x * 0.16666667)))))
@@ -99,7 +99,7 @@ def _exponentials(tokens, first_key, second_key):
 
 @triton.jit
 def _winner(best, found, none):
-    """The token with the greatest of these scores, the first where several have it; `none` where all are below 0."""
+    """The token with the greatest score, of several the one with the smallest id; `none` if no score is positive."""
     return tl.min(tl.where((best == tl.max(best, 0)) & (best > 0), found, none), 0)
 
 
@@ -108,7 +108,7 @@ def _count_kernel(
     logits_ptr, greatest_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, counts_ptr, masses_ptr, logits_stride,
     vocab_size, TILE: tl.constexpr, CHUNK_TILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and chunk: how many of its tokens are in each bin, and what all of them weigh."""
+    """One program per row and chunk: counts the chunk's tokens in each bin, and sums their weights."""
     await_inputs()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
@@ -138,9 +138,9 @@ def _list_kernel(
     list_ptr, size_ptr, mass_ptr, logits_stride, vocab_size, MOST: tl.constexpr, TILE: tl.constexpr,
     CHUNK_TILES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and chunk: puts its tokens that may be kept behind those of the chunks before.
+    """One program per row and chunk: lists its tokens that may be kept after those of the chunks before.
 
-    What a row comes to, its number of such tokens and the mass of all, is the first chunk's to write.
+    The first chunk writes the row's totals: the number of listed tokens, and the mass of all tokens.
     """
     await_inputs()
     row = tl.program_id(0).to(tl.int64)
@@ -166,7 +166,7 @@ def _list_kernel(
             counts += some
             before += tl.where(other < chunk, some, 0)
             mass += tl.load(masses_ptr + row * chunks + other)
-        # What bins leave out weighs less than this, for no token weighs twice what the least of its bin may.
+        # Tokens past each bin weigh less than this in all, as a weight is less than twice the least weight of its bin.
         most = counts.to(tl.float32) * tl.exp2((1 - bins).to(tl.float32))
         left_out = tl.sum(most, 0) - tl.cumsum(most, 0)
         by_mass = left_out <= (1 - top_p) * mass
@@ -221,7 +221,7 @@ def _draw_kernel(
     is_listed = size <= MOST
     count = tl.where(is_listed, size, vocab_size)
 
-    # Kept are the tokens whose weight has greater bits than `least`, and the first `ties` of those with the same.
+    # Keeps tokens whose weight has greater bits than `least`, and the first `ties` of those with the same bits.
     least = 0
     ties = vocab_size * 1.0
     kept = tl.load(mass_ptr + row)  # for top-p
@@ -271,17 +271,17 @@ def draw(
 ) -> torch.Tensor:
     """Draws one token per row.
 
-    Of tokens that are equally likely, those with the smallest ids are kept.
+    Of equally likely tokens, those with the smallest ids are kept.
 
     Args:
         logits: float32 [rows, vocabulary], rows contiguous.
         temperature: float32 [rows], above 0
-        top_k: int32 or int64 [rows], 0 keeps all; top_p, min_p: float32 [rows], 1 and 0 keep all; None where no row
+        top_k: int32 or int64 [rows], 0 keeps all; top_p, min_p: float32 [rows], 1 and 0 keep all. None if no row
             uses it.
-        keys: int64 [rows, 2], of the rows' noise, contiguous.
+        keys: int64 [rows, 2], contiguous: the keys of the rows' random numbers.
 
     Returns:
-        int64 [rows]; anything in the vocabulary where logits are not finite.
+        int64 [rows]; an arbitrary token of the vocabulary if a row's logits are not finite.
     """
     rows, vocab_size = logits.shape
     device, tile = logits.device, min(_TILE, triton.next_power_of_2(vocab_size))
@@ -294,7 +294,7 @@ def draw(
     )
     counts = torch.empty((rows, chunks, _BINS.value), dtype=torch.int32, device=device)
     masses, mass = torch.empty((rows, chunks), device=device), torch.empty(rows, device=device)
-    # Places that are not filled are nobody's: a rounding may count a token that is not listed.
+    # -1 marks places that are not filled: by a rounding error, a token may be counted but not listed.
     listed = torch.full((rows, most), -1, dtype=torch.int32, device=device)
     sizes = torch.empty(rows, dtype=torch.int32, device=device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=device)

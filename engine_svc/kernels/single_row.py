@@ -1,11 +1,11 @@
-"""The product of one row with a matrix, as decoding one sequence has it: as fast as the matrix can be read.
+"""The product of one or two rows with a matrix, as in decoding one sequence: as fast as the matrix can be read.
 
-Tensor cores would have nothing to do, and cuBLAS cuts the inputs of small matrices into parts, which a second kernel
-adds. Here each program has all inputs of some outputs, and has begun to read the matrix before the row is there. Of a
-second row each is done beside the first one's, so that it finds the matrix in the GPU's cache.
+Tensor cores would be idle, and cuBLAS splits the inputs of small matrices into parts, which a second kernel adds. Here
+each program has all inputs of some outputs, and starts reading the matrix before the row is ready. A second row has its
+own programs next to those of the first, so that they find the matrix in the GPU's cache.
 
-What is small beside the matrix is done by each program again, so that it takes no kernel of its own: the norm of the
-row, its activation, and the sum that the product goes to.
+Work that is small beside reading the matrix is repeated in each program instead of taking a separate kernel: the norm
+of the row, its activation, and adding the product to a sum.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import triton.language as tl
 from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-_SHARED_BYTES = 16 << 20  # of a matrix that a second row finds in the GPU's cache (50 MB on an H100)
+_SHARED_BYTES = 16 << 20  # a second row finds matrices up to this size in the GPU's cache (50 MB on an H100)
 
 _PLAIN, _NORM, _GATED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 class MatrixTiles(NamedTuple):
-    """What a program reads of the matrix at a time, and how it is compiled."""
+    """The tile of the matrix that a program reads at a time, and how it is compiled."""
 
     outputs: int
     inputs: int
@@ -33,7 +33,7 @@ class MatrixTiles(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A root mean square norm before the product."""
+    """An RMS norm before the product."""
 
     residual: torch.Tensor | None  # [rows, size], contiguous, added to the rows first
     weight: torch.Tensor  # [size]
@@ -42,7 +42,7 @@ class Norm(NamedTuple):
 
 @triton.jit
 def _sum_of(input_ptr, residual_ptr, column, inside, RESIDUAL: tl.constexpr):
-    """float32, of the row and the residual."""
+    """The row plus the residual, float32."""
     values = tl.load(input_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL:
         values += tl.load(residual_ptr + column, mask=inside, other=0.0).to(tl.float32)
@@ -56,11 +56,11 @@ def _single_row_kernel(
     SIZE_PADDED: tl.constexpr, BIAS: tl.constexpr, TOTAL: tl.constexpr, ADDED: tl.constexpr, TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program for a row and some outputs. While a tile is multiplied, the next one is on its way.
+    """One program per row and tile of outputs. While one tile is multiplied, the next is being loaded.
 
     Args:
-        INPUT: of a row as it is, of its norm, or of gates and what they are for, one behind the other.
-        TOTAL: the output gets the product added, and with ADDED another row.
+        INPUT: _PLAIN takes the row unchanged, _NORM normalizes it, _GATED takes a row of gates followed by values.
+        TOTAL: adds the product, and with ADDED another row, to the output.
     """
     row, column = tl.program_id(0), tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     within = column < outputs
@@ -92,7 +92,7 @@ def _single_row_kernel(
         if INPUT == _NORM:
             values *= factor * scales.to(tl.float32)
             scales = tl.load(norm_ptr + begin + TILE_K + k, mask=coming, other=0.0)
-        values = values.to(input_ptr.dtype.element_ty).to(tl.float32)  # as a kernel of its own would leave them
+        values = values.to(input_ptr.dtype.element_ty).to(tl.float32)  # rounded as by a separate kernel
         sums += weight.to(tl.float32) * values[None, :]
         weight = following
     result = tl.sum(sums, 1)
@@ -106,12 +106,12 @@ def _single_row_kernel(
 
 
 def most_rows(weight: torch.Tensor) -> int:
-    """Of how many rows at a time the product is best computed here: those of more are cuBLAS's."""
+    """Up to how many rows this kernel is best; cuBLAS computes products of more rows."""
     return 2 if weight.nbytes <= _SHARED_BYTES else 1
 
 
 def single_row_tiles(size: int) -> MatrixTiles:
-    """The fastest of those that benchmarks/tiles.py tries, or within some percent of it, on an H100."""
+    """The tiles for an input size: the fastest that benchmarks/tiles.py tries on an H100, to within some percent."""
     return MatrixTiles(4, 1024, 2) if size <= 1024 else MatrixTiles(4, 2048, 8)
 
 
@@ -129,18 +129,18 @@ def single_row_product(
 ) -> torch.Tensor:
     """
     Args:
-        hidden: [rows, size], of any stride between rows; [rows, 2 * size] with an activation. Few: each has programs of
-            its own.
+        hidden: [rows, size] with any stride between rows; [rows, 2 * size] with an activation. Rows should be few, as
+            each has its own programs.
         weight: [outputs, size]; each output's inputs are contiguous.
         bias: [outputs]
-        wide: float32 comes out, else the type of `hidden`.
-        norm: of the rows, before the product.
-        activation: of the rows' first halves, times the second, before the product.
-        total: [rows, outputs], contiguous, gets the product added, and what is `added`, of the same shape.
-        tiles: None: those of single_row_tiles.
+        wide: returns float32, else the dtype of `hidden`.
+        norm: applied to the rows before the product.
+        activation: applied to the rows' first halves, times the second halves, before the product.
+        total: [rows, outputs], contiguous; the product, and `added` of the same shape, are added to it in place.
+        tiles: None means those of single_row_tiles.
 
-    Returns:
-        [rows, outputs]: the total, if there is one.
+        Returns:
+            [rows, outputs]: `total` if there is one.
     """
     rows, (outputs, size) = len(hidden), weight.shape
     tiles = tiles or single_row_tiles(size)

@@ -1,6 +1,6 @@
-"""The experts of one token, by two kernels: nothing is sorted, and what they make is added up where it is made.
+"""The experts of one token, in two kernels: nothing is sorted, and the second kernel also sums the experts' results.
 
-As in single_row.py each program has all inputs of some outputs; which matrices they are of is read first.
+As in single_row.py, each program has all inputs of some outputs; it first reads which experts' matrices to use.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from engine_svc.kernels.activation import NamedActivation, gated
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.single_row import MatrixTiles, single_row_tiles
 
-DOWN = MatrixTiles(4, 1024, 4)  # of those that benchmarks/tiles.py tries, on an H100
+DOWN = MatrixTiles(4, 1024, 4)  # the fastest that benchmarks/tiles.py tries on an H100
 
 
 class Stack(NamedTuple):
-    """Matrices of experts."""
+    """The matrices of all experts, with biases."""
 
     weight: torch.Tensor  # [experts, outputs, inputs], contiguous
     bias: torch.Tensor | None  # [experts, outputs], contiguous
@@ -30,7 +30,7 @@ def _gate_up_kernel(
     input_ptr, weight_ptr, bias_ptr, id_ptr, output_ptr, outputs, SIZE: tl.constexpr, BIAS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program for a choice and some outputs. Those of a choice that is none are left as they are."""
+    """One program per choice and tile of outputs. Outputs of a choice without an expert are not written."""
     await_inputs()
     choice = tl.program_id(1)
     expert = tl.load(id_ptr + choice)
@@ -59,7 +59,7 @@ def _load_down(
     step, weight_ptr, id_ptr, column, outputs, SIZE: tl.constexpr, CHOSEN: tl.constexpr, TILES: tl.constexpr,
     TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """The tile of this number, of all choices' one behind the other; zeros where there is none."""
+    """Loads tile `step`, counting all choices' tiles consecutively; zeros if there is no such tile."""
     present = step < CHOSEN * TILES
     expert = tl.load(id_ptr + step // TILES, mask=present, other=-1)
     k = step % TILES * TILE_K + tl.arange(0, TILE_K)
@@ -73,7 +73,7 @@ def _down_kernel(
     gate_up_ptr, weight_ptr, bias_ptr, id_ptr, share_ptr, output_ptr, slope, limit, outputs, SIZE: tl.constexpr,
     CHOSEN: tl.constexpr, KIND: tl.constexpr, BIAS: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program for some outputs of all choices, each times its share, of their activated inputs."""
+    """One program per tile of outputs: sums all choices' products with their activated inputs, times their shares."""
     await_inputs()
     tiles: tl.constexpr = (SIZE + TILE_K - 1) // TILE_K
     column = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -115,9 +115,9 @@ def single_row_experts(
 
     Args:
         hidden: [1, size], contiguous.
-        shares: float32 [1, chosen], what each choice counts.
-        expert_ids: int64 [1, chosen], contiguous; -1 of one that adds nothing.
-        tiles: of both products; None: those that are fast.
+        shares: float32 [1, chosen], the weight of each choice.
+        expert_ids: int64 [1, chosen], contiguous; -1 for a choice that adds nothing.
+        tiles: of both products. None means the fastest known.
 
     Returns:
         [1, size]

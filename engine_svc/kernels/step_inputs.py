@@ -1,4 +1,4 @@
-"""What a recorded step begins with: tokens are looked up, and block tables spread to the width that is read."""
+"""The first kernel of a captured step: looks up tokens, and unpacks block tables to the width that kernels read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _unpack_kernel(
     columns,
     CHUNK: tl.constexpr,
 ):
-    """The first programs look up CHUNK tokens each; the others have a row of a table each."""
+    """The first programs look up CHUNK tokens each; the others copy one row of a table each."""
     await_inputs()
     program = tl.program_id(0)
     lookups = tl.cdiv(num_tokens, CHUNK)
@@ -58,12 +58,12 @@ def unpack_inputs(
 ) -> None:
     """
     Args:
-        known: int64 [any], all tokens. places: int64 [tokens], in them; where it is -1, nothing is written.
-        token_ids: int64 [tokens or more], gets them.
-        table_size: int32 [2], rows and columns of each table as it is packed.
-        packed_tables: int32, one behind the other.
-        tables: int32 [groups, rows, columns], gets them; what is beyond them stays.
-        sequences: rows of a packed table, at most.
+        known: int64 [any], known tokens. places: int64 [tokens], indices into `known`; for -1, nothing is written.
+        token_ids: int64 [tokens or more], receives the tokens.
+        table_size: int32 [2], rows and columns of each packed table.
+        packed_tables: int32, the tables one after the other.
+        tables: int32 [groups, rows, columns], receives the tables; entries beyond them are not changed.
+        sequences: the most rows that a packed table can have.
     """
     groups, rows, columns = tables.shape
     _unpack_kernel[(triton.cdiv(len(places), _CHUNK) + groups * sequences,)](

@@ -59,7 +59,7 @@ class NoExchange(ExpertExchange):
 
 
 class GatherAndScatter(ExpertExchange):
-    """Every data rank gathers all tokens and computes what its experts add; each then sums the results for its own tokens.
+    """Every data rank gathers all tokens, and computes what its experts add; each then sums its own tokens' results.
 
     Where every rank has a part of each expert, this is the only method.
     """

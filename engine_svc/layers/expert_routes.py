@@ -20,8 +20,8 @@ class Routes(NamedTuple):
 class ExpertRoutes:
     """Lookup tables of one rank.
 
-    The ranks of a tensor group have the same tokens: each handles the experts held by ranks at its own position in their
-    tensor groups.
+    The ranks of a tensor group have the same tokens: each handles the experts held by ranks at its own position in
+    their tensor groups.
     """
 
     def __init__(self, placement: Placement, layout: ParallelLayout, tensor_rank: int, device: torch.device) -> None:

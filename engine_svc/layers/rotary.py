@@ -81,8 +81,8 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
 def _longrope(parameters: Mapping[str, Any], dim: int, max_position: int, length: int) -> tuple[torch.Tensor, float]:
     """LongRoPE (Ding et al. 2024): a factor for each frequency, one list for short contexts and one for long ones.
 
-    The longest sequence that is served decides which list is used. Transformers decides for each sequence, but here keys
-    that are already cached cannot be rotated again.
+    The longest sequence that is served decides which list is used. Transformers decides for each sequence, but keys
+    that are already cached here cannot be rotated again.
     """
     original = parameters["original_max_position_embeddings"]
     stretch = parameters.get("factor") or max_position / original

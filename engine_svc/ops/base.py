@@ -199,8 +199,8 @@ Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
 class Routing:
     """How a token's experts are chosen from the scores of all experts.
 
-    With sparsemixer (Liu et al. 2023), experts are chosen one after the other. Each one's weight is its part of a softmax
-    over the experts not yet chosen whose logits are within `near` of its own, relative to the larger of the two.
+    With sparsemixer (Liu et al. 2023), experts are chosen one after the other. Each one's weight is its part of a
+    softmax over the experts not yet chosen whose logits are within `near` of its own, relative to the larger one.
     """
 
     experts_per_token: int
