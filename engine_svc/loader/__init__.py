@@ -1,1 +1,1 @@
-"""Loading weights: memory-mapped safetensors, of which each rank reads its own part."""
+"""Loads weights from the formats of `--load-format`; each rank reads its own part."""

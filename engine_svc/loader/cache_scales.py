@@ -1,4 +1,4 @@
-"""Scales that a checkpoint has for a KV cache in 8 bits: what keys and values are divided by before they are cached."""
+"""A checkpoint's scales for an 8-bit KV cache: keys and values are divided by them before they are cached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.attention.base import CacheScales
 from engine_svc.layers.parameter import TensorSlice
 from quire.errors import StartupError
 
-# As calibration tools call them, with those of queries and weights, which nothing here rounds.
+# Names by calibration tools, including scales of queries and weights, which are not used as they are not rounded here.
 _ANY = re.compile(
     r"(.+\.)?(([qkv]|kv|prob|prob_output|qkv_proj_output|softmax)_(scale|zero_point)|[qkv]_proj\.output_(scale|zero_point))"
 )
@@ -19,12 +19,12 @@ _USED = re.compile(r"(?:.+\.)?layers\.(\d+)\.(?:.+\.)?(?:(k|v|kv)_scale|([kv])_p
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of a checkpoint is about a KV cache in 8 bits, not about weights."""
+    """Whether a tensor of a checkpoint is for an 8-bit KV cache, not for weights."""
     return _ANY.fullmatch(name) is not None
 
 
 def as_tensors(scales: Mapping[int, CacheScales]) -> dict[str, torch.Tensor]:
-    """Layers' scales under names that `CheckpointScales` takes."""
+    """The layers' scales as tensors with names that `CheckpointScales` accepts."""
     found = {}
     for index, each in scales.items():
         for part, value in (("k", each.key), ("v", each.value)):
@@ -33,16 +33,16 @@ def as_tensors(scales: Mapping[int, CacheScales]) -> dict[str, torch.Tensor]:
 
 
 class CheckpointScales:
-    """Those of all layers, as they come."""
+    """Collects the scales of all layers while tensors are read."""
 
     def __init__(self) -> None:
         self.by_layer: dict[int, CacheScales] = {}
 
     def take(self, name: str, source: TensorSlice) -> None:
-        """One of them; others than those of keys and values say nothing here.
+        """Takes one scale; scales of anything but keys and values are ignored.
 
         Raises:
-            StartupError: it is not a positive number.
+            StartupError: the scale is not a positive number.
         """
         found = _USED.fullmatch(name)
         if found is None:

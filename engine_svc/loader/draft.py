@@ -1,4 +1,4 @@
-"""The draft model of --speculative-config, for the model that verifies what it guesses: the target."""
+"""Loads the draft model of --speculative-config; the model that verifies its drafts is called the target."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quire.options.model_form import ModelFormOptions
 from quire.options.speculative import SpeculativeConfig
 
 _FLAG = "--speculative-config"
-# Of ways to keep weights, those that a draft is read by too; the others are found out from its files.
+# Load formats of the target that also apply to the draft; otherwise the draft's format is detected from its files.
 _SHARED_FORMATS = ("dummy", "pt", "npcache")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The model that verifies, as a draft has to fit it."""
+    """The model that verifies drafts, with all that a draft must match."""
 
     loaded: LoadedModel
     model: ModelOptions
@@ -41,7 +41,7 @@ class Target:
 
 
 def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
-    """This rank's part of the draft.
+    """Loads this rank's part of the draft model.
 
     Raises:
         StartupError: it cannot be read, or does not fit the target; says what was expected and what was found.
@@ -62,7 +62,7 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
 def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
     """
     Raises:
-        StartupError: nothing can guess for it.
+        StartupError: no draft can be made for the target.
     """
     facts, reason = target.facts, ""
     if not isinstance(target, BuiltModel) and config.chosen_method != "draft_model":
@@ -95,7 +95,7 @@ def _load(config: SpeculativeConfig, target: Target) -> Draft:
 
 
 def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
-    """With the options of the target, whose checkpoint it is in."""
+    """Loads the layer with the options of the target, as it is in the target's checkpoint."""
     _check_ranks(config, target)
     if config.model:
         raise StartupError("its layer is in the model's own checkpoint; expected no model beside it: leave it out.")
@@ -109,7 +109,7 @@ def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
 def _check_ranks(config: SpeculativeConfig, target: Target) -> None:
     """
     Raises:
-        StartupError: a head is to run on other ranks than the model whose embedding it shares.
+        StartupError: a head was asked to run on other ranks than the target, whose embedding it shares.
     """
     size, expected = config.draft_tensor_parallel_size, target.groups.layout.tensor
     if size not in (None, expected):
@@ -139,8 +139,10 @@ def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: 
 
 
 def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
-    """Those of the target as far as they are about where it runs: a draft computes in its type, and caches in blocks of
-    its size and by its backend."""
+    """The target's options as far as they apply to the draft.
+
+    The draft uses the target's dtype, attention backend and cache block size.
+    """
     options, loaded = target.options, target.loaded
     shape = loaded.attention.shape
     return replace(
@@ -163,10 +165,10 @@ def _draft_options(config: SpeculativeConfig, target: Target) -> EngineOptions:
 
 
 def _groups(config: SpeculativeConfig, target: Target) -> ParallelGroups:
-    """Those of the ranks that have the model's last layers: a draft is not cut into stages.
+    """The groups for the draft, on the ranks with the model's last layers: a draft is not divided into stages.
 
     Raises:
-        StartupError: the ranks cannot share the draft like that.
+        StartupError: the draft cannot be divided among the given number of ranks.
     """
     size, layout = config.draft_tensor_parallel_size or target.groups.layout.tensor, target.groups.layout
     if size == layout.tensor:

@@ -1,4 +1,4 @@
-"""The folder with the weights."""
+"""Finds or downloads the folder with the weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from quire.options.load import LoadOptions
 from quire.options.model import ModelOptions
 
 _CONFIGURATION = ("*.json",)
-# All weights a second time, in Mistral's own layout.
+# Copies of all weights in Mistral's own layout.
 _DOUBLES = "consolidated*"
 
 
 def weights_folder(model: ModelOptions, load: LoadOptions) -> Path:
-    """The model's folder, downloaded when it is a hub name; or its file.
+    """The model's folder or file, downloaded if `model` is a hub name.
 
     Raises:
-        StartupError: there is no such folder, or the hub does not give the model.
+        StartupError: there is no such folder, or the hub does not provide the model.
     """
-    # `**/` is any number of folders, also none; the hub takes it for one at least.
+    # `**/` means any number of folders including none, but the hub takes it as at least one.
     ignored = (*load.ignore_patterns, *(pattern.replace("**/", "") for pattern in load.ignore_patterns))
     patterns: Sequence[str] = (*format_named(load.load_format).patterns, *_CONFIGURATION)
     wanted = Wanted(model.model, model.revision, patterns, ignored)

@@ -1,4 +1,4 @@
-"""Heads of the layouts in which they are published, on the hidden states of a model that is there already."""
+"""Loads draft heads in their published layouts; they run on the hidden states of a target that is already loaded."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from engine_svc.parallel.group import ParallelGroups
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
-# Names that heads go by whose layers are Llama's.
+# Architecture names of heads whose layers are Llama's.
 _LLAMA_HEADS = {
     "eagle": ("LlamaForCausalLM", "EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleModel"),
     "eagle3": ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
 }
-# Families whose checkpoints have layers for multi-token prediction behind their own, as num_nextn_predict_layers says.
+# Families whose checkpoints have num_nextn_predict_layers more layers, for multi-token prediction, after their own.
 _MULTI_TOKEN = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
@@ -39,15 +39,15 @@ def load_eagle(
     method: str, folder: Path, raw: Mapping[str, Any], options: EngineOptions, target: BuiltModel,
     groups: ParallelGroups, device: torch.device,
 ) -> Draft:  # fmt: skip
-    """A head of EAGLE or EAGLE-3.
+    """Loads an EAGLE or EAGLE-3 head.
 
     Args:
         method: eagle or eagle3.
         raw: the head's config.json.
-        options: those of a draft.
+        options: those for the draft.
 
     Raises:
-        StartupError: it cannot be read, or is none for this target.
+        StartupError: it cannot be read, or does not fit this target.
     """
     raw = {**raw, **(raw.get("transformer_layer_config") or {})}
     names = raw.get("architectures") or []
@@ -90,7 +90,7 @@ def load_eagle(
 
 
 def _tapped(num_layers: int) -> tuple[int, int, int]:
-    """Low, middle and high, as EAGLE-3 has them where nothing is said."""
+    """The default layers of EAGLE-3: a low, a middle and a high one."""
     return 2, num_layers // 2, num_layers - 3
 
 
@@ -110,13 +110,14 @@ def load_multi_token(
     folder: Path, raw: Mapping[str, Any], options: EngineOptions, target: BuiltModel, groups: ParallelGroups,
     device: torch.device,
 ) -> Draft:  # fmt: skip
-    """The first layer for multi-token prediction of the target's own checkpoint.
+    """Loads the first multi-token prediction layer of the target's own checkpoint.
 
     Args:
-        folder: of the target, whose config.json `raw` is.
+        folder: of the target.
+        raw: the target's config.json.
 
     Raises:
-        StartupError: there is none.
+        StartupError: there is no such layer.
     """
     raw, config = text_part(raw), target.model.config
     if config.architecture not in _MULTI_TOKEN:
@@ -144,7 +145,7 @@ def load_multi_token(
 
 
 class _Part(TensorSource):
-    """A layer of a checkpoint, without some of its tensors."""
+    """One layer of a checkpoint, without some of its tensors."""
 
     def __init__(self, whole: CheckpointFormat, layer: str, without: tuple[str, ...]) -> None:
         self.folder = whole.folder

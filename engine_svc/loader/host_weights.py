@@ -1,4 +1,4 @@
-"""Whether weights of a model's layers lie in host memory: see layers/host_weights.py."""
+"""Decides whether weights of some layers are offloaded to host memory; see layers/host_weights.py."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def host_weights_of(model: Decoder, options: EngineOptions, device: torch.device) -> HostWeights | None:
-    """What is to take the weights of some layers; None where all stay on the device.
+    """The object that offloads weights of some layers. None means all weights stay on the device.
 
     Raises:
-        StartupError: other options do not go with it.
+        StartupError: other options conflict with offloading.
     """
     if not options.cache.cpu_offload_gb:
         return None

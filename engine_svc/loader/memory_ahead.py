@@ -1,4 +1,4 @@
-"""Has the system provide memory for the weights while the worker is still busy with other things."""
+"""Makes the system provide memory for the weights while the worker is still busy with other work."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quire.errors import StartupError
 from quire.serve.devices import has_driver
 
 _CHUNK = 16 << 20
-_MOST_BYTES = 2 << 30  # where it matters there is no time for more
+_MOST_BYTES = 2 << 30  # where this helps, there is no time for more
 
 
 @contextlib.contextmanager
 def memory_ahead(source: LoadFormat, device: str) -> Iterator[None]:
-    """Meanwhile a thread touches as much memory as the weights' files have; at the end the system has it back.
+    """While the context is active, a thread touches as much memory as the weights' files have; then it is freed.
 
-    A virtual machine's host gives memory when the machine first touches it, at half a gigabyte a second: a small
-    model's weights would wait for that longer than for all else. What was just given back is at hand for who touches
-    memory next.
+    A virtual machine's host provides memory when the machine first touches it, at half a gigabyte a second. For a small
+    model, loading the weights would wait for that longer than for anything else. Memory that was just freed is readily
+    available to the next allocation.
 
     Args:
-        source: of the weights; what is wrong with it is left to the loader to say.
-        device: as --device has it. Weights on a GPU need none of this.
+        source: of the weights; its errors are left for the loader to report.
+        device: the value of --device. Nothing is done for weights on a GPU.
     """
     if device == "cuda" or (device == "auto" and has_driver()) or not hasattr(mmap, "MADV_HUGEPAGE"):
         yield
@@ -45,15 +45,15 @@ def memory_ahead(source: LoadFormat, device: str) -> Iterator[None]:
 def _touch(source: LoadFormat, stop: threading.Event) -> None:
     with contextlib.suppress(OSError, StartupError):
         num_bytes = sum(file.stat().st_size for file in source.files())
-        free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # nothing that was read ahead is to make room for this
+        free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # must not evict files that were read ahead
         chunks = min(num_bytes, free // 2, _MOST_BYTES) // _CHUNK
         if not chunks:
             return
         with mmap.mmap(-1, chunks * _CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-            memory.madvise(mmap.MADV_HUGEPAGE)  # which weights are in, too
+            memory.madvise(mmap.MADV_HUGEPAGE)  # as for the weights
             for start in range(0, len(memory), _CHUNK):
                 if stop.is_set():
                     break
                 piece = (ctypes.c_char * _CHUNK).from_buffer(memory, start)
-                ctypes.memset(piece, 0, _CHUNK)  # without Python's lock
-                del piece  # or the memory could not be closed
+                ctypes.memset(piece, 0, _CHUNK)  # releases the GIL
+                del piece  # otherwise the mapping cannot be closed

@@ -1,4 +1,4 @@
-"""A model ready to run: our own implementation of its family, or the Transformers library's."""
+"""Builds and loads a model: our own implementation of its family, or the Transformers library's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # the latter: tiles of keys that a GPU copies by itself are in one block
+_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU, tiles of keys that it copies by itself must be in one block
 _DTYPES = registry("--dtype", DTYPES, {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
@@ -74,10 +74,10 @@ _STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
 
 
 class Model(Protocol):
-    """What the runner calls.
+    """The interface of a model that the runner calls.
 
     Attributes:
-        stage: which of the layers it has.
+        stage: which of the layers this rank has.
     """
 
     stage: Stage
@@ -107,7 +107,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and what goes with it."""
+    """A model with its attention backend, dtypes and limits."""
 
     model: Model
     facts: ModelFacts
@@ -116,13 +116,13 @@ class LoadedModel:
     max_model_len: int
     batch_invariant: bool = False  # see Ops and AttentionBackend
     states: StateForm = StateForm({}, torch.float32, torch.float32)
-    adapters: AdapterLayers | None = None  # None: none are served
-    present: PresentRows = field(default_factory=PresentRows)  # for its layers, set by whoever runs it
+    adapters: AdapterLayers | None = None  # None if no adapters are served
+    present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
 
 
 @dataclass(frozen=True)
 class BuiltModel(LoadedModel):
-    """One of our own families."""
+    """A model of one of our own families."""
 
     model: Decoder
 
@@ -153,19 +153,19 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
 
 
 def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, device: torch.device) -> BuiltModel:
-    """One rank's part of a model of our own families, without its weights.
+    """Builds one rank's part of a model of our own families, without its weights.
 
     Raises:
-        StartupError: it is not supported with these options.
+        StartupError: the model is not supported with these options.
     """
     return _build_ours(read_model_config(folder, options.form), options, groups, device)
 
 
 def has_experts(folder: Path, options: EngineOptions) -> bool:
-    """Whether the model is one with mixtures of experts that Quire runs by its own code.
+    """Whether the model has mixtures of experts and runs by Quire's own code.
 
     Raises:
-        StartupError: it cannot be read.
+        StartupError: its configuration cannot be read.
     """
     config = read_model_config(folder, options.form)
     if options.form.model_impl == "transformers" or not is_ours(config):
@@ -174,7 +174,7 @@ def has_experts(folder: Path, options: EngineOptions) -> bool:
 
 
 def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
-    """Whether its own KV cache is in 8 bits: the checkpoint says so, or it chooses what it attends to."""
+    """Whether the model wants an 8-bit KV cache: the checkpoint says so, or it has sparse attention (index_topk)."""
     settings = config.get("quantization_config") or {}
     asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
     return bool(config.get("index_topk") or asked)
@@ -183,7 +183,7 @@ def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
 def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
     """
     Raises:
-        StartupError: what a sequence comes to here depends on others.
+        StartupError: a sequence's result depends on the other sequences of a batch.
     """
     if not ops.batch_invariant:
         raise StartupError(
@@ -204,10 +204,10 @@ def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool =
 
 
 def _quantization(config: Mapping[str, Any], options: EngineOptions, form: ModelForm) -> QuantizationMethod:
-    """The method of the checkpoint, or the one by which its weights are quantized as they load.
+    """The checkpoint's quantization method, or the one that quantizes its weights while they are loaded.
 
     Raises:
-        StartupError: they cannot be.
+        StartupError: the method or its settings are not supported.
     """
     name, settings = options.form.quantization, settings_of(config)
     if name is not None and (wanted := settings_of(options.form.hf_overrides)):
@@ -240,7 +240,7 @@ def _build_ours(
         ops.batch_invariant
         and attention.batch_invariant
         and (not config.recurrent or create_recurrence(ops).batch_invariant)
-        and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums are by where experts are
+        and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums depend on the experts' placement
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
     return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters, context.present)
@@ -249,11 +249,11 @@ def _build_ours(
 def place_layers(
     raw: Mapping[str, Any], config: ModelConfig, options: EngineOptions, groups: ParallelGroups, device: torch.device
 ) -> tuple[LayerContext, AttentionBackend]:
-    """What layers of this shape are made with, and by what they attend.
+    """The context that a model's layers are constructed with, and its attention backend.
 
     Raises:
-        StartupError: they are not supported with these options.
-        ValueError: the ranks cannot share them.
+        StartupError: the layers are not supported with these options.
+        ValueError: the layers cannot be divided among the ranks.
     """
     dtype = _dtype(config.dtype, options.form.dtype)
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
@@ -297,9 +297,10 @@ def sharing_of(options: ExpertOptions, config: ModelConfig, groups: ParallelGrou
 
 @contextlib.contextmanager
 def division_told(groups: ParallelGroups) -> Iterator[None]:
-    """
+    """Turns a ValueError about dividing layers among ranks into a message.
+
     Raises:
-        StartupError: what is made here cannot be shared by the ranks.
+        StartupError: what is built in the `with` block cannot be divided among the ranks.
     """
     try:
         yield
@@ -346,7 +347,7 @@ def _load_from_transformers(
             "The checkpoint's weights are quantized, and the Transformers library's code cannot divide them among "
             "ranks. Leave --tensor-parallel-size out, or take the model's bfloat16 checkpoint."
         )
-    # Late: most models do not need it, and it takes a second to import.
+    # Imported here because most models do not need it, and it takes a second.
     from engine_svc.models.transformers_model import TransformersModel
 
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
@@ -365,7 +366,7 @@ def _load_from_transformers(
 
 
 def _division(groups: ParallelGroups, options: EngineOptions, device: torch.device) -> Division:
-    """How a model that the Transformers library's code runs is shared by the ranks."""
+    """How a model that runs by the Transformers library's code is divided among the ranks."""
     from engine_svc.models.transformers_model import Division
     from engine_svc.models.transformers_stages import StageCut
     from engine_svc.models.transformers_tensor import TensorSharing
@@ -380,13 +381,13 @@ def _division(groups: ParallelGroups, options: EngineOptions, device: torch.devi
 
 
 def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
-    """All of them; None for files that Transformers reads itself, a little at a time.
+    """All tensors of a checkpoint. None for safetensors, which Transformers reads itself, incrementally.
 
     Raises:
-        StartupError: one is missing or broken.
+        StartupError: a file is missing or broken.
     """
     assert isinstance(source, CheckpointFormat)
-    source.names()  # for files that are whole
+    source.names()  # checks that all files are complete
     return None if type(source) is Safetensors else {name: found[...].clone() for name, found in source.tensors()}
 
 
@@ -402,7 +403,7 @@ def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch
 def _dtype(own: object, chosen: str) -> torch.dtype:
     """
     Raises:
-        StartupError: the model's own is none that it can be computed in.
+        StartupError: the model's own dtype is not one that it can be computed in.
     """
     if chosen == "auto" and (not isinstance(own, str) or own not in _DTYPES):
         raise StartupError(f"The model's type is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
@@ -410,11 +411,11 @@ def _dtype(own: object, chosen: str) -> torch.dtype:
 
 
 def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
-    """Query heads and key-value heads of this rank, and their size."""
+    """This rank's numbers of query heads and key-value heads, and the head size."""
     if config.latent:
         size = config.latent.rank + config.latent.rotated_dim
         return group.divide(config.num_heads, "attention heads"), 1, size
-    if not config.attention_windows:  # nothing attends, and what is said of heads means nothing
+    if not config.attention_windows:  # no layer attends, so the configured heads mean nothing
         return 1, 1, config.head_dim
     parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
     return parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim
@@ -431,10 +432,10 @@ def _shape(
 
 
 def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) -> AttentionShape:
-    """The shape where ranks share the context: each attends to its part with the query heads of all.
+    """The shape with decode context parallelism: each rank attends to its part with the query heads of all ranks.
 
     Raises:
-        StartupError: they do not cache the same.
+        StartupError: the ranks do not cache the same heads.
     """
     group, tensor = groups.decode_context, groups.tensor.world_size
     if group.world_size == 1:
@@ -451,10 +452,10 @@ def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) 
 
 
 def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
-    """The longest sequence.
+    """The maximum sequence length.
 
     Raises:
-        StartupError: the user asks for more than the model's positions reach.
+        StartupError: the user asks for more than the model supports.
     """
     chosen, longest = form.max_model_len, facts.max_position_embeddings
     factor = facts.rope_parameters.get("factor")

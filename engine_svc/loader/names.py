@@ -1,4 +1,4 @@
-"""Which parameter, and which part of it, a checkpoint's tensor is."""
+"""Maps a checkpoint's tensor names to parameters and their parts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from engine_svc.layers.module_names import EXPERT_PARTS, OTHERWISE, PARTS
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
-# All experts in one tensor, which may be no module's.
+# All experts in one tensor, which may have no module of its own.
 _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
-_HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # of one head
-# Of models that see pictures too, whose text model is loaded: what their names begin with, and what is left out.
+_HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
+# For vision-language models, of which only the text model is loaded: prefixes to remove, and modules to leave out.
 _PREFIXES = ("model.", "language_model.", "model.")
 _OF_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -20,7 +20,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 def parameter_name(
     name: str, module_names: Mapping[str, str], renames: Sequence[tuple[str, str]] = ()
 ) -> tuple[str, str]:
-    """(name of the parameter, which part of it).
+    """(name of the parameter, name of its part that the tensor is).
 
     Args:
         module_names, renames: see ModelConfig.
@@ -49,13 +49,12 @@ def parameter_name(
 
 
 def parameter_of_module(module: str, module_names: Mapping[str, str]) -> tuple[str, str]:
-    """(path of the layer that a module of a checkpoint is, which of its matrices); see `parameter_name`."""
+    """(path of the layer for a checkpoint's module, name of its matrix); see `parameter_name`."""
     name, part = parameter_name(f"{module}.weight", module_names)
     return name.removesuffix(".weight"), part
 
 
 def is_of_another(target: str, num_layers: int) -> bool:
-    """Whether a parameter is of a layer behind the model's own (some checkpoints have one that guesses ahead), or of a
-    model that sees images."""
+    """Whether a parameter belongs to a layer after the model's own (multi-token prediction), or to a vision model."""
     layer = _LAYER.match(target)
     return target.startswith(_OF_IMAGES) or (layer is not None and int(layer[1]) >= num_layers)

@@ -1,4 +1,4 @@
-"""How far the loading of weights is, for whoever waits for it."""
+"""Reports the progress of loading weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FORMAT = "{desc} {percentage:3.0f}%|{bar}| {elapsed}"
 
 
 class LoadingProgress:
-    """A bar on a terminal; under a supervisor, its bar; else a line of the log now and then."""
+    """A progress bar on a terminal; under a supervisor, the supervisor's bar; else a log line now and then."""
 
     def __init__(self, *, told: bool) -> None:
         """
         Args:
-            told: of several ranks one tells, and none where the user does not want to know.
+            told: whether this rank reports; of several ranks only one does, or none if the user does not want it.
         """
         self._told = told
         self._percent = 0
@@ -35,7 +35,7 @@ class LoadingProgress:
         self._logs = told and not bar and not report(Stage.LOADING, 0.0)
 
     def update(self, fraction: float) -> None:
-        """So much is done, from 0 to 1. Cheap where it is not a percent more than before."""
+        """Sets the fraction done, from 0 to 1. Cheap if it is less than a percent more than before."""
         percent = int(100 * fraction)
         if percent <= self._percent:
             return
@@ -48,12 +48,12 @@ class LoadingProgress:
             report(Stage.LOADING, percent / 100)
 
     def close(self) -> None:
-        """It is over, well or not."""
+        """Ends the report, after success or failure."""
         self._bar.close()
 
 
 def with_progress(items: Iterable[T], total: int, told: bool) -> Iterator[T]:
-    """The same items, so many of them, told of as each is done with; see LoadingProgress."""
+    """Yields the items, of which there are `total`, and reports progress after each; see LoadingProgress."""
     report(Stage.LOADING)
     progress = LoadingProgress(told=told)
     try:

@@ -1,4 +1,4 @@
-"""Has the operating system read the weights while the worker is still busy with other things."""
+"""Makes the operating system read the weights while the worker is still busy with other work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.errors import StartupError
 
 
 def read_ahead(source: LoadFormat) -> None:
-    """Returns at once; what is in memory already costs next to nothing, and what is wrong is left to the loader to say.
+    """Starts reading in a thread and returns at once. Files already in memory cost almost nothing.
 
-    The files come in the order in which they are loaded, so that where memory is scarce the pages that go are those of
-    weights that were loaded already.
+    Errors are left for the loader to report. Files are read in the order in which they are loaded, so that if memory is
+    scarce, pages of weights that were already loaded are evicted first.
     """
     if hasattr(os, "posix_fadvise"):  # not on every system
         threading.Thread(target=_advise, args=(source,), name="read ahead", daemon=True).start()

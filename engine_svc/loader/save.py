@@ -1,4 +1,4 @@
-"""`quire save-sharded-state`: writes what each rank of a model would load, for `--load-format sharded_state`."""
+"""`quire save-sharded-state`: writes the parameters of each rank of a model, for `--load-format sharded_state`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from quire.options.save import SaveOptions
 
 logger = logging.getLogger(__name__)
 
-# What goes with the weights: the configuration, the tokenizer, chat templates, the licence.
+# Files copied with the weights: the configuration, the tokenizer, chat templates, the license.
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*")
 
 
@@ -50,7 +50,7 @@ def main(
         StartupError: the model cannot be read, or the folder cannot be written to.
     """
     setup_logging("save", log)
-    # Nothing is computed: torch's operators need no compiler.
+    # Nothing is computed, so torch's operators suffice, which need no compiler.
     kernels = KernelOptions(device="cpu", cpu_kernels="torch")
     options = EngineOptions(form=form, load=load, parallel=parallel, kernels=kernels)
     save_sharded_state(weights_folder(model, load), options, Path(save.output), save.max_file_size)
@@ -58,14 +58,15 @@ def main(
 
 @torch.inference_mode()
 def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_file_size: int) -> None:
-    """Writes the files of all ranks, one rank after the other, and copies what goes with them.
+    """Writes the files of all ranks, one rank after the other, and copies the files that belong to the model.
 
     Args:
         folder: of the model, in another format.
-        max_file_size: bytes of the tensors in a file, unless a single one has more.
+        target: the folder to write to.
+        max_file_size: the most bytes of tensors in a file, unless a single tensor is larger.
 
     Raises:
-        StartupError: the model cannot be read, or the target is a folder with weights already.
+        StartupError: the model cannot be read, or the target folder already has weights.
     """
     source = create_format(folder, options.load)
     if not isinstance(source, CheckpointFormat):
@@ -82,7 +83,7 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
     for rank in range(layout.num_ranks):
         alone = ParallelGroup(
             layout.coordinates(rank).tensor, layout.tensor
-        )  # of ranks that have nothing to say to each other here
+        )  # without a process group: ranks do not communicate here
         groups = ParallelGroups(layout, rank, tensor=alone, expert=alone)
         decoder = build_model(folder, options, groups, torch.device("cpu")).model
         scales = load_weights(decoder, source, options.load.use_tqdm_on_load, packs=False)

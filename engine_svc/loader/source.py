@@ -1,4 +1,4 @@
-"""What a checkpoint is to whoever loads it: named tensors, each read as far as it is needed."""
+"""The interface of a checkpoint for loading: named tensors, of which only the needed parts are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TensorSource(ABC):
-    """The tensors of a checkpoint by their names in Hugging Face's layout of the model's family.
+    """The tensors of a checkpoint by their names in Hugging Face's layout for the model family.
 
     Attributes:
         folder: of the checkpoint, for messages.
@@ -22,7 +22,7 @@ class TensorSource(ABC):
 
     @abstractmethod
     def names(self) -> Mapping[str, Path]:
-        """All that there are, and the file that each is in. Costs little: no values are read.
+        """The names of all tensors, and the file of each. Cheap: no values are read.
 
         Raises:
             StartupError: a file is missing or cannot be read.
@@ -30,12 +30,12 @@ class TensorSource(ABC):
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
-        """All of them, in the order in which they are read fastest. A slice is for use until the next one is taken.
+        """All tensors, in the order in which reading is fastest. A slice is valid until the next one is taken.
 
         Raises:
             StartupError: a file is missing or cannot be read.
         """
 
     def own_name(self, name: str) -> str:
-        """What the checkpoint itself calls the tensor that has this name here; for messages."""
+        """The checkpoint's own name of the tensor with this name; for messages."""
         return name

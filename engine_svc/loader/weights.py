@@ -1,4 +1,4 @@
-"""Puts a checkpoint's tensors into a model's parameters."""
+"""Loads a checkpoint's tensors into a model's parameters."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Of random weights, and of the scales of random codes.
+# Standard deviations of random weights and of the scales of random codes; the last is an 8-bit exponent.
 _DEVIATION, _SCALE_DEVIATION, _SCALE_EXPONENT = 0.02, 1e-3, 118
 
-# Left out by some checkpoints and written by others; computed, not loaded.
+# Tensors that only some checkpoints have; they are computed, not loaded.
 _IGNORED = ("rotary_emb.inv_freq", ".attn.bias", ".self_attn.bias", "attn.masked_bias")
 
 
 def load_weights(
     model: Decoder | Encoder | FeatureHead, checkpoint: TensorSource, progress: bool, *, packs: bool = True
 ) -> Mapping[int, CacheScales]:
-    """Loads every parameter, and packs each layer as soon as all of its own have come.
+    """Loads every parameter, and packs each layer as soon as all of its parameters are loaded.
 
-    So no more than a layer or two are there in both forms, and the memory of one is used again for the next.
+    So at most a layer or two exist in both forms at a time, and the memory of one is reused for the next.
 
     Args:
-        progress: tells how far it is; see LoadingProgress.
-        packs: whoever wants the parameters as they are loaded has no layer packed.
+        progress: whether to report progress; see LoadingProgress.
+        packs: whether to pack layers; False keeps the parameters as they were loaded.
 
     Returns:
-        The checkpoint's scales of a KV cache in 8 bits, by layer.
+        The checkpoint's scales for an 8-bit KV cache, by layer.
 
     Raises:
-        StartupError: the checkpoint lacks a parameter, has one the model does not know, or has one of another shape.
+        StartupError: the checkpoint lacks a parameter, has one the model does not know, or one of another shape.
     """
     start = time.monotonic()
     loading, method = _Loading(model), model.quantization
@@ -69,7 +69,7 @@ def load_weights(
         if loading.is_ignored(name, target):
             continue
         targets = loading.find(target, part)
-        if any(each in loading.packed for each in targets):  # written twice
+        if any(each in loading.packed for each in targets):  # the checkpoint has the tensor twice
             continue
         if not targets:
             if _is_zero_bias(name, source):
@@ -97,10 +97,10 @@ def load_weights(
 
 
 def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None:
-    """The same from tensors that are this rank's parameters as they stand, under the names that they have here.
+    """Loads and packs as `load_weights`, from tensors that are this rank's own parameters under their own names.
 
     Raises:
-        StartupError: the shard lacks one, has one that the model does not have, or one of another shape or type.
+        StartupError: the shard lacks a parameter, has one the model does not have, or one of another shape or dtype.
     """
     loading, files, scales = _Loading(model), shard.names(), CheckpointScales()
     if unknown := [name for name in files if name not in loading.parameters and not is_cache_scale(name)]:
@@ -125,12 +125,12 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
 
 
 def _is_zero_bias(name: str, source: TensorSlice) -> bool:
-    """Whether it adds nothing: AutoGPTQ gives biases to all layers that it quantizes."""
+    """Whether a tensor is an all-zero bias: AutoGPTQ writes biases for all layers that it quantizes."""
     return name.endswith(".bias") and not source[...].any()
 
 
 def _with_outputs_first(name: str, source: TensorSlice, config: ModelConfig) -> TensorSlice:
-    """A matrix as linear layers have it. Codes of a quantized one are as those of all others."""
+    """The matrix with outputs first. Some families store weights transposed, but not the codes of quantized ones."""
     if not any(part in name for part in config.transposed_names) or len(source.get_shape()) != 2:
         return source
     found = source[:1, :1].dtype
@@ -138,7 +138,7 @@ def _with_outputs_first(name: str, source: TensorSlice, config: ModelConfig) -> 
 
 
 class _Loading:
-    """Which parameters are there, of which layers, and which of them are packed already."""
+    """The state of loading: a model's parameters, their layers, and which layers are already packed."""
 
     def __init__(self, model: Decoder | Encoder | FeatureHead) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if isinstance(p, LoadedParameter)}
@@ -156,18 +156,18 @@ class _Loading:
                 self._parts.setdefault(whole, []).append(f"{path}.{name}")
 
     def is_elsewhere(self, name: str) -> bool:
-        """Whether a tensor of a checkpoint is of another stage's layers: nothing of it is read."""
+        """Whether a checkpoint's tensor belongs to another stage's layers; then it is not read."""
         return self._model.is_elsewhere(self.parameter_name(name)[0])
 
     def parameter_name(self, name: str) -> tuple[str, str]:
-        """See the function of this name."""
+        """See engine_svc.loader.names.parameter_name."""
         return parameter_name(name, self._config.module_names, self._config.renames)
 
     def is_ignored(self, name: str, target: str) -> bool:
-        """Whether a tensor of a checkpoint says nothing that is to be loaded.
+        """Whether a checkpoint's tensor need not be loaded.
 
         Args:
-            target: the parameter that would be loaded from it.
+            target: the parameter that it would be loaded into.
         """
         path, _, kind = target.rpartition(".")
         layers = (path, path.rpartition(".")[0])  # experts have two matrices
@@ -181,7 +181,7 @@ class _Loading:
         )
 
     def find(self, target: str, part: str) -> Sequence[str]:
-        """The parameters that a tensor is of: several where the parts of a layer have their own, and the tensor all."""
+        """The parameters to load a tensor into; several if it holds all parts of a layer, and each part has its own."""
         path, _, kind = target.rpartition(".")
         for name in (f"{path}.{part.rpartition('.')[2]}.{kind}", target):
             if name in self.parameters or name in self.packed:
@@ -189,7 +189,7 @@ class _Loading:
         return self._parts.get(target, ())
 
     def fill_missing(self, names: Collection[str]) -> None:
-        """Gives the parameters that a checkpoint leaves out their defaults.
+        """Fills parameters that a checkpoint lacks with their defaults.
 
         Args:
             names: of the checkpoint's tensors.
@@ -200,7 +200,7 @@ class _Loading:
                 parameter.fill_missing()
 
     def pack_layer_of(self, name: str) -> None:
-        """Packs the layer that the parameter is of, if nothing of it is missing."""
+        """Packs the layer that has the parameter, if none of its parameters is missing."""
         layer = self._layers.get(name)
         if layer is None or self.parameters[name].missing:
             return
@@ -214,7 +214,7 @@ class _Loading:
 
 
 def pack_weights(model: torch.nn.Module) -> None:
-    """Turns weights that are all there into the form that products are computed from, a layer at a time."""
+    """Packs all layers of a model whose weights are complete, one layer at a time."""
     for module in model.modules():
         if isinstance(module, PackedLayer):
             _pack(model, module)
@@ -227,9 +227,9 @@ def _pack(model: torch.nn.Module, layer: PackedLayer) -> None:
 
 
 def randomize_weights(model: torch.nn.Module, seed: int) -> None:
-    """Random weights, for benchmarks of shapes: norms are one, all else is normal with a small deviation.
+    """Fills a model with random weights, for benchmarks of shapes: norms are 1, all else normal with a small deviation.
 
-    Of quantized weights, codes are any and scales small.
+    Quantized weights get random codes and small scales.
     """
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -238,14 +238,14 @@ def randomize_weights(model: torch.nn.Module, seed: int) -> None:
         if "norm" in name:
             parameter.fill_(1.0)
         elif name.endswith(("A_log", "recurrent_param")):
-            # Held as a rate, which is negative: what states keep of a token fades.
+            # These are stored as a negative rate, so that states decay.
             parameter.fill_(-1.0)
         else:
             randomize(parameter, name.rpartition(".")[2], generator)
 
 
 def randomize(parameter: torch.Tensor, kind: str, generator: torch.Generator) -> None:
-    """Random values of a parameter, by the last part of its name."""
+    """Fills a parameter with random values that suit `kind`, the last part of its name."""
     default = getattr(parameter, "default", None)
     if default is not None and not math.isnan(default):
         parameter.fill_(default)
@@ -253,7 +253,7 @@ def randomize(parameter: torch.Tensor, kind: str, generator: torch.Generator) ->
         parameter.normal_(0.0, _DEVIATION if kind in ("weight", "bias") else _SCALE_DEVIATION, generator=generator)
     elif parameter.is_floating_point():
         parameter.copy_(torch.empty(parameter.shape, device=parameter.device).normal_(generator=generator))
-    elif "scale" in kind:  # an exponent
+    elif "scale" in kind:  # an 8-bit exponent
         parameter.fill_(_SCALE_EXPONENT)
     else:
         parameter.random_(generator=generator)

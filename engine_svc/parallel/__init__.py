@@ -1,1 +1,1 @@
-"""Parallelism: process groups as values, never as globals."""
+"""Parallelism. Process groups are passed as values, never held in globals."""

@@ -1,8 +1,8 @@
-"""Where experts are to be, so that ranks have as much to do as each other.
+"""Expert-parallel load balancing: places experts so that all ranks have about equal load.
 
-Slots beyond one for each expert go to those with the most tokens for each of theirs; then the slots are dealt by
-Graham's rule (Bounds on Multiprocessing Timing Anomalies, 1969): the heaviest first, each to the rank with the least so
-far. It is what DeepSeek's balancer does where ranks are not told apart by their nodes (github.com/deepseek-ai/EPLB).
+Redundant slots go to the experts with the most tokens per slot. Then the slots are dealt by Graham's rule (Bounds on
+Multiprocessing Timing Anomalies, 1969): the heaviest first, each to the rank with the least load so far. DeepSeek's
+balancer does the same if it does not distinguish nodes (github.com/deepseek-ai/EPLB).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine_svc.parallel.placement import Placement, linear
 
 
 def rank_loads(loads: Sequence[float], placement: Placement) -> list[float]:
-    """What each rank has to do: an expert's slots share its tokens evenly.
+    """The load of each rank: an expert's slots share its tokens evenly.
 
     Args:
         loads: tokens of each expert.
@@ -26,14 +26,16 @@ def rank_loads(loads: Sequence[float], placement: Placement) -> list[float]:
 
 
 def balancedness(loads: Sequence[float], placement: Placement) -> float:
-    """The mean of the ranks' loads, of the greatest of them: 1 where all have the same."""
+    """The mean of the ranks' loads divided by the greatest: 1 if all are equal."""
     found = rank_loads(loads, placement)
     return sum(found) / len(found) / max(found) if any(found) else 1.0
 
 
 def rebalanced(loads: Sequence[float], now: Placement) -> Placement:
-    """The best balanced of what the rule brings, what there is, and experts in their order; with as many slots on each
-    rank, and experts that stay on a rank in their slots."""
+    """The best balanced of three placements: by the rule, the current one, and experts in their order.
+
+    Each rank keeps its number of slots, and experts that stay on a rank keep their slots.
+    """
     slots = sum(map(len, now.slots))
     dealt = _deal(loads, _copies(loads, slots, len(now.slots)), [len(each) for each in now.slots])
     candidates = [now, dealt, linear(len(loads), len(now.slots), slots - len(loads))]
@@ -42,8 +44,10 @@ def rebalanced(loads: Sequence[float], now: Placement) -> Placement:
 
 
 def _copies(loads: Sequence[float], slots: int, num_ranks: int) -> list[int]:
-    """How many slots each expert has: one, and those that are left to where a slot has most to do. More than there are
-    ranks bring nothing."""
+    """How many slots each expert gets: one, then the remaining ones go to the greatest load per slot.
+
+    More slots than ranks do not help an expert.
+    """
     copies = [1] * len(loads)
     heaviest = [(-load, expert) for expert, load in enumerate(loads)]
     heapify(heaviest)
@@ -56,7 +60,7 @@ def _copies(loads: Sequence[float], slots: int, num_ranks: int) -> list[int]:
 
 
 def _deal(loads: Sequence[float], copies: Sequence[int], room: Sequence[int]) -> Placement:
-    """The heaviest copies first, each to the rank with the least to do of those that have room and not this expert."""
+    """Deals the heaviest copies first, each to the rank with the least load that has room and not this expert yet."""
     dealt: list[list[int]] = [[] for _ in room]
     filled = [0.0] * len(room)
     shares = [(-loads[expert] / count, expert) for expert, count in enumerate(copies) for _ in range(count)]
@@ -70,13 +74,13 @@ def _deal(loads: Sequence[float], copies: Sequence[int], room: Sequence[int]) ->
 
 
 def _settled(wanted: Placement, now: Placement) -> Placement:
-    """The same, by ranks and slots such that few experts move: which rank has which set of them does not matter."""
+    """Assigns the wanted sets of experts to ranks and slots such that few experts move; any rank can have any set."""
     shared, places = Counter[tuple[int, int]](), now.ranks_of()
     for index, experts in enumerate(wanted.slots):
         shared.update((index, rank) for expert in set(experts) for rank in {rank for rank, _ in places[expert]})
     pairs = [pair for pair, _ in sorted(shared.items(), key=lambda each: (-each[1], each[0]))]
-    pairs += [(index, rank) for index in range(len(now.slots)) for rank in range(len(now.slots))]  # for those left over
-    found: dict[int, int] = {}  # rank -> whose set it gets
+    pairs += [(index, rank) for index in range(len(now.slots)) for rank in range(len(now.slots))]  # for remaining ones
+    found: dict[int, int] = {}  # rank -> index of the set it gets
     taken: set[int] = set()
     for index, rank in pairs:
         if index not in taken and rank not in found and len(wanted.slots[index]) == len(now.slots[rank]):
@@ -86,7 +90,7 @@ def _settled(wanted: Placement, now: Placement) -> Placement:
 
 
 def _in_place(wanted: Sequence[int], now: Sequence[int]) -> tuple[int, ...]:
-    """Those that are there stay in their slots."""
+    """Orders the wanted experts such that those already there keep their slots."""
     coming = Counter(wanted) - Counter(now)
     staying, arrivals = Counter(wanted) & Counter(now), iter(coming.elements())
     slots = []
@@ -99,7 +103,7 @@ def _in_place(wanted: Sequence[int], now: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Move:
-    """What a slot gets from another one, which has it now."""
+    """A copy of an expert from the slot that has it now to another slot."""
 
     rank: int
     slot: int
@@ -108,8 +112,10 @@ class Move:
 
 
 def moves(now: Placement, wanted: Placement) -> list[Move]:
-    """All that it takes, by the ranks and slots that get something. Sources are the same rank's where it has the
-    expert, else those who have it in turn."""
+    """All moves from one placement to another, in the order of the receiving ranks and slots.
+
+    The source is the same rank if it has the expert; otherwise the ranks that have it take turns.
+    """
     sources, taken, found = now.ranks_of(), Counter[int](), []
     for rank, experts in enumerate(wanted.slots):
         for slot, expert in enumerate(experts):

@@ -1,13 +1,13 @@
-"""Two halves of a forward pass, of which one computes while ranks send each other what the other half needs.
+"""Dual-batch overlap: a forward pass in two halves, one of which computes while the other one's collective runs.
 
-Each half runs in a thread of its own, as the whole pass would, but they take turns: only one of them computes. A half
-that comes to a collective lets the other one compute meanwhile, and goes on when that one has come to its own.
+Each half runs in its own thread like a whole pass, but they take turns: only one of them computes at a time. A half
+that reaches a collective lets the other one compute meanwhile, and continues when that one has reached its own.
 
-* Turns alternate strictly, and both halves come to the same collectives. So these are made in the same order on all
-  ranks: the first one of the first half, the first one of the second, the second one of the first, and so on; also on a
-  data rank without tokens, which comes to fewer of them.
-* The first half is always ahead. What it caches in a layer is there when the second half attends in that layer: a
-  sequence may be cut between them.
+* Turns alternate strictly, and both halves reach the same collectives. So all ranks run collectives in the same order:
+  the first half's first, the second half's first, the first half's second, and so on. This also holds on a data rank
+  without tokens, which reaches fewer of them.
+* The first half is always ahead. What it caches in a layer is there when the second half attends in that layer, so a
+  sequence may be split between the halves.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _Result = TypeVar("_Result")
 
 
 class _Abandoned(Exception):
-    """The other half has failed, or this one has in a collective."""
+    """The other half has failed, or this one has failed in a collective."""
 
 
 class DualBatch:
-    """A rank's halves, where it has a pass that is cut; known to all of its groups."""
+    """The two halves of a rank's split passes; shared by all of the rank's groups."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
-        self._turn: int | None = None  # of which half; None: no pass is cut
-        self._may_compute = (threading.Lock(), threading.Lock())  # each is released when its half's turn has come
-        self._channel = threading.Lock()  # held while a half communicates; asked for only by the one that computes
+        self._turn: int | None = None  # the half whose turn it is; None if no pass is split
+        self._may_compute = (threading.Lock(), threading.Lock())  # each is released when its half's turn comes
+        self._channel = threading.Lock()  # held while a half communicates; only the computing half acquires it
         self._has_ended = [False, False]
         self._failure: BaseException | None = None
         self._second = _Thread()
 
     def share(self, count: int) -> int:
-        """How many of a pass's tokens, on any rank, are those of the half that computes; all if it is not cut."""
+        """How many of a rank's `count` tokens belong to the half that is computing; all if the pass is not split."""
         if self._turn is None:
             return count
         return count // 2 if self._turn else count - count // 2
 
     def run(self, first: Callable[[], _Result], second: Callable[[], _Result]) -> tuple[_Result, _Result]:
-        """What both halves bring. The first one runs in this thread.
+        """Runs both halves and returns their results. The first one runs in this thread.
 
-        Raises: what a half does; the other one ends at its next collective then.
+        Raises: what a half raises; the other half then ends at its next collective.
         """
         self._may_compute = (threading.Lock(), threading.Lock())
         for each in self._may_compute:
@@ -76,7 +76,7 @@ class DualBatch:
         return found[0], found[1]
 
     def communicate(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What a collective brings; while it is under way, the other half computes, if there is one."""
+        """Runs a collective and returns its result; meanwhile the other half computes, if there is one."""
         if self._turn is None:
             return call()
         mine, found = self._turn, None
@@ -96,7 +96,7 @@ class DualBatch:
         return found
 
     def _pass_on(self, mine: int) -> None:
-        """To the other half; if that has ended, it is this one's turn again."""
+        """Gives the turn to the other half, or back to this one if the other has ended."""
         self._turn = mine if self._has_ended[1 - mine] else 1 - mine
         self._may_compute[self._turn].release()
 
@@ -109,12 +109,12 @@ class DualBatch:
             raise _Abandoned
 
     def close(self) -> None:
-        """Ends the thread, if it has been used."""
+        """Ends the second half's thread, if it was started."""
         self._second.close()
 
 
 class _Beside:
-    """A collective on a GPU, in a stream of its own: behind what has been computed, and beside what is from then on."""
+    """A collective on its own CUDA stream: after all work computed so far, concurrent with work submitted later."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream, self._ready = stream, torch.cuda.current_stream(stream.device).record_event()
@@ -129,21 +129,21 @@ class _Beside:
         self._entered.__exit__(*raised)
 
     def join(self, found: torch.Tensor) -> None:
-        """What is computed from now on comes behind it. Its memory is not used anew before that is done."""
+        """Makes later computation wait for the collective, and keeps its result's memory until that is done."""
         computing = torch.cuda.current_stream(self._stream.device)
         computing.wait_event(self._done)
         found.record_stream(computing)
 
 
 class _Thread:
-    """Runs one call after the other; there is none before the first."""
+    """A thread that runs calls one after the other; it starts with the first call."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._is_there = False
 
     def start(self, call: Callable[[], None]) -> threading.Lock:
-        """Begins a call, which raises nothing; the lock can be acquired when it has ended."""
+        """Starts a call, which must not raise; the returned lock can be acquired when the call has ended."""
         if not self._is_there:
             threading.Thread(target=self._serve, name="second half", daemon=True).start()
             self._is_there = True
@@ -162,14 +162,14 @@ class _Thread:
             call()
 
     def close(self) -> None:
-        """Ends the thread when it has done what was begun."""
+        """Ends the thread after the calls already started."""
         if self._is_there:
             self._calls.put(None)
             self._is_there = False
 
 
 def _as_here(call: Callable[[], None]) -> Callable[[], None]:
-    """The call in another thread, with what torch keeps for each thread as it is in this one."""
+    """Wraps a call for another thread, with torch's per-thread state as in this thread."""
     only_infers = torch.is_inference_mode_enabled()
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 

@@ -1,4 +1,4 @@
-"""The groups of ranks that a rank works with, handed to every layer that needs one."""
+"""The groups of ranks that a rank belongs to, passed to every layer that needs one."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from engine_svc.parallel.peer_memory import PeerMemory, share_peers
 from engine_svc.parallel.shared_memory import SharedMemory, share_memory
 
 _JOIN_SECONDS = 120
-# Data ranks are workers of their own, on several machines maybe, which may take their time to start.
+# Data ranks are separate workers, possibly on several machines, which may take a long time to start.
 _MEET_SECONDS = 3600
 _LOOPBACK = "127.0.0.1"
 
 
 def _bytes_of(rows: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, bytes]: every library moves bytes, whatever they stand for."""
+    """The rows as bytes, uint8 [rows, bytes], which every communication library can move."""
     width = math.prod(rows.shape[1:]) * rows.element_size()
     return rows.contiguous().view(torch.uint8).view(len(rows), width)
 
 
 @dataclass(frozen=True)
 class ParallelGroup:
-    """A rank among `world_size`; with one rank every collective is free."""
+    """A rank among `world_size`; with a single rank, collectives do nothing."""
 
     rank: int = 0
     world_size: int = 1
     process_group: dist.ProcessGroup | None = None
-    sums_in_order: bool = False  # whatever a tensor's size, and a value's place in it
-    shared: SharedMemory | None = None  # of ranks on one machine's CPU: always in order
-    peers: PeerMemory | None = None  # of ranks on GPUs that reach each other's memory
+    sums_in_order: bool = False  # sums ranks in a fixed order, for any size of tensor and place of a value in it
+    shared: SharedMemory | None = None  # for ranks on one machine's CPU; always sums in order
+    peers: PeerMemory | None = None  # for ranks on GPUs that can access each other's memory
     dual_batch: DualBatch = field(default_factory=DualBatch)  # whose other half computes during a pass's collectives
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, in place or not: only what is returned may be used."""
+        """The sum over the ranks. May work in place: use only the returned tensor."""
         if self.process_group is None:
             return tensor
         return self.dual_batch.communicate(lambda: self._all_reduce(tensor))
@@ -55,15 +55,15 @@ class ParallelGroup:
         for memory in (self.shared, self.peers):
             if memory is not None and memory.sums(tensor):
                 return memory.all_reduce(tensor)
-        if self.sums_in_order and self.world_size > 2:  # of two, either order is the same
+        if self.sums_in_order and self.world_size > 2:  # for two ranks, order does not matter
             return tensor.copy_(self._sum_in_order(tensor))
         dist.all_reduce(tensor, group=self.process_group)
         return tensor
 
     def _sum_in_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """From the first rank to the last, in float32. Each rank does so for its share of the values.
+        """Sums from the first rank to the last, in float32. Each rank sums its share of the values.
 
-        Libraries cut a tensor into pieces by its size, and sum each piece beginning with another rank.
+        Libraries split a tensor into pieces depending on its size, and start the sum of each piece with another rank.
         """
         share = -(-tensor.numel() // self.world_size)
         padded = F.pad(tensor.flatten(), (0, share * self.world_size - tensor.numel()))
@@ -89,11 +89,11 @@ class ParallelGroup:
         return torch.cat(parts, dim=-1)
 
     def all_gather_rows(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """The ranks' rows one behind the other.
+        """The rows of all ranks, one rank after the other.
 
         Args:
             rows: [own count, ...]
-            counts: of each rank.
+            counts: number of rows of each rank.
         """
         if self.process_group is None:
             return rows
@@ -104,14 +104,14 @@ class ParallelGroup:
         return kept.view(rows.dtype).view(-1, *rows.shape[1:])
 
     def exchange_rows(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """Gives each rank some of the rows, and gets some of each.
+        """Sends some of the rows to each rank, and receives some from each (all-to-all).
 
         Args:
-            rows: [all that are sent, ...]: those for the first rank, then those for the next one.
-            sent, received: how many, by rank.
+            rows: [all rows to send, ...]: those for the first rank, then those for the next one.
+            sent, received: number of rows by rank.
 
         Returns:
-            [all that are received, ...]: those from the first rank, then those from the next one.
+            [all received rows, ...]: those from the first rank, then those from the next one.
         """
         if self.process_group is None:
             return rows
@@ -124,19 +124,19 @@ class ParallelGroup:
         return found.view(rows.dtype).view(-1, *rows.shape[1:])
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The first rank's tensor, in place."""
+        """Overwrites the tensor with the first rank's, in place, and returns it."""
         if self.process_group is not None:
             dist.broadcast(tensor, group=self.process_group, group_src=0)
         return tensor
 
     def send_rows(self, rows: torch.Tensor, sent: torch.Tensor) -> tuple[torch.Tensor, list[int], list[int]]:
-        """As `exchange_rows`, where ranks do not know what they receive.
+        """Like `exchange_rows`, for ranks that do not know how many rows they receive.
 
         Args:
             sent: int64 [ranks]
 
         Returns:
-            What is received, and how many rows are sent to each rank and received from each.
+            The received rows, and how many rows were sent to each rank and received from each.
         """
         counts: list[list[int]] = []
 
@@ -149,13 +149,13 @@ class ParallelGroup:
         return self.dual_batch.communicate(exchange), counts[0], counts[1]
 
     def send(self, tensor: torch.Tensor, rank: int) -> dist.Work:
-        """Begins to send a tensor to a rank of the group; it is not to change until that is done."""
+        """Starts sending a tensor to a rank of the group; the tensor must not change until that is done."""
         work = dist.isend(tensor, group=self.process_group, group_dst=rank)
         assert work is not None
         return work
 
     def receive(self, tensor: torch.Tensor, rank: int) -> dist.Work:
-        """Begins to receive what a rank of the group sends, in the order in which it does, into a tensor."""
+        """Starts receiving into a tensor what a rank of the group sends, in the order of sending."""
         work = dist.irecv(tensor, group=self.process_group, group_src=rank)
         assert work is not None
         return work
@@ -164,7 +164,7 @@ class ParallelGroup:
         """total / world_size.
 
         Raises:
-            ValueError: it does not come out even.
+            ValueError: `total` is not divisible.
         """
         if total % self.world_size:
             raise ValueError(f"{what} ({total}) cannot be divided among {self.world_size} ranks")
@@ -173,12 +173,12 @@ class ParallelGroup:
 
 @dataclass(frozen=True)
 class ParallelGroups:
-    """A rank's groups. A layer asks for the one of its purpose; a rank alone is in groups of one.
+    """A rank's groups, one for each purpose; a single rank is in groups of one.
 
     Attributes:
         tensor, expert, pipeline, data, decode_context: see Purpose.
-        lockstep: with other data ranks, where there are any.
-        dual_batch: that of all groups.
+        lockstep: with the other data ranks, if there are any.
+        dual_batch: shared by all groups.
     """
 
     layout: ParallelLayout = ParallelLayout()
@@ -192,7 +192,7 @@ class ParallelGroups:
     dual_batch: DualBatch = field(default_factory=DualBatch)
 
     def of_replica(self) -> ParallelGroups:
-        """Those of a model that data ranks do not share: each runs it by itself, when it likes."""
+        """The groups for a model that data ranks do not share: each runs it by itself, without lockstep."""
         if self.lockstep is None:
             return self
         layout = replace(self.layout, data=1, expert=1 if self.layout.expert == 1 else self.layout.tensor)
@@ -202,7 +202,7 @@ class ParallelGroups:
         )
 
     def of_draft(self) -> ParallelGroups:
-        """Those of a model that guesses for this one: of a replica, and with sequences that each rank caches whole."""
+        """The groups for a draft model: those of a replica, but each rank caches whole sequences."""
         own = self.of_replica()
         return replace(own, layout=replace(own.layout, decode_context=1), decode_context=ParallelGroup())
 
@@ -211,13 +211,13 @@ def join_groups(
     layout: ParallelLayout, rank: int, rendezvous: str, device: torch.device, sums_in_order: bool = False,
     kernels: Kernels | None = None, custom: bool = True,
 ) -> ParallelGroups:  # fmt: skip
-    """Meets the other ranks.
+    """Connects to the other ranks and creates all groups.
 
     Args:
-        rendezvous: where they meet: a file that all ranks see, fresh for each worker, or `tcp://<host>:<port>`.
+        rendezvous: where ranks meet: a file visible to all ranks, new for each worker, or `tcp://<host>:<port>`.
         sums_in_order: see ParallelGroup.
-        kernels: of the rank's CPU.
-        custom: ranks may sum and gather through memory that they share, and not by NCCL or Gloo alone.
+        kernels: for the rank's CPU.
+        custom: allows sums and gathers through shared memory, in addition to NCCL or Gloo.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     meeting = rendezvous if "://" in rendezvous else f"file://{rendezvous}"
@@ -231,7 +231,7 @@ def join_groups(
     made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
     if layout.data == 1:
         made[tuple(range(layout.num_ranks))] = dist.group.WORLD
-    # Every rank makes every group, in the same order, its own or not: so they are agreed on.
+    # torch requires that every rank creates every group, in the same order, even those that it is not in.
     for purpose in Purpose:
         for ranks in layout.groups(purpose):
             if len(ranks) > 1 and ranks not in made:
@@ -259,7 +259,7 @@ def join_groups(
 def _share(
     layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup | None], kernels: Kernels | None
 ) -> dict[tuple[int, ...], SharedMemory | None]:
-    """Memory of the rank's own groups. Stages only send and receive."""
+    """Shared memory for the rank's own groups, except pipeline stages, which only send and receive."""
     found: dict[tuple[int, ...], SharedMemory | None] = {}
     for purpose in Purpose:
         ranks = layout.group_of(rank, purpose)
@@ -272,7 +272,7 @@ def _share(
 def _join_lockstep(
     layout: ParallelLayout, rank: int, made: Mapping[tuple[int, ...], dist.ProcessGroup | None], host: str, backend: str
 ) -> Lockstep | None:
-    """By groups for tensors on the host, which are those that there are where those of the model are there too."""
+    """Creates the lockstep with groups for host tensors. The model's own groups serve if they are Gloo groups too."""
     if layout.data == 1:
         return None
     groups = dict(made) if backend == "gloo" else {}

@@ -1,4 +1,4 @@
-"""Which rank does what: sizes along each way to divide a model, and the groups of ranks that work together."""
+"""The parallel layout: the size of each kind of parallelism, and the groups of ranks that work together."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from quire.options.parallel import ParallelOptions
 
 
 class Purpose(Enum):
-    """What the ranks of a group have to say to each other."""
+    """What the ranks of a group communicate about."""
 
-    TENSOR = auto()  # parts of one layer's sums
-    PIPELINE = auto()  # hidden states, from one stage's layers to the next one's
-    DATA = auto()  # nothing but who runs: each has requests of its own
-    EXPERT = auto()  # parts of one layer's experts
+    TENSOR = auto()  # partial sums of a layer
+    PIPELINE = auto()  # hidden states, from one stage to the next
+    DATA = auto()  # only who runs a pass: each data rank has its own requests
+    EXPERT = auto()  # shares of a layer's experts
     DECODE_CONTEXT = auto()  # attention over parts of one sequence's cache
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a rank stands, from 0 along each axis."""
+    """A rank's coordinates, from 0 along each axis."""
 
     data: int
     pipeline: int
@@ -30,15 +30,18 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Ranks are numbered by tensor first, then by pipeline, then by data: neighbours share layers.
+    """The sizes of each kind of parallelism.
+
+    Ranks are numbered by tensor first, then by pipeline, then by data, so that neighbors share layers.
 
     Attributes:
-        tensor: ranks that share each layer.
-        pipeline: stages of layers.
-        data: groups of ranks with requests of their own.
-        expert: parts that a layer's experts are dealt into, over the tensor * data ranks of a stage. Those that
-            have the same part share the features of its experts: with 1, all of them do.
-        decode_context: ranks of a tensor group that share the tokens of a cache whose heads cannot be split further.
+        tensor: number of ranks that share each layer.
+        pipeline: number of stages of layers.
+        data: number of groups of ranks that have their own requests.
+        expert: number of parts that a layer's experts are divided into, over the tensor * data ranks of a stage. Ranks
+            with the same part share the features of its experts; with 1, all ranks do.
+        decode_context: number of ranks of a tensor group that share the tokens of a cache whose heads cannot be split
+            further.
 
     Raises:
         ValueError: a size is below 1, or does not divide what it is a part of.
@@ -60,32 +63,32 @@ class ParallelLayout:
 
     @property
     def num_ranks(self) -> int:
-        """All ranks of the worker."""
+        """The number of ranks of the worker."""
         return self.tensor * self.pipeline * self.data
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank stands."""
+        """The coordinates of a rank."""
         rest, tensor = divmod(rank, self.tensor)
         data, pipeline = divmod(rest, self.pipeline)
         return Coordinates(data, pipeline, tensor)
 
     def rank(self, at: Coordinates) -> int:
-        """Which rank stands there."""
+        """The rank at these coordinates."""
         return (at.data * self.pipeline + at.pipeline) * self.tensor + at.tensor
 
     def groups(self, purpose: Purpose) -> list[tuple[int, ...]]:
-        """All groups of a purpose, each in the order of its ranks. Every rank is in exactly one."""
+        """All groups for a purpose, each in the order of its ranks. Every rank is in exactly one."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.num_ranks):
             found.setdefault(self._shared(rank, purpose), []).append(rank)
         return [tuple(ranks) for ranks in found.values()]
 
     def group_of(self, rank: int, purpose: Purpose) -> tuple[int, ...]:
-        """The ranks of a rank's own group."""
+        """The ranks in the group of `rank`."""
         return next(group for group in self.groups(purpose) if rank in group)
 
     def _shared(self, rank: int, purpose: Purpose) -> tuple[int, ...]:
-        """What the ranks of its group have in common."""
+        """What all ranks of this rank's group have in common."""
         at = self.coordinates(rank)
         return {
             Purpose.TENSOR: (at.data, at.pipeline),

@@ -1,8 +1,7 @@
-"""A line from each rank of a group to the first one, by which they call each other, and by which the loss of one is
-noticed and told by its name.
+"""A TCP connection from each rank to the first one, for signals between ranks and for detecting lost ranks by name.
 
-What goes over it are frames of a kind and a number: nothing that could be unpacked into anything else. As the
-collectives' own connections, it is for a network that only the ranks are on.
+It carries frames of a kind and a number, so there is nothing unsafe to deserialize. Like the connections of the
+collectives, it is meant for a network that only the ranks are on.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 _FRAME = struct.Struct("<Bq")
-_SEND_SECONDS = 10.0  # for a frame of nine bytes, until whoever does not read is taken for lost
+_SEND_SECONDS = 10.0  # to send a frame of nine bytes; a peer that does not read it in time counts as lost
 _CONNECT_SECONDS = 60.0
 _CLOSE_SECONDS = 2.0
-# After so many seconds of silence a peer is asked whether it is there; so often; and lost after so many questions.
+# Seconds of silence before the first keepalive probe, seconds between probes, and probes until a peer counts as lost.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
 class Kind(IntEnum):
-    """What a frame says, and of what its number is."""
+    """The kind of a frame; comments say what its number is."""
 
-    HERE = 1  # the sender, at first
-    READY = 2  # once all have said so, all hear it
-    WAVE = 3  # a wave of steps begins
-    LEAVING = 4  # who will have no more to do of its own
-    LOST = 5  # whose line is closed
+    HERE = 1  # sent first; the sender's index
+    READY = 2  # sent by each member; once all have sent it, it is sent to all
+    WAVE = 3  # a wave of steps begins; its number
+    LEAVING = 4  # a member will have no more requests of its own; its index
+    LOST = 5  # a member's connection is closed; its index
 
 
 @dataclass
 class _Member:
-    index: int = -1  # until it has said so
+    index: int = -1  # until its HERE frame arrives
     read: bytearray = field(default_factory=bytearray)
 
 
 class Switchboard:
-    """The first rank's: a thread that tells every member what any of them says."""
+    """The first rank's end: a thread that forwards what any member says to all members."""
 
     def __init__(self, host: str, num_members: int) -> None:
         """
         Args:
-            host: address of this machine by which all members reach it.
+            host: an address of this machine that all members can reach.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
@@ -61,11 +60,11 @@ class Switchboard:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The TCP port it listens on."""
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Waits until the last member's line is closed, though not for long."""
+        """Waits a short time for the last member's connection to close."""
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
@@ -89,7 +88,7 @@ class Switchboard:
 
     def _read(self, line: socket.socket) -> None:
         member = self._members.get(line)
-        if member is None:  # lost while another one was told
+        if member is None:  # dropped while a frame was being forwarded
             return
         try:
             received = line.recv(4096)
@@ -108,7 +107,7 @@ class Switchboard:
         match kind:
             case Kind.HERE:
                 member.index = number
-                for lost in self._lost:  # before this one came
+                for lost in self._lost:  # members lost before this one connected
                     self._tell(Kind.LOST, lost)
             case Kind.READY:
                 self._ready.add(member.index)
@@ -138,16 +137,16 @@ class Switchboard:
 
 
 class Lifeline:
-    """A member's end, with a thread that listens."""
+    """A member's end of the connection, with a listening thread."""
 
     def __init__(self, address: tuple[str, int], index: int, hear: Callable[[Kind, int], None]) -> None:
         """
         Args:
             index: of this member.
-            hear: called from the thread with all that is told; LOST of 0 when the switchboard itself is gone.
+            hear: called from the thread with every frame; (LOST, 0) if the switchboard itself is gone.
 
-        Raises:
-            OSError: nobody is there.
+            Raises:
+                OSError: the connection fails.
         """
         self._line = socket.create_connection(address, _CONNECT_SECONDS)
         _keep_alive(self._line)
@@ -158,12 +157,12 @@ class Lifeline:
         self._thread.start()
 
     def say(self, kind: Kind, number: int = 0) -> None:
-        """Tells all members, this one too. Where they are gone, `hear` says so."""
+        """Sends a frame to all members, including this one. If the connection is gone, `hear` is told."""
         with contextlib.suppress(OSError):
             self._line.sendall(_FRAME.pack(kind, number))
 
     def close(self) -> None:
-        """Ends the line, of which the others hear."""
+        """Closes the connection, which the other members are told."""
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
         self._thread.join(_CLOSE_SECONDS)

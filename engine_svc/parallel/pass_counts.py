@@ -1,7 +1,7 @@
-"""How many tokens each data rank has for the next pass, as all ranks of a model hear of it, whatever stage they are in.
+"""Tells all ranks of a model, in every pipeline stage, how many tokens each data rank has for the next pass.
 
-The ranks of the first stage ask each other. What they find is so for all stages, each of which hands it on to the next
-one: so every stage runs the same passes in the same order, though not at the same time.
+The ranks of the first stage exchange counts. The result holds for all stages, and each stage passes it on to the next.
+So every stage runs the same passes in the same order, though not at the same time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch.distributed as dist
 
 from engine_svc.parallel.layout import Coordinates, ParallelLayout
 
-_TAG = 1  # hidden states and tokens, which the same ranks send each other, have 0
+_TAG = 1  # the same ranks also send each other hidden states and tokens, with tag 0
 _MOST_UNDER_WAY = 8
 
 
 @dataclass(frozen=True)
 class NextPass:
-    """What ranks hear of it.
+    """What ranks are told about the next pass.
 
     Attributes:
-        counts: of each data rank, its tokens. There is none without, as where some ranks of a tensor group have tokens
-            and others have not yet.
-        is_cut: whether it runs as two halves: see dual_batch.py.
-        is_over: whether it ends a wave, and no rank has anything to do.
+        counts: each data rank's tokens. If all are 0 there is no pass; some ranks of a tensor group may have tokens then
+            that others do not have yet.
+        is_cut: whether the pass runs as two halves; see dual_batch.py.
+        is_over: whether the wave ends, because no rank has anything to do.
     """
 
     counts: list[int]
@@ -35,10 +35,10 @@ class NextPass:
 
 
 class PassCounts:
-    """A rank's part in it.
+    """A rank's source of the next pass.
 
     Attributes:
-        is_first: whether the rank is in the first stage, and says what there is to do.
+        is_first: whether the rank is in the first stage, which determines the passes.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class PassCounts:
         """
         Args:
             place: of the rank.
-            stage: the ranks of its stage, for tensors on the host.
-            stages: of each stage the rank that has this one's place in it, likewise; None where there is one stage.
+            stage: group of the ranks of its stage, for host tensors.
+            stages: group of the ranks with this one's place in each stage, likewise. None if there is one stage.
         """
         self._layout, self._place, self._stage, self._stages = layout, place, stage, stages
         self.is_first, self._is_last = place.pipeline == 0, place.pipeline == layout.pipeline - 1
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
 
     def next(self, num_tokens: int, cuts: bool) -> NextPass:
-        """The next pass, as the first stage has it.
+        """The next pass, as determined by the first stage.
 
         Args:
-            num_tokens: that the rank has, if it is in that.
-            cuts: whether they may be cut.
+            num_tokens: the rank's own tokens, if it is in the first stage.
+            cuts: whether the rank agrees to split the pass.
         """
         found = self._ask(num_tokens, cuts) if self.is_first else self._receive()
         if not self._is_last and (found.is_over or any(found.counts)):
@@ -67,12 +67,12 @@ class PassCounts:
         return found
 
     def settle(self) -> None:
-        """Waits until the next stage has all that it was sent."""
+        """Waits until the next stage has received everything that was sent to it."""
         while self._sent:
             self._sent.popleft()[0].wait()
 
     def _ask(self, num_tokens: int, cuts: bool) -> NextPass:
-        """The same on all ranks of the stage, of which each gives its part."""
+        """Exchanges counts among the ranks of the stage; the result is the same on all of them."""
         mine = torch.tensor([num_tokens, int(cuts)])
         gathered = [torch.empty_like(mine) for _ in range(self._layout.data * self._layout.tensor)]
         dist.all_gather(gathered, mine, group=self._stage)
@@ -82,7 +82,10 @@ class PassCounts:
         return NextPass(of_data_ranks[:, 0].tolist(), is_cut, is_over=not bool(found[:, 0].any()))
 
     def _receive(self) -> NextPass:
-        """At the end of a wave no rank of the stage goes on before all have run its passes."""
+        """Receives the next pass from the previous stage.
+
+        At the end of a wave, an exchange makes all ranks of the stage wait until each has run the wave's passes.
+        """
         told = torch.empty(self._layout.data + 1, dtype=torch.int64)
         dist.recv(told, group=self._stages, group_src=self._place.pipeline - 1, tag=_TAG)
         *counts, is_cut = told.tolist()

@@ -1,6 +1,6 @@
-"""Memory of GPUs that reach each other's: small tensors are summed by one kernel, which reads those of all ranks.
+"""All-reduce of small tensors by one kernel that reads the tensors of all ranks from peer GPU memory.
 
-Allocating it, having the others map it, and the kernel are torch's (`torch.distributed._symmetric_memory`).
+Torch provides the allocation, the mapping and the kernel (`torch.distributed._symmetric_memory`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
-# Beyond, libraries that have each rank sum a part send less: each rank reads all of all others' here.
+# Here, each rank reads the whole tensors of all others. Above this size, libraries that have each rank sum a part
+# transfer less.
 _MOST_BYTES = 2**18
 _MOST_RANKS = 8
-_TYPES = (torch.float32, torch.bfloat16)  # that the kernel takes
+_TYPES = (torch.float32, torch.bfloat16)  # supported by the kernel
 _ALIGNMENT = 16
-_CAPABILITY = (8, 0)  # with sums of bfloat16
+_CAPABILITY = (8, 0)  # required for sums of bfloat16
 
 
 class PeerMemory:
-    """A rank's end. All ranks make the same calls in the same order, each on one stream, recorded in a graph or not."""
+    """A rank's end. All ranks make the same calls in the same order, each on one stream, captured in a graph or not."""
 
     def __init__(self, memory: torch.Tensor, group_name: str) -> None:
         """
         Args:
-            memory: uint8, that all ranks of the group have mapped.
+            memory: uint8, mapped by all ranks of the group.
         """
         self._memory, self._group_name = memory, group_name
 
     def sums(self, tensor: torch.Tensor) -> bool:
-        """Whether `all_reduce` takes it: by what is the same on all ranks."""
+        """Whether `all_reduce` takes the tensor; depends only on properties that are the same on all ranks."""
         size = tensor.nbytes
         return tensor.dtype in _TYPES and 0 < size <= len(self._memory) and size % _ALIGNMENT == 0
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks, from the first to the last, as a tensor of its own."""
+        """The sum over the ranks, from the first to the last, as a new tensor."""
         tensor = tensor.contiguous()
         if tensor.data_ptr() % _ALIGNMENT:
             tensor = tensor.clone()
@@ -50,11 +51,11 @@ class PeerMemory:
 
 
 def share_peers(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | None:
-    """Memory of the GPUs of a group; None, for all of them, where they do not reach each other's."""
+    """Shares memory among the GPUs of a group. None on all ranks if they cannot access each other's memory."""
     if group.size() > _MOST_RANKS or not _all(_reaches(group, device), group, device):
         logger.info("ranks sum by NCCL alone: not all of their GPUs are known to reach each other's memory")
         return None
-    # Only GPUs need it, and all ranks would wait for it.
+    # Imported here because only GPUs need it and importing it takes time.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     memory = None
@@ -78,12 +79,12 @@ def _reaches(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 def reaches_all(places: Sequence[Sequence[int]], rank: int, can_access: Callable[[int, int], bool]) -> bool:
-    """Whether a rank's GPU reads those of all others.
+    """Whether a rank's GPU can read the memory of all other ranks' GPUs.
 
     Args:
-        places: machine and number of each rank's GPU. Ranks that each see no GPU but their own number all of them 0,
-            and nothing is known of these.
-        can_access: of two GPUs' numbers, whether the first reads the other's memory.
+        places: machine and index of each rank's GPU. If each rank sees only its own GPU, all have index 0, and nothing
+            is known about their access, so the answer is no.
+        can_access: whether the GPU with the first index can read the memory of the second.
     """
     machine, own = places[rank]
     others = [place for other, place in enumerate(places) if other != rank]
@@ -91,13 +92,13 @@ def reaches_all(places: Sequence[Sequence[int]], rank: int, can_access: Callable
 
 
 def _machine() -> int:
-    """Another number on another machine, or in another container."""
+    """A number that differs between machines and between containers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes() + socket.gethostname().encode()
     return int.from_bytes(hashlib.blake2b(boot, digest_size=7).digest())
 
 
 def _all(what: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether it is so on all ranks."""
+    """Whether `what` is true on all ranks."""
     found = torch.tensor([what], dtype=torch.int32, device=device)
     dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
     return bool(found.item())

@@ -1,4 +1,4 @@
-"""Which of a layer's experts each rank has."""
+"""Which of a layer's experts each rank holds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Placement:
-    """The experts of each rank, in the order of its slots. One that has slots on several ranks shares its tokens."""
+    """The experts of each rank, in the order of its slots. An expert's tokens are shared among all of its slots."""
 
     slots: tuple[tuple[int, ...], ...]
 
     def ranks_of(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """By expert, where it is: ranks and their slots."""
+        """The (rank, slot) pairs of each expert."""
         found: dict[int, list[tuple[int, int]]] = {}
         for rank, experts in enumerate(self.slots):
             for slot, expert in enumerate(experts):
@@ -24,15 +24,15 @@ class Placement:
         return found
 
     def copies(self) -> Counter[int]:
-        """By expert, how many slots it has."""
+        """The number of slots of each expert."""
         return Counter(expert for experts in self.slots for expert in experts)
 
 
 def slot_counts(total: int, num_ranks: int) -> list[int]:
-    """How many slots each rank has: as many as the others, or one more where that does not come out even.
+    """How many slots each rank has: the same for all, or one more for the first ranks if that does not divide evenly.
 
     Raises:
-        ValueError: some would have none.
+        ValueError: some ranks would have none.
     """
     if total < num_ranks:
         raise ValueError(f"the {total} experts of a layer cannot be dealt to {num_ranks} ranks")
@@ -40,15 +40,17 @@ def slot_counts(total: int, num_ranks: int) -> list[int]:
 
 
 def linear(num_experts: int, num_ranks: int, redundant: int = 0) -> Placement:
-    """Neighbouring experts together; the first ones have the slots beyond."""
+    """Neighboring experts on the same rank; the redundant slots go to the first experts."""
     experts = [index % num_experts for index in range(num_experts + redundant)]
     ends = accumulate(slot_counts(len(experts), num_ranks), initial=0)
     return Placement(tuple(tuple(experts[first:last]) for first, last in pairwise(ends)))
 
 
 def round_robin(num_experts: int, num_ranks: int, redundant: int = 0) -> Placement:
-    """Neighbouring experts on different ranks: where experts are in groups of which few are chosen, those of one group
-    are spread over all ranks."""
+    """Neighboring experts on different ranks.
+
+    If experts are in groups of which only a few are chosen, this spreads each group over all ranks.
+    """
     slot_counts(num_experts + redundant, num_ranks)
     experts = [index % num_experts for index in range(num_experts + redundant)]
     return Placement(tuple(tuple(experts[rank::num_ranks]) for rank in range(num_ranks)))
@@ -61,12 +63,12 @@ STRATEGIES: Mapping[str, Callable[[int, int, int], Placement]] = MappingProxyTyp
 
 @dataclass(frozen=True)
 class ExpertSharing:
-    """How the ranks of a stage share the experts of a layer, where each has some of them whole.
+    """How the ranks of a stage share the experts of a layer if each rank holds whole experts.
 
     Attributes:
-        strategy: where experts are at first: see STRATEGIES.
-        redundant: slots beyond one for each expert.
-        exchange: how tokens get to experts on other data ranks: see layers/expert_exchange.py.
+        strategy: the initial placement; see STRATEGIES.
+        redundant: number of slots in addition to one for each expert.
+        exchange: how tokens get to experts on other data ranks; see layers/expert_exchange.py.
     """
 
     strategy: str = "linear"

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one machine share, by which they sum and gather: `native/collectives.cpp` has how."""
+"""All-reduce and all-gather through memory shared by the ranks of one machine; see `native/collectives.cpp`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from engine_svc.native.library import TYPES, Kernels
 
 logger = logging.getLogger(__name__)
 
-_ROOM = 2**20  # bytes: what is put there and read at once is to stay in a processor's own cache
-_LINE = 128  # as collectives.cpp has it
+_ROOM = 2**20  # bytes: what is written and read at a time should stay in a CPU's own cache
+_LINE = 128  # as in collectives.cpp
 
 
 class SharedRanks(ctypes.Structure):
@@ -31,16 +31,16 @@ class SharedRanks(ctypes.Structure):
 
 
 class SharedMemory:
-    """A rank's end. All ranks make the same calls in the same order, each from one thread."""
+    """A rank's end. All ranks must make the same calls in the same order, each from one thread."""
 
     def __init__(
         self, memory: mmap.mmap, rank: int, ranks: int, kernels: Kernels, seconds: float, room: int = _ROOM
     ) -> None:
         """
         Args:
-            memory: zeros at first, of `size(ranks, room)` bytes.
-            seconds: that others may come later than this rank.
-            room: bytes that go at once.
+            memory: `size(ranks, room)` bytes, initially zero.
+            seconds: how much later than this rank the others may arrive.
+            room: bytes transferred at a time.
         """
         self._memory = memory
         self._start = ctypes.c_char.from_buffer(memory)
@@ -49,18 +49,18 @@ class SharedMemory:
 
     @staticmethod
     def size(ranks: int, room: int = _ROOM) -> int:
-        """Bytes that the memory takes; what is never written to takes none."""
+        """The size of the memory in bytes; pages that are never written take no physical memory."""
         return _LINE * (1 + ranks) + 2 * ranks * room
 
     def sums(self, tensor: torch.Tensor) -> bool:
-        """Whether `all_reduce` takes it."""
+        """Whether `all_reduce` takes the tensor."""
         return tensor.dtype in TYPES and tensor.is_contiguous()
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place: from the first rank to the last, in float32.
 
         Raises:
-            KernelFailed: a rank has not come to it in time; no later call can succeed either.
+            KernelFailed: a rank did not arrive in time; no later call can succeed either.
         """
         done = self._kernels.all_reduce(
             ctypes.byref(self._own), TYPES[tensor.dtype], tensor.data_ptr(), tensor.numel()
@@ -85,10 +85,10 @@ class SharedMemory:
 
 
 def share_memory(group: dist.ProcessGroup, rank: int, kernels: Kernels | None, seconds: float) -> SharedMemory | None:
-    """Memory for the ranks of a group; None, for all of them, where they are not on one machine or lack kernels.
+    """Creates the memory for a group. None on all ranks if they are not on one machine or any lacks kernels.
 
-    The first rank makes a file without a name, which the others open by way of that process: it is gone with the last
-    of them, however they end.
+    The first rank creates an anonymous file, which the others open through that process's /proc entry. The file
+    disappears with the last of them, however they end.
 
     Args:
         seconds: see SharedMemory.
@@ -116,7 +116,7 @@ def _name(token: int) -> str:
 
 
 def _open(pid: int, descriptor: int, token: int) -> mmap.mmap | None:
-    """Another process's file; None where that process is not here, and another one has its number maybe."""
+    """Maps another process's file. None if that process is not on this machine, even if another has its pid."""
     path = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
         if not str(path.readlink()).startswith(f"/memfd:{_name(token)} "):

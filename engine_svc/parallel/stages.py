@@ -1,4 +1,4 @@
-"""Stages of a pipeline: which of a model's layers each rank has."""
+"""Pipeline stages: which of a model's layers each rank has."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quire.options.parallel import ParallelOptions
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers of a model, one behind the other. The first stage has the embedding, the last the output layer.
+    """Consecutive layers of a model. The first stage has the embedding, the last the output layer.
 
     Attributes:
-        looks_up: has the embedding, though it may not be the first: a head that guesses looks tokens up there.
+        looks_up: has the embedding even if it is not the first stage: a draft head on this stage looks up tokens in it.
     """
 
     layers: range
@@ -23,10 +23,10 @@ class Stage:
 
 
 def stages_of(num_layers: int, options: ParallelOptions) -> list[Stage]:
-    """The stages of a model of so many layers.
+    """The stages of a model with `num_layers` layers.
 
     Raises:
-        StartupError: it cannot be cut so.
+        StartupError: the model cannot be divided in this way.
     """
     sizes = _given_sizes(num_layers, options) or _even_sizes(num_layers, options.pipeline_parallel_size)
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
@@ -37,7 +37,7 @@ def stages_of(num_layers: int, options: ParallelOptions) -> list[Stage]:
 
 
 def _even_sizes(num_layers: int, stages: int) -> list[int]:
-    """As vLLM cuts: what is over goes to the stages before the last, the hindmost first."""
+    """Sizes as in vLLM: remaining layers go to the stages before the last one, from the back."""
     if num_layers < stages:
         raise StartupError(
             f"--pipeline-parallel-size {stages}: the model has {num_layers} layers, and each stage needs one. Lower it."
@@ -47,7 +47,7 @@ def _even_sizes(num_layers: int, stages: int) -> list[int]:
 
 
 def _given_sizes(num_layers: int, options: ParallelOptions) -> list[int]:
-    """Those that the user asks for; none where he does not."""
+    """The sizes that the user asks for; empty if none are given."""
     given, stages = options.pipeline_layer_partition, options.pipeline_parallel_size
     if not given:
         return []

@@ -1,1 +1,1 @@
-"""What `--load-format` chooses: one file for each way of keeping weights."""
+"""The formats of `--load-format`: one file for each way to store weights."""

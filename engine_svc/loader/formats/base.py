@@ -1,7 +1,7 @@
-"""The contract of a `--load-format`: where the weights are, and how they get from there into a model.
+"""The contract of a `--load-format`: where the weights are, and how to load them into a model.
 
-The process that answers requests asks formats for their files and has no torch: what a format needs of it is imported
-where it is used.
+The process that answers requests also asks formats for their files but does not load torch. So formats import torch
+only where they use it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class NoExtra(msgspec.Struct):
-    """No settings."""
+    """The extra settings of formats that have none."""
 
 
 class LoadFormat(ABC):
-    """One for each model and process.
+    """A load format, with one instance for each model and process.
 
     Attributes:
-        patterns: of the files that it needs of a model on the hub, beside the configuration's.
-        is_random: there are no weights, they are made up from --seed.
-        extra_config: what --model-loader-extra-config may have, with defaults.
+        patterns: of the files to download from a hub, in addition to the configuration's.
+        is_random: there are no weight files; weights are random, from --seed.
+        extra_config: the settings allowed in --model-loader-extra-config, with defaults.
     """
 
     patterns: ClassVar[Sequence[str]] = ()
@@ -65,14 +65,14 @@ class LoadFormat(ABC):
             raise StartupError(f"{flag} for --load-format {options.load_format}: {error}") from error
 
     def found(self, pattern: str) -> list[Path]:
-        """The folder's files of that name, in order, without those of --ignore-patterns."""
+        """The folder's files that match a pattern, in order, without those of --ignore-patterns."""
         ignored = self.options.ignore_patterns
         files = sorted(self.folder.glob(pattern))
         return [file for file in files if not any(fnmatch(file.name, pattern) for pattern in ignored)]
 
     @abstractmethod
     def files(self) -> Sequence[Path]:
-        """Those that the weights are read from, in that order.
+        """The files that the weights are read from, in reading order.
 
         Raises:
             StartupError: there are none, or one is missing.
@@ -80,18 +80,18 @@ class LoadFormat(ABC):
 
     @abstractmethod
     def load(self, model: Decoder, groups: ParallelGroups, seed: int) -> None:
-        """Fills this rank's part of the model, and packs its layers.
+        """Loads this rank's part of the model, and packs its layers.
 
         Args:
-            seed: of random weights.
+            seed: for random weights.
 
         Raises:
-            StartupError: the weights cannot be read, or are not those of the model.
+            StartupError: the weights cannot be read, or do not fit the model.
         """
 
 
 class CheckpointFormat(LoadFormat, TensorSource):
-    """A format whose tensors have the names that Hugging Face's checkpoints of the family give them."""
+    """A format whose tensors have the names of Hugging Face checkpoints of the model family."""
 
     def load(self, model: Decoder, groups: ParallelGroups, seed: int) -> None:
         """See LoadFormat.load."""

@@ -1,7 +1,7 @@
-"""`--load-format mistral`: consolidated safetensors, as Mistral publishes its own models, beside params.json.
+"""`--load-format mistral`: consolidated safetensors with params.json, as Mistral publishes its own models.
 
-Modules have other names there, and the two values that are rotated together are neighbours in a head of queries or
-keys, where Hugging Face's layout has them half a head apart.
+Modules have other names there. The two values of a query or key head that are rotated together are neighbors, whereas
+in Hugging Face's layout they are half a head apart.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 
 
 class Consolidated(Safetensors):
-    """Gives the tensors the names, and their rows the order, of Hugging Face's layout."""
+    """Converts names of tensors and the order of rows to Hugging Face's layout."""
 
     patterns: ClassVar[Sequence[str]] = ("consolidated*.safetensors", "tekken.json", "tokenizer.model*")
     index: ClassVar[str] = "consolidated.safetensors.index.json"
@@ -77,7 +77,7 @@ class Consolidated(Safetensors):
 
 
 def huggingface_name(name: str) -> str:
-    """The name in Hugging Face's layout; as it is where it is not known."""
+    """The name in Hugging Face's layout; unknown names are not changed."""
     module, _, kind = name.rpartition(".")
     kind = _KINDS.get(kind, kind)
     if module in _TOP:
@@ -91,7 +91,7 @@ def huggingface_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Reordered:
-    """Rows of heads, each with its even values first and then its odd ones. A TensorSlice."""
+    """A TensorSlice with the rows of each head reordered: first the even ones, then the odd ones."""
 
     source: TensorSlice
     num_heads: int

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Dummy(LoadFormat):
-    """Reads the configuration alone."""
+    """Reads only the configuration; the weights are random."""
 
     is_random: ClassVar[bool] = True
 
     def files(self) -> Sequence[Path]:
-        """None."""
+        """There are no files."""
         return ()
 
     def load(self, model: Decoder, groups: ParallelGroups, seed: int) -> None:

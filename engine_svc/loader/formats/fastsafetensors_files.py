@@ -1,4 +1,4 @@
-"""`--load-format fastsafetensors`: safetensors by the package of that name, which copies whole files at once."""
+"""`--load-format fastsafetensors`: safetensors read by the package of that name, which copies whole files at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FastSafetensors(Safetensors):
-    """A file at a time, to the GPU where there is one."""
+    """Reads a whole file at a time, to the GPU if there is one."""
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
@@ -24,7 +24,7 @@ class FastSafetensors(Safetensors):
         from engine_svc.quantization.source import HeldTensor
 
         device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-        self.names()  # for files that are whole
+        self.names()  # checks that all files are complete
         for file in self.files():
             with failures_told(file), fastsafe_open([str(file)], device=device, nogds=device == "cpu") as opened:
                 for name in opened.keys():  # noqa: SIM118  (no mapping)

@@ -1,6 +1,6 @@
-"""`--load-format gguf`: a file of llama.cpp's, or several numbered ones, memory-mapped.
+"""`--load-format gguf`: a llama.cpp file, or several numbered ones, memory-mapped.
 
-Blocks are handed on as the bytes that they are; their types are in the configuration, see engine_svc.gguf.config.
+Quantized blocks are passed on as bytes; their types are in the configuration, see engine_svc.gguf.config.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class GgufFile(CheckpointFormat):
-    """Gives the tensors the names, their rows the order, and norms the values, of Hugging Face's layout."""
+    """Converts names of tensors, the order of rows and the values of norms to Hugging Face's layout."""
 
-    # Repositories have files of a dozen types beside each other: which one is meant has to be said.
+    # Repositories have files of a dozen quantization types; the user has to name the one to download.
     patterns: ClassVar[Sequence[str]] = ()
 
     def __init__(self, folder: Path, options: LoadOptions) -> None:
         """
         Args:
-            folder: that the only model is in; or the file itself.
+            folder: the folder with a single model, or the file itself.
 
         Raises:
             StartupError: there is no such file.
@@ -95,16 +95,17 @@ class GgufFile(CheckpointFormat):
         return next((stored.name for names, stored in self._named() if name in names), name)
 
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
-        """In the order of the files."""
+        """Yields Hugging Face names and tensors in the order of the files."""
         modules = architecture_of(self._facts).modules
         for stored in sorted(self._model.tensors.values(), key=lambda each: (each.file, each.offset)):
             if not is_ignored(stored.name, self._facts):
                 yield huggingface_names(stored, modules), stored
 
     def _parts(self, stored: StoredTensor, files: Mapping[Path, torch.Tensor]) -> Sequence[torch.Tensor]:
-        """
+        """The tensors in Hugging Face's layout that a stored tensor becomes.
+
         Raises:
-            ValueError: the file lacks another that goes with it, or it cannot be taken apart.
+            ValueError: the file lacks another tensor that belongs to it, or it cannot be split.
         """
         layer, key = layer_and_key(stored.name)
         if key == KEYS_OF_VECTORS:
@@ -126,7 +127,7 @@ def _mapped(file: Path) -> torch.Tensor:
 
 
 def _values(mapped: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
-    """Numbers, or the bytes of a row's blocks."""
+    """The tensor's numbers, or the bytes of each row's blocks."""
     import torch
 
     raw = mapped[stored.offset : stored.offset + stored.num_bytes]

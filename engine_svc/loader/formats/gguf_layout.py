@@ -1,4 +1,4 @@
-"""What llama.cpp's converter did to tensors, undone."""
+"""Undoes the layout changes of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONVOLUTIONS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "
 
 
 def widened(values: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
-    """Float32 of the tensor's shape.
+    """Dequantizes to float32 in the tensor's shape.
 
     Args:
         values: numbers, or the bytes of blocks.
@@ -35,15 +35,22 @@ def widened(values: torch.Tensor, stored: StoredTensor) -> torch.Tensor:
 
 
 def keys_and_values(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """What makes each head's keys, [heads, rank, key size], and values, [heads, value size, rank], of what is cached,
-    as a matrix [heads * (key size + value size), rank]."""
+    """Joins the matrices that compute each head's keys and values from the cached latent vector.
+
+    Args:
+        keys: [heads, rank, key size]
+        values: [heads, value size, rank]
+
+    Returns:
+        [heads * (key size + value size), rank]
+    """
     import torch
 
     return torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1)
 
 
 class HuggingFaceLayout:
-    """Of one model's tensors."""
+    """Converts one model's tensors to Hugging Face's layout."""
 
     def __init__(self, architecture: Architecture, facts: Facts) -> None:
         self._architecture, self._facts = architecture, facts
@@ -60,13 +67,13 @@ class HuggingFaceLayout:
             }  # fmt: skip
 
     def parts(self, stored: StoredTensor, values: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor, or what stands for each of its names; see `huggingface_names`.
+        """The converted tensor, or one tensor for each of its names; see `huggingface_names`.
 
         Args:
-            values: numbers, or the bytes of a row's blocks.
+            values: numbers, or the bytes of each row's blocks.
 
         Raises:
-            ValueError: it cannot be taken apart.
+            ValueError: the tensor cannot be split.
         """
         _, key = layer_and_key(stored.name)
         if key in TOGETHER and key not in self._architecture.modules:
@@ -84,7 +91,7 @@ class HuggingFaceLayout:
         return values.split(sizes)
 
     def _strengths_and_steps(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Of a delta net: a key head's, for each of its value heads, stand below each other."""
+        """Splits a delta net's strengths and steps, which alternate: for each key head, those of its value heads."""
         pairs = values.unflatten(0, (self._facts.need("ssm.group_count"), 2, -1))
         return [each.flatten(0, 1) for each in pairs.unbind(1)]
 
@@ -94,12 +101,12 @@ class HuggingFaceLayout:
         if self._architecture.neighbours and key in rotating:
             pairs = values.unflatten(0, (rotating[key], values.shape[0] // rotating[key] // 2, 2))
             return pairs.transpose(1, 2).flatten(0, 2)
-        if key == "ssm_a":  # the rate at which states fade, of which checkpoints have the logarithm
+        if key == "ssm_a":  # the states' decay rate; checkpoints have its logarithm
             rates = values.float().neg().log()
             return rates.flatten() if rates.shape[-1] == 1 else rates
-        if key in ("ssm_d", "ssm_norm"):  # a row or a column more, or one for each group
+        if key in ("ssm_d", "ssm_norm"):  # has an extra dimension of 1, or one for groups
             return values.flatten()
-        if key in _CONVOLUTIONS and values.dim() > 1:  # those of Kimi's have dimensions of 1 already
+        if key in _CONVOLUTIONS and values.dim() > 1:  # Kimi's already have dimensions of 1
             return values.reshape(-1, 1, values.shape[-1])
         if key == "ffn_gate_inp_shexp" and values.dim() == 1:
             return values[None]
@@ -107,13 +114,13 @@ class HuggingFaceLayout:
         return values.float() - offset if offset and key.endswith("norm") else values
 
     def _untile(self, values: torch.Tensor) -> torch.Tensor:
-        """Rows of all value heads, the first of each key head first → a key head's together."""
+        """Groups rows of value heads by key head. They are stored as the first of every key head, then the second, …"""
         key_heads, heads = self._facts.need("ssm.group_count"), self._facts.need("ssm.time_step_rank")
         apart = values.unflatten(0, (heads // key_heads, key_heads, -1))
         return apart.transpose(0, 1).flatten(0, 2)
 
     def _untile_last(self, values: torch.Tensor) -> torch.Tensor:
-        """The same, of those behind rows of queries and keys."""
+        """Like `_untile`, for the rows after those of queries and keys."""
         import torch
 
         others = 2 * self._facts.need("ssm.group_count") * self._facts.need("ssm.state_size")

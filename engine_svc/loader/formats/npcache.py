@@ -1,7 +1,7 @@
-"""`--load-format npcache`: as `pt`, with a copy of each tensor as a file of numpy, which is read from then on.
+"""`--load-format npcache`: like `pt`, but the first load writes each tensor to a numpy file, which is read afterwards.
 
-Beside the weights the copies are in the folder `quire-np`, one file for each tensor, and `tensors.json`, which says
-what they are and of which files they were made. Where the folder cannot be written to they are in the user's cache.
+The copies are in the folder `quire-np` next to the weights, one file for each tensor, with `tensors.json`, which lists
+them and the files that they were made from. If the model's folder is not writable, they are in the user's cache.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FOLDER, _INDEX = "quire-np", "tensors.json"
-_SECONDS = 1200.0  # that a rank waits while another one writes them
+_SECONDS = 1200.0  # how long a rank waits while another one writes the copies
 
 
 class _Copy(msgspec.Struct):
-    """One tensor."""
+    """The copy of one tensor."""
 
     file: str
     dtype: str  # of the tensor; see _save
 
 
 class _Copies(msgspec.Struct):
-    """What is in a folder of copies."""
+    """The contents of a folder of copies."""
 
-    made_of: list[tuple[str, int, int]]  # each file's name, bytes and time of its last change in nanoseconds
+    made_of: list[tuple[str, int, int]]  # source files: name, bytes and modification time in nanoseconds
     tensors: dict[str, _Copy]
 
 
 class NumpyCache(TorchFiles):
-    """Reads copies, and makes them where they are missing or older than the weights."""
+    """Reads the copies, and makes them if they are missing or were made from other files."""
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
@@ -68,7 +68,7 @@ class NumpyCache(TorchFiles):
         yield from super().tensors() if found is None else _read(*found)
 
     def _places(self) -> tuple[Path, Path]:
-        """Beside the weights, and in the user's cache."""
+        """The possible folders of copies: next to the weights, and in the user's cache."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire"
         digest = hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
         return self.folder / _FOLDER, cache / f"np-{digest}"
@@ -84,7 +84,7 @@ class NumpyCache(TorchFiles):
         return None
 
     def _make(self, sources: Sequence[Path]) -> tuple[Path, _Copies] | None:
-        """Writes all copies; None where there is no room or no right to."""
+        """Writes all copies; None if no folder can be written to."""
         for folder in self._places():
             draft = folder.with_name(f"{folder.name}.{os.getpid()}")
             try:
@@ -119,7 +119,7 @@ def _write(folder: Path, made_of: list[tuple[str, int, int]], tensors: Iterator[
 
 
 def _save(file: Path, tensor: torch.Tensor) -> None:
-    """Numpy has neither bfloat16 nor floating-point numbers of 8 bits: these are kept as whole ones of their size."""
+    """Saves a tensor. Numpy has no bfloat16 and no 8-bit floats, so these are stored as integers of the same size."""
     import numpy as np
     import torch
 
@@ -132,7 +132,8 @@ def _save(file: Path, tensor: torch.Tensor) -> None:
 
 
 def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
-    """
+    """Yields the tensors from their copies, memory-mapped.
+
     Raises:
         StartupError: a copy cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Which format a folder's weights are read by: one of ours, or one that an installed package brings."""
+"""Chooses the format to read a folder's weights with: a built-in one, or one from an installed package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.registry import load_entry, load_plugin, registry
 
 _FLAG, _PLUGINS = "--load-format", "quire.load_formats"
 
-# Loaded by name: what others need is not imported.
+# Classes are named by strings, so that only the dependencies of the chosen one are imported.
 FORMATS = registry(_FLAG, LOAD_FORMATS, {
     "auto": "engine_svc.loader.formats.safetensors_files:Safetensors",
     "safetensors": "engine_svc.loader.formats.safetensors_files:Safetensors",
@@ -32,7 +32,7 @@ FORMATS = registry(_FLAG, LOAD_FORMATS, {
 
 
 def format_named(name: str) -> type[LoadFormat]:
-    """The class behind a name: ours, or of a package with an entry point `quire.load_formats`.
+    """The class with a name: a built-in one, or one from a package with an entry point `quire.load_formats`.
 
     Raises:
         StartupError: there is none.
@@ -47,17 +47,17 @@ def format_named(name: str) -> type[LoadFormat]:
 
 
 def create_format(folder: Path, options: LoadOptions) -> LoadFormat:
-    """The format that the options name, for the model in the folder, or of the file.
+    """Creates the format that the options name for a model's folder or file.
 
     Raises:
-        StartupError: there is none of that name, or it cannot be used here.
+        StartupError: there is no format of that name, or it cannot be used here.
     """
     name = _detect(folder) if options.load_format == "auto" else options.load_format
     return format_named(name)(folder, options)
 
 
 def _detect(folder: Path) -> str:
-    """What `auto` takes."""
+    """The format that `auto` stands for."""
     if is_gguf(folder):
         return "gguf"
     weights = {file.name.startswith("consolidated") for file in folder.glob("*.safetensors")}

@@ -1,4 +1,4 @@
-"""`--load-format runai_streamer` and `runai_streamer_sharded`: safetensors by Run:ai's streamer, many reads at once."""
+"""`--load-format runai_streamer` and `runai_streamer_sharded`: safetensors by Run:ai's streamer, in parallel reads."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Extra(msgspec.Struct):
-    """What --model-loader-extra-config may have; the streamer's own where it is None."""
+    """The settings of --model-loader-extra-config. None means the streamer's default."""
 
-    concurrency: int | None = None  # reads at once
-    memory_limit: int | None = None  # bytes of its buffer; -1 for as many as the files have, 0 for one tensor's
+    concurrency: int | None = None  # number of parallel reads
+    memory_limit: int | None = None  # bytes of its buffer; -1 for the size of the files, 0 for that of one tensor
 
     def apply(self) -> None:
-        """Tells the streamer, which asks the environment."""
+        """Passes the settings to the streamer, which reads environment variables."""
         for name, value in (("CONCURRENCY", self.concurrency), ("MEMORY_LIMIT", self.memory_limit)):
             if value is not None:
                 os.environ[f"RUNAI_STREAMER_{name}"] = str(value)
 
 
 class ShardedExtra(Extra):
-    """And the names of the files."""
+    """The same settings, and the names of the files."""
 
     pattern: str = PATTERN
 
@@ -43,7 +43,7 @@ class RunaiStreamer(Safetensors):
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
-        self.names()  # the streamer dies of broken files
+        self.names()  # checks the files, as the streamer crashes on broken ones
         return streamed(self.files(), self.extra, self.options.load_format)
 
 
@@ -69,13 +69,13 @@ class _StreamedShard(Shard):
 
 
 def streamed(files: Sequence[Path], extra: Extra, name: str) -> Iterator[tuple[str, TensorSlice]]:
-    """The tensors of files of safetensors, in the order in which they arrive.
+    """The tensors of safetensors files, in the order in which they arrive.
 
     Args:
         name: of the format, for messages.
 
     Raises:
-        StartupError: the package is not there, or the files cannot be read.
+        StartupError: the package is not installed, or the files cannot be read.
     """
     with needed(f"--load-format {name}", "runai-model-streamer", "runai"):
         from runai_model_streamer import SafetensorsStreamer

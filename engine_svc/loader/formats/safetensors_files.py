@@ -24,7 +24,7 @@ _HINT = (
 
 
 class Safetensors(CheckpointFormat):
-    """A slice reads from its file only what is indexed."""
+    """Memory-mapped files; a slice reads only the indexed part. The `eager` strategy reads whole files."""
 
     patterns: ClassVar[Sequence[str]] = ("*.safetensors",)
     index: ClassVar[str] = "model.safetensors.index.json"
@@ -53,7 +53,7 @@ class Safetensors(CheckpointFormat):
 
 
 def _without_doubles(files: list[Path]) -> list[Path]:
-    """Mistral's repositories have all weights a second time, in their own layout."""
+    """Leaves out consolidated files: Mistral's repositories have all weights a second time, in their own layout."""
     return [file for file in files if not file.name.startswith("consolidated")] or files
 
 
@@ -81,7 +81,7 @@ def _whole(file: Path) -> Iterator[tuple[str, TensorSlice]]:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """safetensors' reader of a file.
+    """Opens a file with safetensors' reader.
 
     Raises:
         StartupError: it cannot be read.
@@ -92,9 +92,10 @@ def opened(file: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def failures_told(file: Path) -> Iterator[None]:
-    """
+    """Turns errors of reading a safetensors file into messages.
+
     Raises:
-        StartupError: what is done here with a file of safetensors fails.
+        StartupError: the code in the `with` block fails to read the file.
     """
     try:
         yield

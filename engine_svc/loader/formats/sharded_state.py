@@ -1,7 +1,7 @@
-"""`--load-format sharded_state`: each rank's parameters as it holds them, in files of its own.
+"""`--load-format sharded_state`: each rank's parameters, already sharded, in separate files for each rank.
 
-Written by `quire save-sharded-state` for one number of ranks, from any other format. A rank reads its own files alone,
-whole and in order, and puts nothing together any more.
+`quire save-sharded-state` writes them for a fixed number of ranks, from a checkpoint format. A rank reads only its
+own files, whole and in order, without slicing or joining tensors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
 
 class Extra(msgspec.Struct):
-    """What --model-loader-extra-config may have."""
+    """The settings of --model-loader-extra-config."""
 
     pattern: str = PATTERN
 
@@ -40,7 +40,7 @@ class ShardedState(LoadFormat):
     extra_config: ClassVar[type[msgspec.Struct]] = Extra
 
     def files(self) -> Sequence[Path]:
-        """Those of all ranks."""
+        """The files of all ranks."""
         files = [file for file in self.found("*.safetensors") if self._rank_of(file) is not None]
         if not files:
             raise StartupError(
@@ -76,7 +76,7 @@ class ShardedState(LoadFormat):
         return str(self.extra.pattern)
 
     def _rank_of(self, file: Path) -> int | None:
-        """None for what is no file of a rank."""
+        """The rank that a file belongs to; None if it is not a rank's file."""
         expression = re.escape(self._pattern).replace(r"\{rank\}", r"(?P<rank>\d+)").replace(r"\{part\}", r"\d+")
         found = re.fullmatch(expression, file.name)
         return int(found["rank"]) if found else None
@@ -85,14 +85,14 @@ class ShardedState(LoadFormat):
 def check_shared(layout: ParallelLayout) -> None:
     """
     Raises:
-        StartupError: ranks have experts whole. Files do not say which, and where they are may be another choice.
+        StartupError: ranks hold whole experts. Files do not say which, and their placement may be chosen differently.
     """
     if layout.expert > 1:
         raise StartupError("--load-format sharded_state does not go with --enable-expert-parallel: leave one out.")
 
 
 class Shard(TensorSource):
-    """One rank's parameters, by the names that they have in the model."""
+    """One rank's parameters, with their names in the model."""
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A checkpoint in several files, with an index that says which tensor is in which."""
+"""A checkpoint in several files, with an index that maps tensors to files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quire.errors import StartupError
 
 
 def tensor_files(folder: Path, index: str) -> Mapping[str, Path]:
-    """Name of each tensor → its file; empty where there is no index.
+    """The file of each tensor by name; empty if there is no index.
 
     Raises:
-        StartupError: the index is no index, or points outside of the folder.
+        StartupError: the index is invalid, or points outside of the folder.
     """
     path = folder / index
     if not path.exists():
@@ -29,10 +29,10 @@ def tensor_files(folder: Path, index: str) -> Mapping[str, Path]:
 
 
 def shard_files(folder: Path, index: str) -> list[Path]:
-    """The files that an index names, in order; empty where there is no index.
+    """The files that an index names, in order; empty if there is no index.
 
     Raises:
-        StartupError: see `tensor_files`; or one is missing.
+        StartupError: see `tensor_files`; or a file is missing.
     """
     files = sorted(set(tensor_files(folder, index).values()))
     if missing := [file.name for file in files if not file.exists()]:

@@ -1,4 +1,4 @@
-"""`--load-format tensorizer`: one file of CoreWeave's tensorizer, beside the configuration, on a server or in S3."""
+"""`--load-format tensorizer`: one file of CoreWeave's tensorizer, in the model's folder, on a server or in S3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Extra(msgspec.Struct):
-    """What --model-loader-extra-config may have."""
+    """The settings of --model-loader-extra-config."""
 
     tensorizer_uri: str = "model.tensors"  # a file of the folder, a path, or http(s):// or s3://
     num_readers: int | None = None
@@ -27,13 +27,13 @@ class Extra(msgspec.Struct):
 
 
 class Tensorizer(CheckpointFormat):
-    """Its tensors have the names of Hugging Face's layout: it was written from such a model."""
+    """Tensors have their names in Hugging Face's layout, as the file was written from such a model."""
 
     patterns: ClassVar[Sequence[str]] = ("*.tensors",)
     extra_config: ClassVar[type[msgspec.Struct]] = Extra
 
     def files(self) -> Sequence[Path]:
-        """The file; none where it is elsewhere."""
+        """The file; empty if it is not local."""
         if "://" in self.extra.tensorizer_uri:
             return ()
         file = self.folder / self.extra.tensorizer_uri
@@ -59,9 +59,10 @@ class Tensorizer(CheckpointFormat):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        """
+        """Opens the file.
+
         Raises:
-            StartupError: the package is not there, or the file cannot be read.
+            StartupError: the package is not installed, or the file cannot be read.
         """
         with needed("--load-format tensorizer", "tensorizer", "tensorizer"):
             from tensorizer import TensorDeserializer, stream_io

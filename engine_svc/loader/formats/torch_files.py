@@ -1,8 +1,8 @@
-"""`--load-format pt`: what `torch.save` wrote, read without executing anything of it.
+"""`--load-format pt`: files written by `torch.save`, read without executing code from them.
 
-Such a file is a pickle, a program that builds what it holds. Torch's own reader (`weights_only=True`) knows of this
-language what tensors take, and refuses everything else. It is code that reads hostile input all the same: nobody gets
-it who has not asked for it by name.
+Such a file is a pickle: a program that builds the objects it holds. Torch's restricted reader (`weights_only=True`)
+understands only what tensors need, and rejects everything else. Still, it parses untrusted input, so it is used only
+if the user asks for this format by name.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _INDEX = "pytorch_model.bin.index.json"
 _FLAG = "--pt-load-map-location"
-# What training leaves beside the weights.
+# Files that training leaves next to the weights.
 _OTHERS = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 
 
 class TorchFiles(CheckpointFormat):
-    """Files are memory-mapped, as far as they are of torch 1.6 or later."""
+    """Files are memory-mapped if they were written by torch 1.6 or later."""
 
     patterns: ClassVar[Sequence[str]] = ("*.bin", "*.pt", "*.pth", "*.bin.index.json")
 
@@ -61,14 +61,14 @@ def read_tensors(file: Path, location: str | dict[str, str]) -> dict[str, torch.
     """All tensors of a file, by name.
 
     Args:
-        location: as torch.load's `map_location`.
+        location: `map_location` of torch.load.
 
     Raises:
-        StartupError: it cannot be read, or holds something else.
+        StartupError: the file cannot be read, or holds anything but tensors.
     """
     try:
         found = _read(file, location)
-    except Exception as error:  # the file may be anything, and torch says so in many ways
+    except Exception as error:  # the file may be anything, and torch raises many kinds of errors
         if type(error).__name__ == "UnpicklingError":
             raise StartupError(
                 f"{file} holds more than tensors, or is no file of torch.save. It is a pickle, and to read all of it "
@@ -83,7 +83,7 @@ def _read(file: Path, location: str | dict[str, str]) -> Any:
     import torch
 
     with file.open("rb") as opened:
-        is_archive = opened.read(2) == b"PK"  # those before torch 1.6 are bare pickles, which cannot be mapped
+        is_archive = opened.read(2) == b"PK"  # files before torch 1.6 are bare pickles, which cannot be mapped
     return torch.load(file, map_location=location, weights_only=True, mmap=is_archive)
 
 
@@ -107,7 +107,7 @@ def _checked(file: Path, found: Any, location: str | dict[str, str]) -> dict[str
 
 
 def _map_location(text: str) -> str | dict[str, str]:
-    """What the option says, as torch takes it.
+    """The option's value in the form that torch takes.
 
     Raises:
         StartupError: it is neither a device nor a mapping of devices.
