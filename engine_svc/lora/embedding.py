@@ -1,4 +1,4 @@
-"""Adapters on the embedding: what stands next to its inputs is looked up by token, not multiplied."""
+"""Adapters on the embedding: the matrix at its inputs is looked up by token, not multiplied."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AdaptedEmbedding:
         """
         Args:
             vocabulary: the rank's tokens, which are the stack's inputs.
-            tiles: of the present batch; None where no adapter changes it.
-            replaced: rows of the batch, and the embedding that stands in place of the layer's for them.
+            tiles: returns the tiles of the current batch; None if no adapter changes the embedding.
+            replaced: yields rows of the batch, and the embedding that replaces the layer's for them.
         """
         self._stack, self._vocabulary, self._tiles, self._replaced = stack, vocabulary, tiles, replaced
 
@@ -40,7 +40,7 @@ class AdaptedEmbedding:
         self._stack.expand(sums.masked_fill_(absent[..., None], 0)[:, :, None].contiguous(), hidden, tiles)
 
     def _own(self, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which of the rank's tokens these are, and whether they are others, for which the first one stands."""
+        """The tokens' indices within the rank's range, and which tokens are outside of it; those get index 0."""
         ids = token_ids - self._vocabulary.first
         absent = (ids < 0) | (ids >= self._vocabulary.count)
         return ids.masked_fill(absent, 0), absent

@@ -1,5 +1,7 @@
-"""Adapters on matrices of heads, each of which is used in two parts, one of them the other way round: see
-models/latent_attention.py."""
+"""Adapters on per-head matrices that are used in two parts, one of them transposed.
+
+See models/latent_attention.py.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from engine_svc.lora.matrices import LowRank, zeros
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.ops.base import Ops, RowTiles
 
-# The tiles of the present batch: rows are of all tokens' heads, groups of all adapters' heads. None: no adapter runs.
+# Returns the tiles of the current batch: rows are (token, head), groups (adapter, head). None if no adapter runs.
 Tiles = Callable[[], RowTiles | None]
 
 
 class AdaptedHeads:
-    """See HeadAdapters. The heads share what is next to the inputs, and have each their own of the rest."""
+    """See HeadAdapters. The heads share the matrix at the inputs, and each has its own matrices at the outputs."""
 
     def __init__(
         self, heads: int, sizes: tuple[int, int, int], settings: AdapterSettings, ops: Ops, device: torch.device,
@@ -24,7 +26,7 @@ class AdaptedHeads:
     ) -> None:  # fmt: skip
         """
         Args:
-            sizes: rows of a head that are used the other way round, other rows, inputs.
+            sizes: the number of a head's rows that are used transposed, of its other rows, and of inputs.
         """
         self._ops, self._heads, self._sizes, self._tiles = ops, heads, sizes, tiles
         count, rank, dtype = settings.max_adapters, settings.max_rank, settings.dtype
@@ -37,7 +39,7 @@ class AdaptedHeads:
         self._starts = {size: torch.tensor([0, size], device=device) for size in (others, inputs)}
 
     def write(self, index: int, found: Mapping[str, LowRank]) -> None:
-        """Gives an adapter's index, counted from 0, its matrices."""
+        """Writes the matrices of the adapter with this index, counted from 0."""
         rank = len(found[""].down) if "" in found else 0
         own = slice(index * self._heads, (index + 1) * self._heads)
         if rank:
@@ -68,5 +70,5 @@ class AdaptedHeads:
 
 
 def _rows(values: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, size] → [tokens * heads, size], of the same memory."""
+    """[tokens, heads, size] → [tokens * heads, size], a view of the same memory."""
     return values.view(-1, values.shape[2])

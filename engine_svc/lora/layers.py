@@ -1,4 +1,4 @@
-"""A rank's layers that adapters may change, and which adapter each row of the present batch runs with."""
+"""A rank's layers that adapters can change, and the adapter of each row of the current batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _Whole = TypeVar("_Whole")
 
 
 class AdapterLayers:
-    """One per rank. Layers register themselves as they pack; then adapters are placed, and rows select them."""
+    """The adapted layers of a rank.
+
+    Layers register themselves while packing; then adapters are placed in slots, and rows of batches select slots.
+    """
 
     def __init__(
         self, settings: AdapterSettings, ops: Ops, groups: ParallelGroups, device: torch.device, find: Find,
@@ -41,18 +44,18 @@ class AdapterLayers:
         self._ops, self._groups, self._device = ops, groups, device
         self._layers: dict[str, _Layer] = {}
         self._buffers = TileBuffers(1, settings.max_adapters, device)
-        self._row_adapters = torch.empty(0, dtype=torch.int32)  # of each row of the batch; -1 of those that have none
+        self._row_adapters = torch.empty(0, dtype=torch.int32)  # of each row of the batch; -1 for none
         self._tiles: RowTiles | None = None
-        self._row_slots: npt.NDArray[Any] = np.zeros(0, np.int64)  # of the present batch
-        self._num_heads = 0  # of layers whose heads have a matrix each; 0 where there are none
+        self._row_slots: npt.NDArray[Any] = np.zeros(0, np.int64)  # of the current batch
+        self._num_heads = 0  # in layers with per-head matrices; 0 if there are no such layers
         self._head_buffers: TileBuffers | None = None
         self._head_tiles: RowTiles | None = None
         self._looked_up: list[_Layer] = []
-        self._all = False  # layers that no adapter changes yet add, too
+        self._all = False  # whether layers that no adapter changes yet also run their adapter kernels
 
     @property
     def forms(self) -> Mapping[str, MatrixForm]:
-        """What adapters may change, by the layers' paths."""
+        """What adapters can change, by the layers' paths."""
         return {path: layer.form for path, layer in self._layers.items()}
 
     def matrix(
@@ -72,7 +75,7 @@ class AdapterLayers:
         return adapted
 
     def _rows_of(self, whole: Mapping[int, _Whole]) -> Iterator[tuple[torch.Tensor, _Whole]]:
-        """Rows of the present batch whose adapters bring a whole matrix of a layer, and that."""
+        """Yields rows of the current batch whose adapter replaces a whole matrix of a layer, with that matrix."""
         for index, own in whole.items() if self._tiles is not None else ():
             rows = np.flatnonzero(self._row_slots == index + 1)
             if len(rows):
@@ -126,18 +129,18 @@ class AdapterLayers:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether what is added is added by kernels alone."""
+        """Whether adapters run by kernels alone, so that a CUDA graph can capture them."""
         return not any(layer.slots or layer.embeddings for layer in self._looked_up)
 
     def reserve(self, max_rows: int) -> None:
-        """Makes room for batches of so many rows."""
+        """Allocates buffers for batches of up to `max_rows` rows."""
         self._buffers = TileBuffers(max_rows, self.settings.max_adapters, self._device)
         if heads := self._num_heads:
             self._head_buffers = TileBuffers(max_rows * heads, self.settings.max_adapters * heads, self._device)
         self._row_adapters = torch.full((max_rows,), -1, dtype=torch.int32, device=self._device)
 
     def place(self, slot: int, adapter: AdapterMatrices) -> None:
-        """Gives a slot, 1 to max_adapters, to an adapter in place of what it held."""
+        """Puts an adapter into a slot, 1 to max_adapters, replacing what the slot held."""
         for path, layer in self._layers.items():
             layer.place(slot - 1, adapter.parts.get(path, {}))
             layer.embeddings.pop(slot - 1, None)
@@ -149,11 +152,11 @@ class AdapterLayers:
 
     @contextlib.contextmanager
     def rows(self, slots: npt.NDArray[Any], padded_rows: int | None = None) -> Iterator[None]:
-        """Says which slot each row of what is computed meanwhile runs with, 0 for none.
+        """A context in which each row of the batch uses the adapter in its slot, 0 for none.
 
         Args:
-            padded_rows: of the batches for which a forward pass is recorded that this one is run by, or recorded with:
-                all layers add then, also those that no adapter changes yet. None: of no recorded one.
+            padded_rows: the batch size of the CUDA graph that is captured or replayed. Then all layers run their
+                adapter kernels, even if no adapter changes them yet. None means no CUDA graph.
         """
         self._all = padded_rows is not None
         if self._all or np.any(slots):
@@ -167,7 +170,7 @@ class AdapterLayers:
             self._tiles = self._head_tiles = None
 
     def _tiles_of_heads(self, adapters: npt.NDArray[Any], padded_rows: int | None) -> RowTiles | None:
-        """Those of all rows' heads, where there are layers that want them."""
+        """The tiles of all rows' heads; None if there are no layers with per-head matrices."""
         heads = self._num_heads
         if self._head_buffers is None:
             return None
@@ -175,28 +178,28 @@ class AdapterLayers:
         return self._head_buffers.fill(groups.reshape(-1), padded_rows and padded_rows * heads)
 
     def head_rows(self, slots: npt.NDArray[Any]) -> contextlib.AbstractContextManager[None]:
-        """The same for rows of which nothing but logits is computed."""
+        """Like `rows`, for rows of which only logits are computed."""
         head = self._layers.get(HEAD)
         is_changed = head is not None and (head.slots or head.products)
         return self.rows(slots) if is_changed else contextlib.nullcontext()
 
 
 class _Layer:
-    """One that adapters may change."""
+    """A layer that adapters can change."""
 
     def __init__(self, form: MatrixForm, write: Callable[[int, Mapping[str, LowRank]], None]) -> None:
         """
         Args:
-            write: gives a number, counted from 0, an adapter's matrices: adapter * form.count + number of the layer.
+            write: writes an adapter's matrices to a group, counted from 0: adapter * form.count + index of the layer.
         """
         self.form, self._write = form, write
-        self.slots: set[int] = set()  # of adapters that do, counted from 0
-        # Of adapters that bring a whole matrix in place of the layer's, as is used of it.
+        self.slots: set[int] = set()  # of adapters that change it, counted from 0
+        # Whole matrices that replace the layer's, by the adapter's slot, counted from 0.
         self.embeddings: dict[int, torch.Tensor] = {}
         self.products: dict[int, Product] = {}
 
     def place(self, index: int, found: Mapping[str, LowRank]) -> None:
-        """Gives a slot the matrices of an adapter."""
+        """Writes the matrices of an adapter to a slot; without any, clears it."""
         if found or index in self.slots:
             for number in range(self.form.count):
                 self._write(index * self.form.count + number, self._of(number, found))

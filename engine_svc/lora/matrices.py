@@ -1,4 +1,4 @@
-"""The matrices of a layer's adapters: one adapter's, and all those on the device."""
+"""The matrices of adapters: those of one adapter in host memory, and a layer's for all adapters on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_svc.parallel.group import ParallelGroup
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a matrix, up^T down, as far as this rank has to do with it."""
+    """What an adapter adds to a matrix, up^T down; only this rank's part."""
 
     down: torch.Tensor  # [rank, inputs]
     up: torch.Tensor  # [rank, outputs], times the adapter's scale
@@ -24,42 +24,41 @@ class LowRank:
 
 @dataclass(frozen=True)
 class MatrixForm:
-    """Matrices below each other that adapters may change, and what of them is this rank's."""
+    """Matrices below each other that adapters can change, and this rank's part of them."""
 
-    outputs: Mapping[str, Part]  # by their names
+    outputs: Mapping[str, Part]  # by name
     inputs: Part
-    count: int = 1  # of such layers side by side, such as experts
+    count: int = 1  # number of such layers side by side, such as experts
     is_looked_up: bool = False  # the inputs are tokens: an embedding
     layout: Layout = Layout()  # of adapters that hold the matrices as one
 
     @property
     def vocabulary(self) -> Part:
-        """Of the head's or the embedding's matrix, the tokens."""
+        """The tokens of the head's or the embedding's matrix."""
         (outputs,) = self.outputs.values()
         return self.inputs if self.is_looked_up else outputs
 
     def shape(self, outputs: int) -> tuple[int, int]:
-        """(outputs, inputs) of a module of so many outputs, on all ranks together."""
+        """(outputs, inputs) of a module with this many outputs, over all ranks."""
         return outputs, self.inputs.total
 
 
 @dataclass(frozen=True)
 class AdapterMatrices:
-    """An adapter in host memory, as far as it is this rank's."""
+    """This rank's part of an adapter, in host memory."""
 
-    # By the paths of layers and the names of their matrices. Of layers of which there are several side by side, such as
-    # experts, the names begin with the number: `3.gate`.
+    # By layer path and matrix name. For several layers side by side, such as experts, names have an index: `3.gate`.
     parts: Mapping[str, Mapping[str, LowRank]]
-    # By the paths of layers, what stands in place of a whole matrix of the head or the embedding [tokens, hidden_size].
+    # By layer path: matrices that replace the whole matrix of the head or the embedding [tokens, hidden_size].
     whole: Mapping[str, torch.Tensor]
 
 
 class LowRankStack:
-    """A layer's matrices of all adapters on the device.
+    """A layer's matrices of all adapters, on the device.
 
-    Divided among ranks as the layer is: by outputs, so that each rank shrinks whole rows and expands to its own
-    outputs; or by inputs, so that what the ranks add sums up to the whole. Fully sharded, they divide the other half
-    too, and put what is between the halves together.
+    They are divided among ranks like the layer: by outputs, so that each rank shrinks whole rows and expands to its own
+    outputs; or by inputs, so that the ranks' results sum up to the whole. Fully sharded, ranks divide the other half of
+    the product too, and combine the sums between the two halves.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class LowRankStack:
     ) -> None:
         """
         Args:
-            group: among which the layer is divided.
+            group: the ranks that the layer is divided among.
         """
         self._ops, self._names = ops, list(form.outputs)
         self._shrunk, self._expanded, self._join = _division(form, settings, group)
@@ -86,11 +85,11 @@ class LowRankStack:
 
     @property
     def matrices(self) -> LowRankMatrices:
-        """Those of all groups, where they are not divided any further than the layer is."""
+        """The matrices of all groups; only if they are not divided further than the layer."""
         return LowRankMatrices(self._down, self._up, self._ranks, self._starts)
 
     def write(self, group: int, found: Mapping[str, LowRank]) -> None:
-        """Gives a group the matrices of an adapter, by the parts' names, in place of what it had."""
+        """Writes an adapter's matrices, by the parts' names, to a group, replacing what it had."""
         ranks = [len(found[name].down) if name in found else 0 for name in self._names]
         shrunk = [min(max(rank - self._shrunk.first, 0), self._shrunk.count) for rank in ranks]
         for index, name in enumerate(self._names):
@@ -107,11 +106,11 @@ class LowRankStack:
         return up[:, self._expanded.first : self._expanded.first + self._expanded.count]
 
     def add(self, hidden: torch.Tensor, output: torch.Tensor, tiles: RowTiles) -> None:
-        """Adds what the rows' adapters give: hidden [rows, inputs], output [rows, outputs]."""
+        """Adds the adapters' products with hidden [rows, inputs] to output [rows, outputs]."""
         self.expand(self._ops.shrink(hidden, self._down, self._shrunk_ranks, tiles), output, tiles)
 
     def expand(self, sums: torch.Tensor, output: torch.Tensor, tiles: RowTiles) -> None:
-        """The second half of it, from this rank's sums [tiles, TILE_ROWS, parts, rank]."""
+        """The second half of `add`, from this rank's sums [tiles, TILE_ROWS, parts, rank]."""
         sums = self._join(sums)
         if self._expanded is not None:
             output = output[:, self._expanded.first : self._expanded.first + self._expanded.count]
@@ -119,7 +118,7 @@ class LowRankStack:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the device; of the host, where it is the device, as it is needed."""
+    """Zeros on the device; on a CPU, memory is taken only when it is touched."""
     if device.type == "cpu":
         return zeros_when_touched(shape, dtype)
     return torch.zeros(shape, dtype=dtype, device=device)
@@ -129,11 +128,11 @@ Join = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _division(form: MatrixForm, settings: AdapterSettings, group: ParallelGroup) -> tuple[Part, Part | None, Join]:
-    """Which of the rank's rows this process shrinks to; which outputs it expands to, where not to all of the layer's;
-    and how the processes put together what is between.
+    """How a layer's adapters are divided among processes.
 
-    Fully sharded, a layer that is divided by outputs has its first halves divided by the adapters' rank, and one that
-    is divided by inputs its second halves by outputs.
+    Returns (the part of the adapters' rank that this process shrinks to; the outputs that it expands to, None for all
+    of the layer's; how the processes combine the sums between the halves). Fully sharded, a layer divided by outputs
+    has its first halves divided by the adapters' rank, and a layer divided by inputs its second halves by outputs.
     """
     by_inputs = form.inputs.count < form.inputs.total
     by_outputs = any(part.count < part.total for part in form.outputs.values())

@@ -1,4 +1,4 @@
-"""What checkpoints, and adapters with them, call the layers that adapters may change."""
+"""The names that checkpoints, and so adapters, have for the layers that adapters can change."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from engine_svc.layers.module_names import names_in_checkpoints
 from engine_svc.lora.matrices import MatrixForm
 
-# A module of a checkpoint → path of our layer, and which of its matrices it is (see Matrices); "" for all of them.
+# A module of a checkpoint → (path of our layer, name of its matrix); "" for all of the layer's matrices.
 Find = Callable[[str], tuple[str, str]]
 
 
 def module_shapes(
     forms: Mapping[str, MatrixForm], find: Find, module_names: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of all modules that adapters may change, by all names that they may have.
+    """(outputs, inputs) of all modules that adapters can change, by every name that they may have.
 
     Args:
         module_names: see ModelConfig.
@@ -30,7 +30,7 @@ def module_shapes(
 def _modules(
     path: str, form: MatrixForm, module_names: Mapping[str, str]
 ) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Names that the matrices of a layer could have, which matrix it would be, and its shape."""
+    """Yields possible names of a layer's matrices, with the matrix that each would be and its shape."""
     parent = path.rpartition(".")[0] if form.count > 1 else path
     for name, part in form.outputs.items():
         for module in names_in_checkpoints(parent, name, module_names):

@@ -1,4 +1,4 @@
-"""An adapter's matrices out of its folder, as far as they are this rank's."""
+"""Reads this rank's part of an adapter from its folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class AdapterReader:
-    """Reads folders as the PEFT library writes them."""
+    """Reads adapter folders written by the PEFT library."""
 
     def __init__(
         self,
@@ -29,14 +29,15 @@ class AdapterReader:
     ) -> None:
         """
         Args:
-            forms: of the layers that adapters may change, by their paths.
+            forms: of the layers that adapters can change, by path.
             module_names: see ModelConfig.
         """
         self._forms, self._find, self._settings = forms, find, settings
         self.modules = module_shapes(forms, find, module_names)
 
     def read(self, path: Path) -> AdapterMatrices:
-        """
+        """Reads an adapter.
+
         Raises:
             InvalidRequest: it cannot be served; names file and tensor, what was expected and what was found.
             OSError: it cannot be read.
@@ -57,7 +58,7 @@ class AdapterReader:
     def _low_ranks(
         self, opened: BufferedReader, part: LowRankPart, form: MatrixForm, name: str
     ) -> Iterator[tuple[str, LowRank]]:
-        """Of each of the layer's matrices that the module is."""
+        """Yields the part of a module for each of the layer's matrices that it comprises."""
         inputs = form.inputs
         down = _read(opened, part.a, 0, part.rank)[:, inputs.first : inputs.first + inputs.count]
         for each, ranges in _rows(form, name):
@@ -69,7 +70,7 @@ class AdapterReader:
 
 
 def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """The matrices that a module is, and which of its outputs are this rank's: see Layout.pieces."""
+    """Yields each matrix that a module comprises, and this rank's ranges of its outputs; see Layout.pieces."""
     _, _, matrix = name.rpartition(".")
     if matrix in form.outputs:
         part = form.outputs[matrix]
@@ -81,7 +82,7 @@ def _rows(form: MatrixForm, name: str) -> Iterator[tuple[str, list[tuple[int, in
 
 
 def _read(opened: BufferedReader, place: TensorPlace, first: int, count: int) -> torch.Tensor:
-    """Some rows of a matrix, float32. Files are not mapped: one that is cut off meanwhile would end the process."""
+    """Reads rows of a matrix as float32. Files are not mapped, as truncating a mapped file would crash the process."""
     columns = place.shape[1]
     row_bytes = columns * ITEM_BYTES[place.dtype]
     opened.seek(place.start + first * row_bytes)

@@ -1,4 +1,4 @@
-"""How many adapters a rank holds, and how."""
+"""The number and form of adapters that a rank can hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """The same on every rank."""
+    """Settings for adapters, the same on every rank."""
 
     max_adapters: int  # on the device at the same time
     max_rank: int
-    dtype: torch.dtype  # of their matrices
+    dtype: torch.dtype  # of the adapters' matrices
     base_dtype: torch.dtype  # of the model
-    fully_sharded: bool = False  # both halves of a product are divided among the ranks, not one
-    is_part: bool = False  # the ranks of other stages have other layers of the model, and what adapters change of those
+    fully_sharded: bool = False  # both halves of a product are divided among the ranks, not only one
+    is_part: bool = False  # other pipeline stages have other layers of the model, with the adapters' changes to them

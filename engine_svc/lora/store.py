@@ -1,4 +1,4 @@
-"""Adapters in host memory, read beside the steps and placed on the device between them."""
+"""Adapters in host memory, read in a thread while steps run, and placed on the device between steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterStore:
-    """By their keys: see AdapterChanges. Called from the thread that runs the steps."""
+    """Holds adapters by their keys, see AdapterChanges. Called from the thread that runs the steps."""
 
     def __init__(self, layers: AdapterLayers, read: Callable[[Path], AdapterMatrices]) -> None:
         self._layers, self._read = layers, read
         self._held: dict[int, AdapterMatrices] = {}
-        self._wanted: set[int] = set()  # those that are being read, unless they were dropped meanwhile
+        self._wanted: set[int] = set()  # adapters being read and not dropped meanwhile
         self._done: queue.SimpleQueue[tuple[int, AdapterMatrices | None, str]] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
     def begin(self, changes: AdapterChanges) -> None:
-        """Obeys. What is to be read, a thread begins to read."""
+        """Applies the changes; reading adapters starts in a thread."""
         for key in changes.dropped:
             self._held.pop(key, None)
             self._wanted.discard(key)
@@ -42,12 +42,12 @@ class AdapterStore:
             self._done.put((key, self._read(folder), ""))
         except InvalidRequest as error:
             self._done.put((key, None, error.message))
-        except Exception as error:  # it is this adapter's fault, whatever it is
+        except Exception as error:  # any error concerns this adapter only
             logger.exception("the adapter in %s cannot be read", folder)
             self._done.put((key, None, f"{folder} cannot be read: {type(error).__name__}: {error}"))
 
     def take_read(self) -> dict[int, str]:
-        """Those that have been read since the last call, and why they could not be, or nothing."""
+        """The keys of adapters read since the last call, each with the error message, empty if it succeeded."""
         found = {}
         while not self._done.empty():
             key, matrices, why = self._done.get()
@@ -59,5 +59,5 @@ class AdapterStore:
         return found
 
     def close(self) -> None:
-        """Reads nothing any more."""
+        """Cancels pending reads and stops the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The rows of a batch by adapter, in buffers that stay where they are."""
+"""Tiles of a batch's rows by adapter, in buffers at fixed addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_svc.transfer import to_device
 
 
 class TileBuffers:
-    """Into which each step's tiles are copied, so that a recorded forward pass finds them in its place."""
+    """Buffers that each step's tiles are copied to, so that a captured CUDA graph finds them at the same addresses."""
 
     def __init__(self, max_rows: int, num_groups: int, device: torch.device) -> None:
         self._num_groups, self._device = num_groups, device
@@ -22,11 +22,12 @@ class TileBuffers:
         self._groups = torch.full((most,), -1, dtype=torch.int32, device=device)
 
     def fill(self, groups: npt.NDArray[Any], padded_rows: int | None = None) -> RowTiles:
-        """The tiles of a batch, valid until the next ones.
+        """The tiles of a batch, valid until the next call.
 
         Args:
-            groups: of each row; -1 of those that have none.
-            padded_rows: as many tiles as any batch of so many rows may need; None: no more than this one needs.
+            groups: the group of each row; -1 for none.
+            padded_rows: returns as many tiles as any batch of this many rows may need. None means only as many as this
+                batch needs.
         """
         rows, tile_groups = tiles_of(groups)
         count = len(tile_groups)
@@ -40,15 +41,15 @@ class TileBuffers:
 
 
 def most_tiles(num_rows: int, num_groups: int) -> int:
-    """How many tiles so many rows may take."""
+    """The most tiles that `num_rows` rows can take."""
     return -(-num_rows // TILE_ROWS) + min(num_groups, num_rows)
 
 
 def tiles_of(groups: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """See RowTiles.
+    """Groups rows into tiles; returns rows and groups as in RowTiles.
 
     Args:
-        groups: of each row; -1 of those that have none.
+        groups: the group of each row; -1 for none.
     """
     present = np.flatnonzero(groups >= 0)
     order = present[np.argsort(groups[present], kind="stable")]

@@ -175,8 +175,8 @@ class Lockstep:
     def stand_by(self, run_empty: Callable[[], None]) -> None:
         """Takes part in the next exchange of a wave without a plan, and runs an empty pass if others have tokens.
 
-        If the pass includes tokens of this rank, it sets `is_awaited` instead. There may also be no pass yet, or the wave
-        may be over.
+        If the pass includes tokens of this rank, it sets `is_awaited` instead. There may also be no pass yet, or the
+        wave may be over.
         """
         counts = self._next(0, cuts=True)
         self.is_awaited = bool(counts[self._data_rank])

@@ -23,8 +23,8 @@ class NextPass:
     """What ranks are told about the next pass.
 
     Attributes:
-        counts: each data rank's tokens. If all are 0 there is no pass; some ranks of a tensor group may have tokens then
-            that others do not have yet.
+        counts: each data rank's tokens. If all are 0 there is no pass, though some ranks of a tensor group may have
+            tokens that others do not have yet.
         is_cut: whether the pass runs as two halves; see dual_batch.py.
         is_over: whether the wave ends, because no rank has anything to do.
     """

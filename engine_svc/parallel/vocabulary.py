@@ -49,7 +49,7 @@ class VocabularyPart:
         return self.group.all_gather_last(values).view(len(values), self.group.world_size, -1)
 
     def best(self, values: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greatest value over all ranks and its token; of equal values, the smallest token. Sends 2 numbers per row.
+        """The greatest value over all ranks and its token; of equal values the smallest token. Sends 2 numbers per row.
 
         Args:
             values: [rows], the values of this rank's best tokens.

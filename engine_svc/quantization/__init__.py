@@ -1,1 +1,1 @@
-"""Forms of weights: `base.py` is the contract, one file for each method."""
+"""Quantization methods: `base.py` is the contract, with one file for each method."""

@@ -1,4 +1,4 @@
-"""AutoRound (Cheng et al. 2023), whose weights are packed as GPTQ's or as AWQ's, with settings for single modules."""
+"""AutoRound (Cheng et al. 2023): weights packed as in GPTQ or AWQ, with optional settings for single modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_svc.quantization.settings import Settings, group_size, names, one_of
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
-# Which of them are AWQ's. Others, such as that of IPEX, are the kernels' own.
+# Whether each packing is AWQ's (else GPTQ's). Other packings, such as IPEX's, are specific to kernels.
 _PACKINGS = {"auto_round:auto_gptq": False, "auto_gptq": False, "auto_round:auto_awq": True, "auto_awq": True}
 _PLAIN_BITS = 16
 
@@ -25,8 +25,8 @@ class AutoRound(QuantizationMethod):
 
     form: ModelForm
     settings: Settings
-    modules: Mapping[str, Settings]  # by names or patterns
-    blocks: Sequence[str]  # what modules' names begin with; if there are none, all are quantized
+    modules: Mapping[str, Settings]  # by module names or patterns
+    blocks: Sequence[str]  # prefixes of the names of quantized modules; empty means all are quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> AutoRound:
@@ -63,10 +63,10 @@ class AutoRound(QuantizationMethod):
         return None
 
     def quantized(self, said: Settings) -> LayerMethod:
-        """The form of modules of which this is said in place of what is said of all.
+        """The form of modules with settings `said`, which override the general ones.
 
         Raises:
-            StartupError: it is not supported.
+            StartupError: the form is not supported.
         """
         settings = {**self.settings, **said}
         if type(bits := settings.get("bits")) is int and bits >= _PLAIN_BITS:

@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2023) as AutoAWQ writes it for its GEMM kernel: four bits, with a zero point in each group."""
+"""AWQ (Lin et al. 2023) as AutoAWQ writes it for its GEMM kernel: 4 bits, with a zero point for each group."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from engine_svc.quantization.settings import group_size, names, one_of
 from engine_svc.quantization.unquantized import PlainLayer
 
 _BITS = 4
-# At which of eight places in a word the code of each of eight outputs is.
+# The place in a word, out of eight, of the code of each of eight outputs.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True)
 class AwqLayer(LayerMethod):
-    """See LayerMethod. Words hold the codes of eight outputs, for one input."""
+    """See LayerMethod. Each word holds the codes of eight outputs for one input."""
 
     group: int | None
 

@@ -1,7 +1,7 @@
-"""The contract of a quantisation method: which parameters a layer has, how they are split, and which weight they make.
+"""The contract of a quantization method: a layer's parameters, how they are sharded, and the weight made from them.
 
-A layer asks the model's method for its own, loads each rank's part of the parameters by the axes that they have, and
-hands them back for a weight. What a method does not say stays the layer's own: biases, sums over ranks.
+A layer asks the model's method for its own layer method, loads each rank's part of the parameters according to their
+axes, and gets a weight in return. Everything else stays with the layer: biases, sums over ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from quire.errors import StartupError
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension of a parameter: what it runs along, and how finely.
+    """A dimension of a parameter: what it runs along, and at which granularity.
 
-    For a plain weight, an entry stands for a feature. With 4-bit weights, eight features share an entry of int32 that
-    packs them (`features=8`); a scale by group has an entry for each 128 features, say; a block format has so many
-    bytes for so many features (`features=256, entries=144`). What each rank needs all of, however it is split, is
-    `whole`: the scales of groups whose inputs stand in another order, say.
+    For a plain weight, each entry is one feature. With 4-bit weights, eight features may be packed in an int32 entry
+    (`features=8`). A group scale may have an entry for each 128 features. A block format has a number of bytes for a
+    number of features (`features=256, entries=144`). A dimension that every rank needs all of is `whole`, for example
+    that of the scales of groups if inputs are reordered.
     """
 
     along: Literal["outputs", "inputs"]
@@ -36,10 +36,10 @@ class Axis:
     whole: bool = False
 
     def range(self, first: int, count: int) -> slice:
-        """The entries of `count` features from `first` on; the last one may stand for fewer than the others.
+        """The entries of `count` features from `first` on; the last entry may have fewer features than the others.
 
         Raises:
-            ValueError: an entry would be cut in two.
+            ValueError: an entry would be split.
         """
         if first % self.features:
             raise ValueError(f"weights in groups of {self.features} {self.along} cannot be split at {first}")
@@ -56,17 +56,17 @@ SINGLE = Axis("inputs", features=1 << 62, whole=True)
 class ParameterSpec:
     """One parameter of a layer."""
 
-    name: str  # in checkpoints, behind the layer's
+    name: str  # in checkpoints, after the layer's name
     dtype: torch.dtype
     axes: tuple[Axis, ...]
-    # A checkpoint may hold one number for a whole matrix, such as its scale, which becomes that of each entry: a layer
+    # A checkpoint may have a single number for a whole matrix, such as its scale. It is copied to each entry, as a layer
     # may hold several matrices side by side (query, key and value; gate and up).
     is_scalar: bool = False
-    # What it is where a checkpoint has none; None: each must have it.
+    # The value if a checkpoint lacks the parameter; None means checkpoints must have it.
     default: float | None = None
 
 
-Parameters = Mapping[str, torch.Tensor]  # a layer's by their names, as far as they are this rank's
+Parameters = Mapping[str, torch.Tensor]  # this rank's part of a layer's parameters, by name
 
 
 PlaceKind = Literal["linear", "router", "experts", "embedding", "head"]
@@ -74,74 +74,74 @@ PlaceKind = Literal["linear", "router", "experts", "embedding", "head"]
 
 @dataclass(frozen=True)
 class Place:
-    """Which matrix of a model it is."""
+    """A matrix's place in the model, by which a method chooses its form."""
 
     kind: PlaceKind
-    names: Sequence[str]  # of its module in checkpoints: alone, and as a part of one that holds several
+    names: Sequence[str]  # all names its module may have in checkpoints, alone or as a part of a module with several
 
     def is_any_of(self, patterns: Sequence[str]) -> bool:
-        """Whether a list of modules, as configurations have them, names it or one that it is in."""
+        """Whether a list of modules, as in configurations, names it or a module that contains it."""
         listed = {pattern.strip(".") for pattern in patterns}
         return any(run in listed for name in self.names for run in _runs(name))
 
 
 def _runs(name: str) -> Iterator[str]:
-    """Parts of a name that stand behind each other."""
+    """All runs of consecutive components of a dotted name."""
     parts = name.split(".")
     for start, end in itertools.combinations(range(len(parts) + 1), 2):
         yield ".".join(parts[start:end])
 
 
 class LayerMethod(ABC):
-    """How a layer's matrix is held. Frozen dataclasses: what is equal is loaded together."""
+    """The form of a layer's matrix. Subclasses are frozen dataclasses; matrices with equal ones are loaded together."""
 
-    # Of tensors beside the parameters that a checkpoint may have and that say nothing new.
+    # Names of redundant tensors that a checkpoint may have next to the parameters.
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def parameters(self) -> tuple[ParameterSpec, ...]:
-        """Those of a matrix [outputs, inputs], of a linear layer or an expert."""
+        """The parameters of a matrix [outputs, inputs] of a linear layer or an expert."""
 
     @abstractmethod
     def weight(self, parameters: Parameters) -> Weight:
-        """What they stand for, once all of them are loaded.
+        """Makes the weight, once all parameters are loaded.
 
         Args:
-            parameters: each [its entries along its axes]; with experts, one dimension more before the others.
+            parameters: each with the entries along its axes; experts add a leading dimension.
         """
 
 
 @dataclass(frozen=True)
 class ModelForm:
-    """What methods are made for."""
+    """What a method needs to know of the model."""
 
     ops: Ops
     dtype: torch.dtype  # of inputs and outputs
-    # What the user says in config.json's words of how weights are to be quantized as they load.
+    # The user's settings for quantization on load, in the words of config.json.
     wanted: Mapping[str, Any] = field(default_factory=dict)
 
 
 class QuantizationMethod(ABC):
-    """One for each model and rank."""
+    """A quantization method, with one instance for each model and rank."""
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> QuantizationMethod:
-        """The method of a checkpoint with this `quantization_config`.
+        """Creates the method for a checkpoint with this `quantization_config`.
 
         Raises:
-            StartupError: it asks for what is not supported.
+            StartupError: a setting is not supported.
         """
         raise StartupError(f"Checkpoints quantized by {settings.get('quant_method')} are not supported.")
 
     @classmethod
     def on_load(cls, name: str, form: ModelForm) -> QuantizationMethod:
-        """The method that quantizes a checkpoint of 16 or 32 bits as it is loaded.
+        """Creates the method that quantizes a 16-bit or 32-bit checkpoint while it is loaded.
 
         Args:
-            name: that --quantization gives.
+            name: the value of --quantization.
 
         Raises:
-            StartupError: the method only reads checkpoints that hold such weights.
+            StartupError: the method can only read checkpoints that are already quantized with it.
         """
         raise StartupError(
             f"--quantization {name} reads checkpoints that are quantized so, and this one is not. Take one that is, "
@@ -149,24 +149,24 @@ class QuantizationMethod(ABC):
         )
 
     def adapted_name(self, name: str) -> str:
-        """What `adapted` calls a checkpoint's tensor."""
+        """The name that `adapted` gives a checkpoint's tensor."""
         return name
 
     def adapted(self, tensors: Callable[[], Tensors]) -> Tensors:
-        """A checkpoint's tensors, such as parameters can take their parts of: with a dimension for each of their axes.
+        """Converts a checkpoint's tensors so that parameters can be sliced from them, with one dimension for each axis.
 
         Args:
-            tensors: goes through all of the checkpoint's, each time that it is called.
+            tensors: returns a new iterator over all tensors of the checkpoint on each call.
 
         Raises:
-            StartupError: they are not in the form that the configuration says.
+            StartupError: the tensors are not in the form that the configuration says.
         """
         return tensors()
 
     @abstractmethod
     def layer(self, place: Place) -> LayerMethod:
-        """The method of one matrix.
+        """The layer method of one matrix.
 
         Raises:
-            StartupError: it has a form that is not supported.
+            StartupError: the matrix has a form that is not supported.
         """

@@ -1,4 +1,4 @@
-"""Codes of a few bits that a checkpoint packs into numbers of 32, and the weights that whole numbers stand for."""
+"""Unpacks codes of a few bits from 32-bit words, and makes weights from integer codes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _WORD = 32  # bits
 
 
 def packed_along(side: Axis, bits: int) -> Axis:
-    """Of a parameter whose entries are words of codes along a dimension; those of three bits run over their ends."""
+    """The axis of a parameter that packs codes in words along `side`. Three-bit codes cross word boundaries."""
     shared = math.gcd(_WORD, bits)
     return Axis(side.along, features=_WORD // shared, entries=bits // shared)
 
 
 def unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [..., words], of codes from the lowest bit on: uint8 [..., codes]."""
+    """int32 [..., words], with codes from the lowest bit on → uint8 [..., codes]."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
-    eights = octets.unflatten(-1, (-1, bits))  # bytes of eight codes
+    eights = octets.unflatten(-1, (-1, bits))  # the bytes of eight codes
     numbers = eights[..., 0].int()
     for index in range(1, bits):
         numbers |= eights[..., index].int() << 8 * index
@@ -38,14 +38,14 @@ def whole_numbers(
     codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, bits: int, group: int | None,
     order: torch.Tensor | None = None,
 ) -> CodedWeight:  # fmt: skip
-    """The weights (code - zero) * scale, exactly where zeros are whole and scales have 16 bits.
+    """The weights (code - zero) * scale; exact if zeros are integers and scales have 16 bits.
 
     Args:
-        codes: uint8 [..., outputs, inputs], from zero on; may be changed.
+        codes: uint8 [..., outputs, inputs], unsigned; changed in place.
         zeros: [..., outputs, groups], of any type.
         scale: [..., outputs, groups]
-        bits: of a code; one of fewer than four becomes one of four.
-        group: inputs of a group; None: all.
+        bits: of a code; codes of fewer than four bits become four-bit codes.
+        group: number of inputs in a group; None means all.
         order: see CodedWeight.
     """
     middle = 1 << bits - 1
@@ -61,17 +61,17 @@ def in_groups(
     codes: torch.Tensor, zeros: torch.Tensor, scale: torch.Tensor, bits: int, group: int, places: torch.Tensor,
     dtype: torch.dtype,
 ) -> Weight:  # fmt: skip
-    """As `whole_numbers`, of inputs in groups in no order (act-order).
+    """Like `whole_numbers`, for inputs assigned to groups in any order (act-order).
 
-    Of some of a matrix's inputs, groups may have different numbers of them: these become a plain weight.
+    If a rank has only some of a matrix's inputs, its groups may differ in size; then it makes a plain weight.
 
     Args:
         zeros, scale: of all groups of the matrix.
-        places: [..., inputs], which group each is of; below zero for the usual order.
-        dtype: of a plain weight.
+        places: [..., inputs], the group of each input; negative for the usual order.
+        dtype: of the plain weight.
 
     Raises:
-        ValueError: an input is of a group that does not exist.
+        ValueError: an input's group does not exist.
     """
     inputs, places = codes.shape[-1], places.long()
     if (places < 0).all():

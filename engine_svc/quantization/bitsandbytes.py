@@ -1,8 +1,8 @@
-"""bitsandbytes: four bits looked up in NF4 or FP4 (Dettmers et al. 2023), or eight bits by output (LLM.int8()).
+"""bitsandbytes: 4-bit codes looked up in NF4 or FP4 (Dettmers et al. 2023), or 8 bits by output (LLM.int8()).
 
-Of four bits, a checkpoint has the codes of a matrix one after the other, the first of two in a byte's upper half, and
-the greatest value of each block of them: themselves, or as codes of eight bits with blocks of their own. What is read
-keeps 16-bit inputs. So it does of eight bits: what LLM.int8() does for a few outlying inputs, here all get.
+With 4 bits, a checkpoint has the codes of a matrix one after the other, the first of two in a byte's upper half, and
+the greatest value (absmax) of each block, either as numbers or as 8-bit codes with blocks of their own. Inputs keep 16
+bits. With 8 bits they do too: here, all inputs are handled as LLM.int8() handles a few outliers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BLOCK = 64
 
 @dataclass(frozen=True)
 class CodesLayer(LayerMethod):
-    """See LayerMethod. Codes of four bits."""
+    """See LayerMethod. 4-bit codes."""
 
     grid: Grid
 
@@ -59,7 +59,7 @@ class CodesLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class BytesLayer(LayerMethod):
-    """See LayerMethod. Whole numbers of eight bits, of which 127 stands for an output's greatest value."""
+    """See LayerMethod. 8-bit integers, of which 127 stands for an output's greatest value."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"weight_format"})
 
@@ -77,7 +77,7 @@ class BytesLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class OnLoadLayer(PlainLayer):
-    """See LayerMethod. Weights of 16 or 32 bits become codes of four bits, or whole numbers of eight."""
+    """See LayerMethod. Quantizes 16-bit or 32-bit weights to 4-bit codes or 8-bit integers."""
 
     grid: Grid | None
 
@@ -92,7 +92,7 @@ class OnLoadLayer(PlainLayer):
 
 
 def _halves(octets: torch.Tensor) -> torch.Tensor:
-    """Both codes of each byte, the upper first."""
+    """Both codes of each byte, the upper half first."""
     return torch.stack((octets >> 4, octets & 15), -1).flatten(-2)
 
 
@@ -101,7 +101,7 @@ def _of_bytes(values: torch.Tensor, greatest: torch.Tensor) -> CodedWeight:
 
 
 def _nearest(weight: torch.Tensor, grid: Grid) -> CodedWeight:
-    """By blocks of a row."""
+    """Rounds to the nearest grid values, in blocks within each row."""
     inputs = weight.shape[-1]
     missing = -inputs % _BLOCK
     blocks = torch.nn.functional.pad(weight, (0, missing)).unflatten(-1, (-1, _BLOCK))
@@ -119,8 +119,8 @@ class BitsAndBytes(QuantizationMethod):
     """See QuantizationMethod."""
 
     form: ModelForm
-    grid: Grid | None  # None: eight bits
-    ignored: Sequence[str]  # modules
+    grid: Grid | None  # None means 8-bit integers
+    ignored: Sequence[str]  # modules that are not quantized
     has_head: bool  # the output layer is quantized too
     is_on_load: bool
 
@@ -131,7 +131,7 @@ class BitsAndBytes(QuantizationMethod):
 
     @classmethod
     def on_load(cls, name: str, form: ModelForm) -> BitsAndBytes:
-        """See QuantizationMethod.on_load. NF4, unless the user wants another."""
+        """See QuantizationMethod.on_load. NF4 by default."""
         return cls._of({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", **form.wanted}, form, is_on_load=True)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What bitsandbytes' checkpoints have beside the codes of matrices: their shapes, and the greatest values of blocks."""
+"""The quantization state in bitsandbytes' checkpoints: shapes of matrices, and the greatest values of blocks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from engine_svc.quantization.source import Tensors
 from quire.errors import StartupError
 
-# Inputs whose greatest value a parameter has one of: blocks are as long or longer, and may begin within a row.
+# The parameter of greatest values has one for each run of this many inputs. Blocks have at least this length, and may
+# begin within a row.
 RUN = 32
-# Modules that choose, which are computed in 16 bits, whatever they are in the checkpoint.
+# Routers and gates are computed in 16 bits, even if they are quantized in the checkpoint.
 _ROUTERS = ("gate", "shared_expert_gate", "router")
 _STATE = "quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True)
 class MatrixState:
-    """What is beside a matrix's codes."""
+    """The quantization state of a matrix."""
 
     quant_type: str
     outputs: int
@@ -33,10 +34,10 @@ class MatrixState:
     nested_quant_map: torch.Tensor | None = None
 
     def codes(self, octets: torch.Tensor) -> torch.Tensor:
-        """uint8 [outputs, inputs / 2], two in each, of all in a row, in numbers of any type.
+        """Reshapes the flat codes, stored in any dtype, to uint8 [outputs, inputs / 2] with two codes per byte.
 
         Raises:
-            ValueError: they do not fit the matrix.
+            ValueError: the codes do not fit the matrix.
         """
         found = octets.contiguous().view(torch.uint8)
         if 2 * found.numel() != self.outputs * self.inputs or self.inputs % 2:
@@ -44,10 +45,10 @@ class MatrixState:
         return found.view(self.outputs, -1)
 
     def greatest(self, absmax: torch.Tensor) -> torch.Tensor:
-        """float32 [outputs, runs of inputs], of those of blocks.
+        """Expands the greatest values of blocks to float32 [outputs, runs of inputs].
 
         Raises:
-            ValueError: they do not fit the matrix.
+            ValueError: the values do not fit the matrix.
         """
         if math.gcd(self.inputs, self.block) % RUN:
             raise ValueError(
@@ -69,10 +70,10 @@ class MatrixState:
 
 
 def beside(tensors: Tensors) -> tuple[dict[str, MatrixState], dict[str, torch.Tensor]]:
-    """What is said of matrices, and the greatest values of routers, both by modules.
+    """Reads the states of all matrices, and the greatest values of quantized routers, both by module.
 
     Raises:
-        StartupError: nothing can be made of it.
+        StartupError: a state cannot be understood.
     """
     found: dict[str, dict[str, Any]] = {}
     router_scales = {}

@@ -1,4 +1,4 @@
-"""compressed-tensors: what LLM Compressor writes, groups of modules with a form each."""
+"""compressed-tensors, written by LLM Compressor: groups of modules, each with its own form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.errors import StartupError
 _PACKED, _FLOATS = "pack-quantized", ("float-quantized", "naive-quantized")
 _INTEGERS = ("int-quantized", "naive-quantized")
 _FORMATS = (_PACKED, "int-quantized", *_FLOATS, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "dense")
-# Each by two names: groups are of inputs in the order in which they were quantized, or in their own.
+# Two names each: groups of inputs in the order in which they were quantized, or in their original order.
 _ORDERED, _UNORDERED = ("group", "dynamic"), ("weight", "static")
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
@@ -49,7 +49,7 @@ class CompressedTensors(QuantizationMethod):
         return cls(tuple(found), modules(names(settings, "ignore")), PlainLayer(form.dtype))
 
     def layer(self, place: Place) -> LayerMethod:
-        """See QuantizationMethod.layer. A group that names a module goes before one that has its class."""
+        """See QuantizationMethod.layer. A group that names the module precedes one that names its class."""
         if self.ignored.have(place) or self.ignored.have_class_of(place):
             return self.plain
         for is_meant in (Modules.have, Modules.have_class_of):
@@ -60,10 +60,10 @@ class CompressedTensors(QuantizationMethod):
 
 
 def _refuse(settings: Settings) -> None:
-    """What changes weights or inputs beside quantization.
+    """Rejects settings that change weights or inputs in other ways than quantization.
 
     Raises:
-        StartupError: there is such.
+        StartupError: there is such a setting.
     """
     sparse, transforms = (_object(settings, name) for name in ("sparsity_config", "transform_config"))
     if sparse.get("format", "dense") != "dense":
@@ -81,7 +81,7 @@ def _refuse(settings: Settings) -> None:
 def _object(settings: Settings, name: str) -> Settings:
     """
     Raises:
-        StartupError: the setting is something else.
+        StartupError: the setting is not a JSON object.
     """
     found = settings.get(name) or {}
     if not isinstance(found, Mapping):

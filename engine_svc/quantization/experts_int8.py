@@ -1,4 +1,4 @@
-"""experts_int8: the experts' weights, most of a large mixture, become 8 bits as they are loaded; inputs stay."""
+"""experts_int8: quantizes experts' weights, most of a large mixture, to 8 bits on load; inputs are not quantized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers whose weights are floating-point numbers of four bits, two in a byte: NVIDIA's and OCP's forms."""
+"""Layers with 4-bit floating-point weights, two per byte: NVIDIA's NVFP4 and OCP's MXFP4."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _EXPONENT_BIAS = 127
 
 @dataclass(frozen=True)
 class Float4Layer(LayerMethod):
-    """E2M1 with scales of eight bits for groups of inputs, and perhaps one for the whole matrix besides.
+    """E2M1 with 8-bit scales for groups of inputs, and optionally a factor for the whole matrix.
 
-    Inputs stay in 16 or 32 bits.
+    Inputs keep 16 or 32 bits.
     """
 
     ignored: ClassVar[frozenset[str]] = INPUT_SCALES
 
     weight_name: str
     scales: Scales
-    scale_dtype: torch.dtype  # uint8 for the exponent alone of a power of two
-    factor_name: str | None = None  # of the one for the matrix
-    divides: bool = False  # it does, instead of to multiply
+    scale_dtype: torch.dtype  # uint8 means the exponent of a power of two
+    factor_name: str | None = None  # parameter with the matrix's factor
+    divides: bool = False  # scales are divided by the factor, not multiplied
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """See LayerMethod.parameters."""
@@ -49,10 +49,10 @@ class Float4Layer(LayerMethod):
 
 
 def nvfp4(weight_name: str, factor_name: str, *, divides: bool) -> Float4Layer:
-    """Groups of 16."""
+    """NVFP4: groups of 16 inputs with E4M3 scales, and a factor for the matrix."""
     return Float4Layer(weight_name, Scales(1, 16), torch.float8_e4m3fn, factor_name, divides)
 
 
 def mxfp4(weight_name: str) -> Float4Layer:
-    """Groups of 32."""
+    """MXFP4: groups of 32 inputs whose scales are powers of two."""
     return Float4Layer(weight_name, Scales(1, 32), torch.uint8)

@@ -1,4 +1,4 @@
-"""Layers whose weights are floating-point numbers of eight bits."""
+"""Layers with 8-bit floating-point weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_svc.ops.weights import CodedWeight, Weight
 from engine_svc.quantization.base import INPUTS, OUTPUTS, LayerMethod, Parameters, ParameterSpec
 from engine_svc.quantization.scales import Scales
 
-# Of what goes in and comes out, which stays in 16 or 32 bits here.
+# Scales of inputs and outputs are ignored, as these keep 16 or 32 bits here.
 INPUT_SCALES = frozenset({
     "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "activation_scale", "output_scale",
     "output_zero_point",
@@ -21,12 +21,12 @@ INPUT_SCALES = frozenset({
 
 @dataclass(frozen=True)
 class Float8Layer(LayerMethod):
-    """E4M3 with scales. Checkpoints say of some that inputs are to be quantized too; more is kept if they are not."""
+    """E4M3 with scales. Inputs are not quantized, which is more accurate, even if the checkpoint asks for it."""
 
     ignored: ClassVar[frozenset[str]] = INPUT_SCALES
 
     scales: Scales
-    scale_names: tuple[str, ...] = ("weight_scale",)  # any one of them
+    scale_names: tuple[str, ...] = ("weight_scale",)  # a checkpoint has any one of these
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """See LayerMethod.parameters."""
@@ -38,7 +38,7 @@ class Float8Layer(LayerMethod):
         """See LayerMethod.weight.
 
         Raises:
-            ValueError: there are no scales.
+            ValueError: the checkpoint has no scales.
         """
         codes = parameters["weight"].view(torch.uint8)
         scale = self.scales.of_outputs(self._given(parameters), codes.shape[-2])

@@ -1,4 +1,4 @@
-"""fp8: E4M3 weights of checkpoints, as DeepSeek-V3 and others have them, and of any checkpoint while it is loaded."""
+"""fp8: checkpoints with E4M3 weights, such as DeepSeek-V3's, and quantization of any checkpoint to E4M3 on load."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Fp8(QuantizationMethod):
 
 
 def _scales(block: Any) -> Scales:
-    """By blocks [outputs, inputs]; without, a matrix has one, or each of its outputs."""
+    """One scale for each block [outputs, inputs]; without blocks, for each output or for the matrix."""
     if block is None:
         return TENSOR
     sizes = block if isinstance(block, list) else []

@@ -1,4 +1,4 @@
-"""Blocks of GGUF, each tensor of a type of its own, read as they are in the file."""
+"""GGUF: quantized blocks as they are in the file; each tensor has its own block type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from engine_svc.quantization.gguf_blocks import FORMS, block_size
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
-_CHUNK_BYTES = 1 << 22  # of blocks that are unpacked at once
+_CHUNK_BYTES = 1 << 22  # bytes of blocks that are unpacked at a time
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class BlockLayer(LayerMethod):
 
 
 def _whole(parts: Sequence[torch.Tensor | None], shape: Sequence[int]) -> torch.Tensor | None:
-    """[*shape, values], of [some rows, blocks, values of a block]; None where there are none."""
+    """Joins parts [some rows, blocks, values of a block] to [*shape, values]; None if the type has no such values."""
     found = [part.flatten(1) for part in parts if part is not None]
     return torch.cat(found).view(*shape, -1) if found else None
 
@@ -60,7 +60,7 @@ def _whole(parts: Sequence[torch.Tensor | None], shape: Sequence[int]) -> torch.
 class Gguf(QuantizationMethod):
     """See QuantizationMethod."""
 
-    types: Mapping[str, str]  # of modules by their names in Hugging Face's layout, as far as they are blocks
+    types: Mapping[str, str]  # block types of quantized modules, by their names in Hugging Face's layout
     dtype: torch.dtype
 
     @classmethod

@@ -1,6 +1,6 @@
-"""What the bytes of GGUF's blocks mean: each type's codes, and the scales and offsets of its groups.
+"""Unpacks GGUF's block types to codes, and the scales and offsets of their groups.
 
-All are exact: what a code stands for is, bit for bit in float32, what llama.cpp's reference makes of the block.
+All are exact: the dequantized values equal those of llama.cpp's reference code bit for bit in float32.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from engine_svc.ops.weights import Grid
 from quire.gguf.types import TYPES
 
 _NAMED = {each.name: each for each in TYPES.values()}
-# Of formats whose minimum stands beside the scale.
+# For formats with a minimum in addition to the scale.
 _UINT4 = Grid("uint4", tuple(float(code) for code in range(16)))
 _IQ4 = Grid("iq4_nl", (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
                        89.0, 113.0))  # fmt: skip
-# Of OCP's E2M1 twice each, as the scales are half of theirs.
+# Twice the values of OCP's E2M1, as the scales here are half of OCP's.
 _E2M1 = Grid("e2m1 doubled", (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0))
 
 
 class Unpacked(NamedTuple):
-    """Of blocks [..., bytes]."""
+    """The result for blocks [..., bytes]."""
 
     codes: torch.Tensor  # uint8 [..., values of a block]
     scale: torch.Tensor  # float32 [..., groups of a block]
@@ -34,7 +34,7 @@ class Unpacked(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockForm:
-    """How blocks of a type are read."""
+    """How to read blocks of a type."""
 
     grid: Grid
     group: int  # values that share a scale
@@ -42,12 +42,12 @@ class BlockForm:
 
 
 def _half(block: torch.Tensor, first: int) -> torch.Tensor:
-    """The float16 that begins at a byte, as float32 [..., 1]."""
+    """The float16 at byte `first`, as float32 [..., 1]."""
     return block[..., first : first + 2].contiguous().view(torch.float16).float()
 
 
 def _bits(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
-    """Numbers of `width` bits: each run of bytes gives those of its lowest bits first, then those of the next ones.
+    """Unpacks numbers of `width` bits: each run of bytes gives the numbers in its lowest bits, then in the next ones.
 
     Returns:
         uint8 [..., numbers]
@@ -86,7 +86,7 @@ def _q2_k(block: torch.Tensor) -> Unpacked:
 
 
 def _q3_k(block: torch.Tensor) -> Unpacked:
-    """A bit that is set in the mask says that four is not to be subtracted; scales have six bits, less 32."""
+    """Four is subtracted from a code unless its bit in the mask is set; scales have six bits, minus 32."""
     above = _bits(block[..., :32], 1, 32) << 2
     codes = (_bits(block[..., 32:96], 2, 32) | above) + (8 - 4)
     low, high = _bits(block[..., 96:104], 4, 8), _bits(block[..., 104:108], 2, 4)
@@ -95,8 +95,11 @@ def _q3_k(block: torch.Tensor) -> Unpacked:
 
 
 def _scales_and_minima(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Twelve bytes hold eight scales and eight minima of six bits: the first four of each have theirs side by side, the
-    highest bits of the others are above them, and the lowest share the last four bytes."""
+    """Unpacks eight scales and eight minima of six bits each from twelve bytes.
+
+    The first four of each are in the lower six bits of the first and second four bytes. The other four have their two
+    highest bits above those, and their lowest four bits in the last four bytes.
+    """
     first, second, third = packed.unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), -1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), -1)
@@ -127,13 +130,13 @@ def _iq4_xs(block: torch.Tensor) -> Unpacked:
 
 
 def _mxfp4(block: torch.Tensor) -> Unpacked:
-    """A scale is a power of two, of which the byte is the exponent."""
+    """The scale is a power of two, and its byte is the exponent."""
     exponent = block[..., :1].int()
     bits = torch.where(exponent < 2, 1 << (21 + exponent.clamp(max=1)), (exponent - 1).clamp(min=0) << 23)
     return Unpacked(_bits(block[..., 1:], 4, 16), bits.view(torch.float32))
 
 
-# By the types' names: those that products take as they are.
+# By type name: the types whose codes products can take without dequantizing.
 FORMS: Mapping[str, BlockForm] = {
     "Q4_0": BlockForm(INT4, 32, _q4_0),
     "Q4_1": BlockForm(_UINT4, 32, _q4_1),
@@ -152,5 +155,5 @@ FORMS: Mapping[str, BlockForm] = {
 
 
 def block_size(name: str) -> tuple[int, int]:
-    """Values and bytes of a block."""
+    """The number of values and of bytes of a block."""
     return _NAMED[name].values, _NAMED[name].bytes

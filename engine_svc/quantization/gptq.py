@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: whole numbers of 2, 3, 4 or 8 bits."""
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ and GPTQModel write it: integers of 2, 3, 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
 BITS = (2, 3, 4, 8)
-# What is stored of a zero point, less than it.
+# By how much stored zero points are less than the actual ones.
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True)
 class GptqLayer(LayerMethod):
-    """See LayerMethod. Words hold codes of neighbouring inputs, and zero points of neighbouring outputs."""
+    """See LayerMethod. Words hold codes of neighboring inputs, and zero points of neighboring outputs."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"g_idx"})
 
     bits: int
     group: int | None
-    less: int  # what is stored of a zero point, less than it
+    less: int  # by how much stored zero points are less than the actual ones
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """See LayerMethod.parameters."""
@@ -52,7 +52,7 @@ class GptqLayer(LayerMethod):
         )
 
     def groups(self) -> Axis:
-        """The axis of groups."""
+        """The axis of groups of inputs."""
         return SINGLE if self.group is None else Axis("inputs", features=self.group)
 
     def weight(self, parameters: Parameters) -> Weight:
@@ -60,7 +60,7 @@ class GptqLayer(LayerMethod):
         return whole_numbers(*self.numbers(parameters), self.bits, self.group)
 
     def numbers(self, parameters: Parameters) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes uint8 [..., outputs, inputs], zeros int32 and scales, both [..., outputs, groups]."""
+        """Codes (uint8 [..., outputs, inputs]), zeros (int32) and scales, both [..., outputs, groups]."""
         codes = unpacked(parameters["qweight"].mT, self.bits)
         zeros = unpacked(parameters["qzeros"], self.bits).mT.int() + self.less & (1 << self.bits) - 1
         return codes, zeros, parameters["scales"].mT
@@ -68,7 +68,7 @@ class GptqLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class OrderedGptqLayer(GptqLayer):
-    """Inputs are of groups in no order (act-order), of any of a matrix's groups on each rank."""
+    """GPTQ with act-order: inputs belong to groups in any order, so each rank needs all groups of a matrix."""
 
     ignored: ClassVar[frozenset[str]] = frozenset()
 
@@ -87,7 +87,7 @@ class OrderedGptqLayer(GptqLayer):
         """See LayerMethod.weight.
 
         Raises:
-            ValueError: an input is of a group that does not exist.
+            ValueError: an input's group does not exist.
         """
         assert self.group is not None
         return in_groups(*self.numbers(parameters), self.bits, self.group, parameters["g_idx"], self.dtype)
@@ -95,13 +95,13 @@ class OrderedGptqLayer(GptqLayer):
 
 @dataclass(frozen=True)
 class Rule:
-    """What GPTQModel's `dynamic` says of modules whose names begin with a pattern."""
+    """A rule of GPTQModel's `dynamic`, for modules whose names begin with a pattern."""
 
     pattern: re.Pattern[str]
-    settings: Settings | None  # in place of the others; None: they are not quantized
+    settings: Settings | None  # override the general ones; None means such modules are not quantized
 
     def is_about(self, place: Place) -> bool:
-        """Whether it is about a matrix."""
+        """Whether the rule applies to a matrix."""
         return any(self.pattern.match(name) for name in place.names)
 
 
@@ -113,7 +113,7 @@ class Gptq(QuantizationMethod):
     settings: Settings
     rules: Sequence[Rule]
     ignored: Sequence[str]  # modules
-    chosen: Sequence[str] | None  # no others are quantized
+    chosen: Sequence[str] | None  # if given, only these modules are quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Gptq:
@@ -139,10 +139,10 @@ class Gptq(QuantizationMethod):
         return plain if is_left_out or place.is_any_of(self.ignored) else self.quantized(self.settings)
 
     def quantized(self, settings: Settings) -> GptqLayer:
-        """The form of layers with such settings.
+        """The form of layers with these settings.
 
         Raises:
-            StartupError: it is not supported.
+            StartupError: the form is not supported.
         """
         bits = one_of(settings, "bits", BITS, 4)
         group = group_size(settings, "group_size", 128)

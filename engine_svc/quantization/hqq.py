@@ -1,7 +1,7 @@
-"""HQQ (Badri and Shaji 2023): whole numbers of 1, 2, 3, 4 or 8 bits, whose groups have zero points that are no such.
+"""HQQ (Badri and Shaji 2023): integers of 1, 2, 3, 4 or 8 bits, in groups with fractional zero points.
 
-A checkpoint has a matrix's groups as rows, packed so that parts of a word are rows far from each other, and says of
-each matrix how it is held.
+A checkpoint has a matrix's groups as rows, packed so that the parts of a word are rows far from each other, and
+describes the form of each matrix.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
 _CODES, _SCALE, _ZERO = "W_q", "scale", "zero"
-# By bits: the type of words, and where in them the codes are.
+# By number of bits: the type of words, and the bit positions of codes in them.
 _WORDS = {
     8: (torch.uint8, (0,)), 4: (torch.uint8, (4, 0)), 3: (torch.int32, tuple(range(27, -1, -3))),
     2: (torch.uint8, (6, 4, 2, 0)), 1: (torch.uint8, tuple(range(7, -1, -1))),
 }  # fmt: skip
-# What it says of each matrix, which the configuration says of all.
+# Settings that a checkpoint repeats for each matrix; the configuration has them for all.
 _SAID = (
     "nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale",
     "quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise",
@@ -46,7 +46,7 @@ _SAID = (
 
 @dataclass(frozen=True)
 class HqqLayer(LayerMethod):
-    """See LayerMethod. Codes are a byte each by now."""
+    """See LayerMethod. Codes have been unpacked to a byte each."""
 
     ignored: ClassVar[frozenset[str]] = frozenset(_SAID)
 
@@ -64,7 +64,7 @@ class HqqLayer(LayerMethod):
 
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""
-        codes = parameters[_CODES] & (1 << self.bits) - 1  # any bytes, where weights are random
+        codes = parameters[_CODES] & (1 << self.bits) - 1  # random weights may be any bytes
         return whole_numbers(codes, parameters[_ZERO], parameters[_SCALE], self.bits, self.group)
 
 
@@ -124,7 +124,7 @@ class Hqq(QuantizationMethod):
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """[rows, group], or a few rows more: the first part of all rows is at the first place in the words, and so on."""
+    """[rows, group], or a few rows more. The first part of the rows is at the first place in the words, and so on."""
     dtype, places = _WORDS[bits]
     words = words.contiguous().view(dtype) if words.dtype.is_floating_point else words
     if words.dtype != dtype:
@@ -133,10 +133,10 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _said(settings: Settings) -> Settings:
-    """Of weights.
+    """The settings of weights.
 
     Raises:
-        StartupError: modules have settings of their own.
+        StartupError: single modules have their own settings.
     """
     config = settings.get("quant_config", settings)
     said = config.get("weight_quant_params", config) if isinstance(config, Mapping) else None

@@ -1,4 +1,4 @@
-"""int4: weights of 16 or 32 bits become 4 bits as they are loaded, and inputs stay."""
+"""int4: quantizes 16-bit and 32-bit weights to 4 bits on load; inputs are not quantized."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GROUP = 128
 
 
 class Int4(OnLoadMethod):
-    """In groups of inputs."""
+    """4-bit weights in groups of 128 inputs."""
 
     def rounded(self, weight: torch.Tensor) -> Weight:
         """See OnLoadMethod.rounded."""

@@ -1,4 +1,4 @@
-"""Dynamic W8A8: weights of 16 or 32 bits become int8 as they are loaded, and inputs as they come.
+"""int8 (dynamic W8A8): quantizes 16-bit and 32-bit weights to int8 on load, and inputs on the fly.
 
 Symmetric, with a scale for each output of a weight and for each row of inputs.
 """

@@ -1,4 +1,4 @@
-"""Layers whose weights are whole numbers of up to eight bits, signed: alone in a byte, or several in a word."""
+"""Layers with signed integer weights of up to 8 bits: one per byte, or several packed in a word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED = INPUT_SCALES | {"weight_zero_point", "weight_g_idx", "weight_shape"}
 
 @dataclass(frozen=True)
 class Int8Layer(LayerMethod):
-    """Inputs are quantized as well: row by row as they come, which is at least as exact as scales of a checkpoint."""
+    """W8A8: inputs are quantized row by row on the fly, at least as accurately as with a checkpoint's input scales."""
 
     ignored: ClassVar[frozenset[str]] = _IGNORED
 
@@ -36,7 +36,7 @@ class Int8Layer(LayerMethod):
 
 @dataclass(frozen=True)
 class IntegersLayer(LayerMethod):
-    """A byte each; inputs stay in 16 or 32 bits."""
+    """One weight per byte; inputs keep 16 or 32 bits."""
 
     ignored: ClassVar[frozenset[str]] = _IGNORED
 
@@ -53,7 +53,7 @@ class IntegersLayer(LayerMethod):
     def weight(self, parameters: Parameters) -> Weight:
         """See LayerMethod.weight."""
         middle = 1 << self.bits - 1
-        codes = parameters["weight"].view(torch.uint8) + middle  # past the last byte is the first
+        codes = parameters["weight"].view(torch.uint8) + middle  # wraps around
         outputs, scales = codes.shape[-2], self.scales
         scale = scales.of_outputs(parameters["weight_scale"], outputs)
         zeros = torch.full_like(scale, middle)
@@ -64,14 +64,14 @@ class IntegersLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class PackedIntegersLayer(LayerMethod):
-    """In words of 32 bits along the inputs; inputs stay in 16 or 32 bits, and may be of groups in any order."""
+    """Packed in 32-bit words along the inputs. Inputs keep 16 or 32 bits, and may be in groups in any order."""
 
     ignored: ClassVar[frozenset[str]] = _IGNORED
 
     bits: int
     scales: Scales
     symmetric: bool
-    ordered: bool  # it says which input is of which group
+    ordered: bool  # the checkpoint says which group each input belongs to
     dtype: torch.dtype
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
@@ -92,7 +92,7 @@ class PackedIntegersLayer(LayerMethod):
         """See LayerMethod.weight.
 
         Raises:
-            ValueError: an input is of a group that does not exist.
+            ValueError: an input's group does not exist.
         """
         codes = unpacked(parameters["weight_packed"], self.bits)
         scale = parameters["weight_scale"]

@@ -1,4 +1,4 @@
-"""modelopt: what NVIDIA's Model Optimizer writes, in E4M3 or in four bits."""
+"""modelopt: checkpoints by NVIDIA's Model Optimizer, in E4M3 or NVFP4."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ModelOpt(QuantizationMethod):
 
     plain: PlainLayer
     ignored: Modules
-    quantized: LayerMethod | None  # what is not ignored; None: what `named` says
+    quantized: LayerMethod | None  # for all modules not ignored; None means `named` decides
     named: Sequence[tuple[Modules, LayerMethod]]
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> ModelOpt:
         """See QuantizationMethod.of_checkpoint."""
-        # Of hf_quant_config.json, where it says all in one of its parts.
+        # hf_quant_config.json has all settings in one of its parts.
         said: Settings = settings.get("quantization") or settings
         algorithm = one_of(said, "quant_algo", (*_LAYERS, _MIXED), None)
         ignored = modules([*names(said, "ignore"), *names(said, "exclude_modules")])

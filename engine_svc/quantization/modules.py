@@ -1,4 +1,4 @@
-"""Lists of modules, as checkpoints' configurations have them: names, patterns of names, and names of classes."""
+"""Lists of modules in checkpoints' configurations: names, patterns of names, and names of classes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from engine_svc.quantization.base import Place, PlaceKind
 from quire.errors import StartupError
 
 _EXPRESSION = "re:"
-# What checkpoints call the classes of modules. Routers are of none: most families have a bare parameter there, which
-# those who quantize need not leave out, and nobody quantizes the others.
+# The class names of modules in checkpoints. Routers have none: in most families a router is a bare parameter, which
+# quantizers need not exclude, and other routers are not quantized either.
 _CLASSES: Mapping[PlaceKind, str] = {
     "linear": "Linear",
     "experts": "Linear",
@@ -23,13 +23,13 @@ _CLASSES: Mapping[PlaceKind, str] = {
 
 @dataclass(frozen=True)
 class Modules:
-    """Those that a list means."""
+    """The modules that a list refers to."""
 
     names: Sequence[str]
     patterns: Sequence[re.Pattern[str]]
 
     def have(self, place: Place) -> bool:
-        """Whether the list has a matrix's name, or a pattern of it, or a module that it is in."""
+        """Whether the list has the matrix's name, a matching pattern, or a module that contains it."""
         return place.is_any_of(self.names) or any(
             pattern.match(name) for pattern in self.patterns for name in place.names
         )
@@ -40,12 +40,13 @@ class Modules:
 
 
 def modules(listed: Sequence[str]) -> Modules:
-    """
+    """Parses a list.
+
     Args:
-        listed: with `re:` before a regular expression that a name begins with; other names may have stars.
+        listed: names, which may contain stars; or `re:` and a regular expression that matches the beginning of a name.
 
     Raises:
-        StartupError: an expression is none.
+        StartupError: a regular expression is invalid.
     """
     patterns = [_expression(each) for each in listed if each.startswith(_EXPRESSION) or "*" in each]
     return Modules([each for each in listed if not each.startswith(_EXPRESSION) and "*" not in each], patterns)

@@ -1,7 +1,7 @@
-"""MXFP4 (OCP Microscaling): 32 values of four bits share a power of two. gpt-oss holds its experts so.
+"""MXFP4 (OCP Microscaling): 32 4-bit values share a power of two. Used for the experts of gpt-oss.
 
 A checkpoint has a tensor of all experts' blocks, [experts, outputs, blocks, 16 bytes], and one of their exponents,
-[experts, outputs, blocks]. A byte has a value in its lower half and the next one in its upper half.
+[experts, outputs, blocks]. A byte has one value in its lower half and the next one in its upper half.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Methods that no checkpoint is quantized by: weights of 16 or 32 bits change as they are loaded."""
+"""Methods that only quantize on load: 16-bit and 32-bit weights are quantized while they are loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_svc.quantization.unquantized import PlainLayer
 
 @dataclass(frozen=True)
 class RoundedLayer(PlainLayer):
-    """Plain in the checkpoint. Each rank's part is rounded by itself."""
+    """Unquantized in the checkpoint. Each rank quantizes its own part."""
 
     rounded: Callable[[torch.Tensor], Weight]
 
@@ -39,7 +39,7 @@ class OnLoadMethod(QuantizationMethod):
 
     @abstractmethod
     def rounded(self, weight: torch.Tensor) -> Weight:
-        """What becomes of a matrix of these kinds."""
+        """Quantizes a matrix of one of `kinds`."""
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""

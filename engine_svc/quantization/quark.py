@@ -1,4 +1,4 @@
-"""quark: what AMD's Quark writes, where weights lie as others' do."""
+"""quark: checkpoints by AMD's Quark, whose weights have the same layouts as those of other methods."""
 
 from __future__ import annotations
 

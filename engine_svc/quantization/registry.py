@@ -1,4 +1,4 @@
-"""Which method a model's weights are held by, loaded when it is asked for."""
+"""Chooses the quantization method of a model; methods are imported on demand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.options.model_form import QUANTIZATIONS
 from quire.options.quantizations import QUANTIZATION_ALIASES, REFUSED_CHECKPOINTS
 from quire.registry import load_entry, registry
 
-# Loaded by name: what others need is not imported.
+# Classes are named by strings, so that only the dependencies of the chosen one are imported.
 METHODS = registry("--quantization", QUANTIZATIONS, {
     "int8": "engine_svc.quantization.int8:Int8", "int4": "engine_svc.quantization.int4:Int4",
     "experts_int8": "engine_svc.quantization.experts_int8:ExpertsInt8", "fp8": "engine_svc.quantization.fp8:Fp8",
@@ -25,12 +25,12 @@ METHODS = registry("--quantization", QUANTIZATIONS, {
     "torchao": "engine_svc.quantization.torchao:TorchAo", "hqq": "engine_svc.quantization.hqq:Hqq",
     "auto-round": "engine_svc.quantization.auto_round:AutoRound",
 })  # fmt: skip
-# Pairs of quant_method and model_type whose weights Transformers turns into --dtype's while it loads them.
+# (quant_method, model_type) whose weights Transformers dequantizes to --dtype while it loads them.
 DEQUANTIZED = (("mxfp4", "gpt_oss"),)
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says of how the weights are quantized; None where they are not."""
+    """The quantization settings in config.json; None if the weights are not quantized."""
     found = config.get("quantization_config")
     return found if isinstance(found, Mapping) and found.get("quant_method") else None
 
@@ -38,7 +38,7 @@ def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def check_dequantized(config: Mapping[str, Any]) -> None:
     """
     Raises:
-        StartupError: Transformers is to run the model, and does not turn its weights into --dtype's.
+        StartupError: Transformers would run the model, but does not dequantize its weights while loading.
     """
     settings = settings_of(config)
     if settings and (settings["quant_method"], config.get("model_type")) not in DEQUANTIZED:
@@ -49,11 +49,11 @@ def check_dequantized(config: Mapping[str, Any]) -> None:
 
 
 def create_method(name: str | None, settings: Mapping[str, Any] | None, form: ModelForm) -> QuantizationMethod:
-    """The method for a rank.
+    """Creates the method for a rank.
 
     Args:
-        name: --quantization; None for what the checkpoint says.
-        settings: the checkpoint's.
+        name: the value of --quantization. None means the checkpoint's method.
+        settings: of the checkpoint; None if it is not quantized.
 
     Raises:
         StartupError: there is no such method, or the checkpoint has another one.
@@ -74,7 +74,7 @@ def create_method(name: str | None, settings: Mapping[str, Any] | None, form: Mo
 
 
 def _names(name: str) -> Sequence[str]:
-    """Of the methods that it stands for."""
+    """The names of the methods that `name` stands for."""
     return QUANTIZATION_ALIASES.get(name, (name,))
 
 

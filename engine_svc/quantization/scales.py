@@ -1,4 +1,4 @@
-"""How many weights share a scale, and where a scale then is in a checkpoint."""
+"""How many weights share a scale, and the resulting shape of scales in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Axes = tuple[Axis, ...]
 
 @dataclass(frozen=True)
 class Scales:
-    """Of a matrix: one for so many outputs and so many inputs; None for as many as there are."""
+    """The scales of a matrix: one for each block of `outputs` and `inputs`. None means all outputs or inputs."""
 
     outputs: int | None = 1
     inputs: int | None = None
-    is_flat: bool = False  # there is no dimension for the only group
-    whole: bool = False  # each rank has those of all inputs
+    is_flat: bool = False  # without a dimension for groups, of which there is one
+    whole: bool = False  # each rank has the scales of all inputs
 
     @property
     def axes(self) -> Axes:
-        """[outputs or blocks of them, groups]"""
+        """The axes [outputs or blocks of outputs, groups]."""
         outputs = OUTPUTS if self.outputs is None else Axis("outputs", features=self.outputs)
         inputs = SINGLE if self.inputs is None else Axis("inputs", features=self.inputs, whole=self.whole)
         return (outputs,) if self.is_flat else (outputs, inputs)
 
     def spec(self, name: str, dtype: torch.dtype = torch.float32, default: float | None = None) -> ParameterSpec:
-        """The parameter that holds them."""
+        """The parameter that holds the scales."""
         is_scalar = self.outputs is None or self.inputs is None
         return ParameterSpec(name, dtype, self.axes, is_scalar=is_scalar, default=default)
 
@@ -40,9 +40,9 @@ class Scales:
         return values.contiguous()
 
     def group(self, inputs: int) -> int:
-        """How many of a rank's inputs share one."""
+        """How many of a rank's `inputs` inputs share a scale."""
         return inputs if self.inputs is None else min(self.inputs, inputs)
 
 
-# For a whole matrix, and for each output.
+# One scale for a whole matrix; one for each output, twice.
 TENSOR, CHANNEL, FLAT_CHANNEL = Scales(outputs=None), Scales(), Scales(is_flat=True)

@@ -1,4 +1,4 @@
-"""Reading `quantization_config`: each setting is what a method supports, or the start ends with what is."""
+"""Reads `quantization_config`. An unsupported setting ends the start with a message that lists what is supported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Settings = Mapping[str, Any]
 
 
 def one_of(settings: Settings, name: str, allowed: Collection[Any], default: Any) -> Any:
-    """A setting that is one of a few values.
+    """A setting that must be one of a few values.
 
     Raises:
-        StartupError: it is another.
+        StartupError: it has another value.
     """
     value = settings.get(name, default)
     if not any(type(value) is type(each) and value == each for each in allowed):
@@ -24,10 +24,10 @@ def one_of(settings: Settings, name: str, allowed: Collection[Any], default: Any
 
 
 def group_size(settings: Settings, name: str, default: int) -> int | None:
-    """Inputs that share a scale; None if all do.
+    """The number of inputs that share a scale; None means all of them.
 
     Raises:
-        StartupError: it is no such number.
+        StartupError: the setting is not such a number.
     """
     value = settings.get(name, default)
     if type(value) is not int or value < -1 or value == 0:
@@ -36,10 +36,10 @@ def group_size(settings: Settings, name: str, default: int) -> int | None:
 
 
 def names(settings: Settings, name: str) -> Sequence[str]:
-    """A list of names, of modules say; it may be missing.
+    """A list of names, such as names of modules; empty if the setting is missing.
 
     Raises:
-        StartupError: it is no such list.
+        StartupError: the setting is not a list of names.
     """
     value = settings.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint as methods see them before parameters take their parts."""
+"""The tensors of a checkpoint, from which parameters load their parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class TensorSlice(Protocol):
-    """A tensor of a checkpoint that is read as far as it is indexed (safetensors' slices)."""
+    """A tensor of a checkpoint of which only the indexed part is read, like slices of safetensors."""
 
     def get_shape(self) -> Sequence[int]:
         """Its shape."""
@@ -26,7 +26,7 @@ Tensors: TypeAlias = Iterator[tuple[str, TensorSlice]]
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """A TensorSlice that is in memory, or that the system pages in from a file as it is read."""
+    """A TensorSlice of a tensor in memory, or of a memory-mapped file."""
 
     tensor: torch.Tensor
 

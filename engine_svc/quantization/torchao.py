@@ -1,7 +1,7 @@
-"""torchao's weights, as it writes them to safetensors: whole numbers of 8 or 4 bits, or floating-point ones of 8.
+"""torchao's weights, as it writes them to safetensors: integers of 8 or 4 bits, or 8-bit floats.
 
-Inputs stay as they are, also where torchao would quantize them as they come. Forms that lie as a kernel for a GPU reads
-them are not read. On load, weights are rounded as torchao does.
+Inputs are not quantized, even where torchao would quantize them dynamically. Layouts specific to a GPU kernel are not
+supported. On load, weights are rounded as torchao does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _E4M3_MAXIMUM = 448.0
 
 @dataclass(frozen=True)
 class BytesLayer(LayerMethod):
-    """See LayerMethod. Whole numbers in eight bits each, of which there may be fewer: (number - zero) * scale."""
+    """See LayerMethod. Integers of up to 8 bits in a byte each: (number - zero) * scale."""
 
     group: int | None
 
@@ -57,7 +57,7 @@ class BytesLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class FloatsLayer(LayerMethod):
-    """See LayerMethod. Numbers e4m3 * scale, of an output or of all."""
+    """See LayerMethod. E4M3 numbers times a scale for each output or for the matrix."""
 
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """See LayerMethod.parameters."""
@@ -74,7 +74,7 @@ class FloatsLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class HalvesLayer(LayerMethod):
-    """See LayerMethod. Whole numbers of four bits, two in a byte, the lower half first: number * scale + zero."""
+    """See LayerMethod. 4-bit integers, two per byte, the lower half first: number * scale + zero."""
 
     group: int
 
@@ -97,7 +97,7 @@ class HalvesLayer(LayerMethod):
 
 @dataclass(frozen=True)
 class OnLoadLayer(PlainLayer):
-    """See LayerMethod. Weights of 16 or 32 bits take one of these forms."""
+    """See LayerMethod. Quantizes 16-bit or 32-bit weights to one of these forms."""
 
     form: BytesLayer | FloatsLayer | HalvesLayer
 
@@ -105,7 +105,7 @@ class OnLoadLayer(PlainLayer):
         """See LayerMethod.weight.
 
         Raises:
-            ValueError: groups are no part of the inputs.
+            ValueError: the inputs are not a multiple of the group size.
         """
         weight = parameters["weight"].float()
         if isinstance(self.form, FloatsLayer):
@@ -146,7 +146,7 @@ class TorchAo(QuantizationMethod):
 
     @classmethod
     def on_load(cls, name: str, form: ModelForm) -> TorchAo:
-        """See QuantizationMethod.on_load. Whole numbers of eight bits, unless the user wants others."""
+        """See QuantizationMethod.on_load. 8-bit integers by default."""
         found = _form(form.wanted) if form.wanted else BytesLayer(None)
         return cls(form, found, names(form.wanted, "modules_to_not_convert"), is_on_load=True)
 
@@ -182,7 +182,7 @@ def _form(settings: Settings) -> BytesLayer | FloatsLayer | HalvesLayer:
 
 
 def _described(quant_type: Any) -> tuple[str, Settings]:
-    """The name of a configuration of torchao's, and what it says."""
+    """The name of a torchao configuration, and its settings."""
     found = quant_type.get("default", quant_type) if isinstance(quant_type, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(found.get("_data", {}), Mapping):
         raise StartupError(
@@ -193,7 +193,7 @@ def _described(quant_type: Any) -> tuple[str, Settings]:
 
 
 def _values(data: Settings) -> Settings:
-    """What torchao says of a type or a choice as {"_type": ..., "_data": its name}, by these names alone."""
+    """Replaces dtypes and enum values, which torchao writes as {"_type": ..., "_data": name}, by their names."""
     return {
         name: said["_data"] if isinstance(said, Mapping) and "_data" in said else said for name, said in data.items()
     }

@@ -1,4 +1,4 @@
-"""Weights as they are."""
+"""Weights that are not quantized."""
 
 from __future__ import annotations
 
