@@ -1,1 +1,1 @@
-"""Models in GGUF as models of the Hugging Face layout: their configuration, and what their tensors are called there."""
+"""Presents GGUF models in Hugging Face's layout: their configuration, and the names of their tensors."""

@@ -1,4 +1,4 @@
-"""What differs between families that are read from GGUF, in their configuration and tensors."""
+"""How model families read from GGUF differ in their configuration and tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from engine_svc.gguf.facts import Facts
 
 @dataclass(frozen=True)
 class Architecture:
-    """One family; what is not said here is as Llama has it."""
+    """A model family; the defaults are Llama's."""
 
-    huggingface: str  # what config.json calls it
+    huggingface: str  # architecture in config.json
     model_type: str
-    fields: Callable[[Facts], dict[str, Any]] = lambda facts: {}  # of config.json, beside those that all have
-    modules: Mapping[str, str] = field(default_factory=dict)  # in a layer or above, where they are called otherwise
-    neighbours: bool = False  # rows of queries and keys stand so that the two that rotate together are neighbours
-    norm_offset: float = 0.0  # what norms' weights have here and lack in Hugging Face's layout
-    attends: bool = True  # in some layers at least
-    tiled: bool = False  # the value heads of delta nets stand by their place beside a key head first
-    # Of several with one name there, this one is meant; None: if no other.
+    fields: Callable[[Facts], dict[str, Any]] = lambda facts: {}  # of config.json, in addition to those of all families
+    modules: Mapping[str, str] = field(default_factory=dict)  # module names that differ from the common ones
+    neighbours: bool = False  # rows of queries and keys that rotate together are neighbors
+    norm_offset: float = 0.0  # how much more norm weights are here than in Hugging Face's layout
+    attends: bool = True  # at least some layers attend
+    tiled: bool = False  # value heads of delta nets are ordered by their index within a key head first
+    # Whether this is the family of a file, if several have the same name in llama.cpp; None means if no other one is.
     when: Callable[[Facts], bool] | None = None
 
 
@@ -35,7 +35,7 @@ GATE_AND_UP = {"ffn_up": "mlp.gate_up_proj"}  # in one tensor
 
 
 def layer_types(facts: Facts, period: int) -> list[str]:
-    """By the file's pattern, or else with every `period`th layer seeing everything."""
+    """Layer types by the file's pattern; without a pattern, every `period`th layer has full attention."""
     count, pattern = facts.num_layers, facts.pattern("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         slides = (pattern * count)[:count]
@@ -45,15 +45,15 @@ def layer_types(facts: Facts, period: int) -> list[str]:
 
 
 def window(facts: Facts) -> dict[str, Any]:
-    """One on all layers, or none."""
+    """The sliding window of all layers; None for no window."""
     return {"sliding_window": facts.find("attention.sliding_window") or None}
 
 
 def multipliers(facts: Facts, attention_scale: float) -> dict[str, Any]:
-    """Granite's.
+    """Granite's multipliers.
 
     Args:
-        attention_scale: where the file has none.
+        attention_scale: default if the file has none.
     """
     return {
         "attention_multiplier": facts.find("attention.scale", attention_scale),
@@ -64,7 +64,7 @@ def multipliers(facts: Facts, attention_scale: float) -> dict[str, Any]:
 
 
 def experts(facts: Facts) -> dict[str, Any]:
-    """How many there are, how many are chosen, and how large they are, by the names that most families have."""
+    """The number of experts, how many are chosen, and their size, under the names of most families."""
     count = facts.need("expert_count")
     return {
         "num_experts": count, "num_local_experts": count, "n_routed_experts": count,
@@ -74,7 +74,7 @@ def experts(facts: Facts) -> dict[str, Any]:
 
 
 def grouped_experts(facts: Facts) -> dict[str, Any]:
-    """DeepSeek's."""
+    """The fields of DeepSeek's experts, with groups and shared experts."""
     sparse = facts.layers_with("ffn_gate_inp.weight")
     return experts(facts) | {
         "n_shared_experts": facts.find("expert_shared_count", 0),

@@ -1,4 +1,4 @@
-"""The families of models that are read from GGUF."""
+"""All model families that can be read from GGUF."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from engine_svc.gguf.mixtures import MIXTURES
 from engine_svc.gguf.recurrent import RECURRENT
 from quire.errors import StartupError
 
-# By llama.cpp's names, with what tells one of several apart that have the same.
+# By llama.cpp's names, with a suffix after a space if several families have the same name.
 ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **MIXTURES, **RECURRENT, **LATENT}
-# That llama.cpp has a name for, and neither converts nor runs.
+# Families that llama.cpp has a name for, but neither converts nor runs.
 _NAMES_ALONE = frozenset({"gptj"})
 
 
 def architecture_of(facts: Facts) -> Architecture:
-    """
+    """The family of a file.
+
     Raises:
-        StartupError: the family is not read from GGUF.
+        StartupError: the family cannot be read from GGUF.
     """
     name = facts.architecture
     found = [each for key, each in ARCHITECTURES.items() if key.partition(" ")[0] == name]
@@ -37,5 +38,5 @@ def architecture_of(facts: Facts) -> Architecture:
 
 
 def names_told() -> str:
-    """Those of all that are read."""
+    """The names of all families that can be read, for messages."""
     return ", ".join(dict.fromkeys(key.partition(" ")[0] for key in ARCHITECTURES))

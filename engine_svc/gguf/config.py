@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as config.json would say it."""
+"""Converts a GGUF file's metadata to a config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MOST = {"block_count": 1 << 12, "expert_count": 1 << 12, "context_length": 1 <<
 
 
 def gguf_config(file: Path) -> dict[str, Any]:
-    """
+    """The config.json of a GGUF file's model.
+
     Raises:
         StartupError: the file is broken, or its model is not supported.
     """
@@ -31,10 +32,10 @@ def gguf_config(file: Path) -> dict[str, Any]:
 
 
 def gguf_weights(model: Gguf) -> dict[str, Any]:
-    """The fields of config.json that follow from how the file has its weights.
+    """The fields of config.json that describe how the file stores its weights.
 
     Raises:
-        StartupError: a tensor has a type that is not read.
+        StartupError: a tensor has an unsupported type.
     """
     facts = Facts(model)
     architecture = architecture_of(facts)
@@ -56,7 +57,7 @@ def gguf_weights(model: Gguf) -> dict[str, Any]:
 
 
 def _dtype(model: Gguf) -> str:
-    """That of the matrices; bfloat16 where any of them is in blocks."""
+    """The dtype of the matrices; bfloat16 if any of them is quantized."""
     types = {tensor.type for tensor in model.tensors.values() if len(tensor.shape) > 1}
     if BF16 in types or not types <= {*PLAIN}:
         return "bfloat16"
@@ -66,12 +67,12 @@ def _dtype(model: Gguf) -> str:
 def _check(facts: Facts) -> None:
     """
     Raises:
-        StartupError: the model has more of something than it can mean.
+        StartupError: a size in the metadata is larger than plausible.
     """
     tensors = facts.model.tensors
     if "token_embd.weight" not in tensors:
         raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is no language model's.")
-    # Matrices are made as large as the metadata say, before a tensor shows that it has another shape.
+    # Matrices are allocated with the sizes in the metadata, before tensors are checked against them.
     largest = max(max(tensor.shape) for tensor in tensors.values())
     found = {key: facts.find(key, 0) for key in (*_MOST, "embedding_length", "feed_forward_length")}
     if architecture_of(facts).attends:
@@ -86,7 +87,7 @@ def _check(facts: Facts) -> None:
 
 
 def _shape(facts: Facts) -> dict[str, Any]:
-    # A model's norms are of one kind, and so is what families call what is added in them.
+    # All norms of a model are of one kind with one epsilon, whatever name a family has for it.
     epsilon = facts.find("attention.layer_norm_rms_epsilon") or facts.find("attention.layer_norm_epsilon") or 1e-6
     return {
         "vocab_size": facts.model.tensors["token_embd.weight"].shape[0],

@@ -1,4 +1,4 @@
-"""Families without mixtures of experts whose layers all attend."""
+"""Families without mixtures of experts in which all layers attend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
 
 
 def _query_scalar(facts: Facts, layers: int) -> float:
-    """Files do not have it: it is a head's size, but in the largest model of a generation, known by its layers."""
+    """The query scalar, which files lack: the head size, except in a generation's largest model (known by layers)."""
     if facts.need("block_count") == layers:
         return float(facts.need("embedding_length") / facts.need("attention.head_count"))
     return float(head_size(facts))
@@ -67,7 +67,7 @@ def _cohere2(facts: Facts) -> dict[str, Any]:
 
 
 def _olmo3(facts: Facts) -> dict[str, Any]:
-    """Layers with a window have the same rotation, without its stretch."""
+    """Layers with a window have the same rotary embedding, without scaling."""
     rope = rope_parameters(facts)
     local = {"rope_type": "default", "rope_theta": float(facts.find("rope.freq_base_swa", rope["rope_theta"]))}
     return window(facts) | {
@@ -81,10 +81,10 @@ def _exaone4(facts: Facts) -> dict[str, Any]:
 
 
 def _falcon(facts: Facts) -> dict[str, Any]:
-    """The newer architecture with one norm is the older one, once its tensors are taken apart.
+    """Files of the older architecture are read as the newer one with a single norm, which is the same once split.
 
     Raises:
-        StartupError: it is one of the first ones.
+        StartupError: the model is one of the first generation (Falcon RW).
     """
     if facts.has("blk.0.attn_qkv.bias"):
         raise StartupError(
@@ -112,7 +112,7 @@ def _gpt_neox(facts: Facts) -> dict[str, Any]:
 def _mpt(facts: Facts) -> dict[str, Any]:
     """
     Raises:
-        StartupError: it knows positions otherwise, or has tensors that only the first checkpoints' own code computes.
+        StartupError: the model does not use ALiBi, or has tensors that only the first checkpoints' own code supports.
     """
     for tensor in ("position_embd.weight", "blk.0.attn_q_norm.weight", "blk.0.attn_qkv.bias"):
         if facts.has(tensor):
@@ -127,7 +127,7 @@ def _mpt(facts: Facts) -> dict[str, Any]:
 def _glm(facts: Facts) -> dict[str, Any]:
     """
     Raises:
-        StartupError: one of the first generations.
+        StartupError: the model is of an earlier generation than GLM 4.
     """
     if not facts.has("blk.0.ffn_norm.weight"):
         raise StartupError(f"{facts.model.files[0]} lacks blk.0.ffn_norm.weight: of chatglm, GLM 4 is read.")
@@ -138,7 +138,7 @@ def _ernie(facts: Facts) -> dict[str, Any]:
     return {"use_bias": facts.has("blk.0.attn_q.bias")}
 
 
-# By llama.cpp's names.
+# By llama.cpp's architecture names.
 DENSE: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),

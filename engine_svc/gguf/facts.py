@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model's shape."""
+"""Reads facts about a model's shape from a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MOST_NUMBERS = 1 << 16
 
 @dataclass(frozen=True)
 class Facts:
-    """The metadata under the name of the model's architecture."""
+    """Access to the metadata under the model's architecture name, and to tensors."""
 
     model: Gguf
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp calls it."""
+        """The architecture's name in llama.cpp."""
         return self.model.text("general.architecture")
 
     def find(self, key: str, default: Any = None) -> Any:
-        """A number, or what it is in all layers that have it: in others it is 0.
+        """A number, or a list with the same number for all layers except those that have 0.
 
         Raises:
-            StartupError: it differs between layers.
+            StartupError: the number differs between layers.
         """
         found = self.model.metadata.get(f"{self.architecture}.{key}", default)
         if not isinstance(found, list):
@@ -42,15 +42,15 @@ class Facts:
         return found[0]
 
     def pattern(self, key: str) -> list[bool] | int | None:
-        """What may be a number or a list of true and false for the layers."""
+        """A value that may be a number or a list of booleans for the layers."""
         found = self.model.metadata.get(f"{self.architecture}.{key}")
         return [bool(each) for each in found] if isinstance(found, list) else found
 
     def need(self, key: str) -> Any:
-        """The same as `find`.
+        """Like `find`, for a required number.
 
         Raises:
-            StartupError: there is none, or it is no number above 0.
+            StartupError: it is missing, or not a number above 0.
         """
         found = self.find(key)
         if not isinstance(found, int | float) or not found > 0:
@@ -62,7 +62,7 @@ class Facts:
 
     @property
     def num_layers(self) -> int:
-        """Without those behind the model's own, which guess ahead."""
+        """The number of layers, without multi-token prediction layers at the end."""
         count = self.need("block_count") - (self.find("nextn_predict_layers") or 0)
         return max(0, int(count))
 
@@ -71,7 +71,7 @@ class Facts:
         return [index for index in range(self.num_layers) if self.has(f"blk.{index}.{tensor}")]
 
     def rows(self, tensor: str) -> int:
-        """Of a tensor of this name in the first layer that has one; 0 where none has."""
+        """The number of rows of the tensor in the first layer that has it; 0 if none has."""
         layers = self.layers_with(tensor)
         return self.model.tensors[f"blk.{layers[0]}.{tensor}"].shape[0] if layers else 0
 
@@ -83,7 +83,7 @@ class Facts:
         """The values of a short vector.
 
         Raises:
-            StartupError: it is something else.
+            StartupError: the tensor is not a vector, too long, or not of F32.
         """
         found = self.model.tensors[tensor]
         if found.type != F32 or len(found.shape) != 1 or found.shape[0] > _MOST_NUMBERS:

@@ -1,4 +1,4 @@
-"""Families with compressed attention."""
+"""Families with multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.gguf.architecture import Architecture, grouped_experts
 from engine_svc.gguf.facts import Facts
 from engine_svc.gguf.rotary import rope_parameters
 
-_SIGMOID = 2  # what files have for how experts are scored
+_SIGMOID = 2  # llama.cpp's number for sigmoid scoring of experts
 _KDA = {
     "ssm_conv1d_q": "self_attn.q_conv1d", "ssm_conv1d_k": "self_attn.k_conv1d", "ssm_conv1d_v": "self_attn.v_conv1d",
     "ssm_f_a": "self_attn.f_a_proj", "ssm_f_b": "self_attn.f_b_proj", "ssm_g_a": "self_attn.g_a_proj",
@@ -19,7 +19,7 @@ _KDA = {
 
 
 def latent_attention(facts: Facts) -> dict[str, Any]:
-    """Sizes. What rotates is all of a part of the key that is there for it."""
+    """The sizes of latent attention. The rotary embedding applies to a dedicated part of the key, all of it."""
     rotated = facts.need("rope.dimension_count")
     size = facts.find("attention.key_length_mla") or facts.need("attention.key_length")
     return {
@@ -33,7 +33,7 @@ def latent_attention(facts: Facts) -> dict[str, Any]:
 def _deepseek(facts: Facts) -> dict[str, Any]:
     rope = rope_parameters(facts)
     rope.pop("partial_rotary_factor", None)
-    if growth := facts.find("rope.scaling.yarn_log_multiplier", 0.0):  # a tenth of what config.json has
+    if growth := facts.find("rope.scaling.yarn_log_multiplier", 0.0):  # a tenth of the value in config.json
         rope |= {"mscale": 10 * growth, "mscale_all_dim": 10 * growth}
     chosen = facts.find("attention.indexer.top_k")
     return {
@@ -53,7 +53,7 @@ def _kimi_linear(facts: Facts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# By llama.cpp's names.
+# By llama.cpp's architecture names.
 LATENT: Mapping[str, Architecture] = {
     "deepseek2 with sigmoids": Architecture(
         "DeepseekV3ForCausalLM", "deepseek_v3", _deepseek,

@@ -1,4 +1,4 @@
-"""Families with mixtures of experts whose layers all attend."""
+"""Families with mixtures of experts in which all layers attend."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _has_experts(facts: Facts) -> bool:
 
 
 def qwen_experts(facts: Facts) -> dict[str, Any]:
-    """Of any of its generations."""
+    """The expert fields of all Qwen generations."""
     sparse = facts.layers_with("ffn_gate_inp.weight")
     return experts(facts) | {
         "mlp_only_layers": [index for index in range(facts.num_layers) if index not in sparse],
@@ -48,7 +48,7 @@ def _qwen3_moe(facts: Facts) -> dict[str, Any]:
 
 
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
-    """Its rotation does not round where frequencies begin to be stretched, which files do not say."""
+    """Files lack `truncate`: gpt-oss does not round where YaRN's ramp of frequencies begins and ends."""
     return {
         "num_local_experts": facts.need("expert_count"),
         "num_experts_per_tok": facts.need("expert_used_count"),
@@ -60,7 +60,7 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
 
 
 def _phimoe(facts: Facts) -> dict[str, Any]:
-    """How near experts are to the best, files do not say: it is what the released model was trained with."""
+    """Files lack router_jitter_noise: this is the value that the released model was trained with."""
     return experts(facts) | window(facts) | {"lm_head_bias": facts.has("output.bias"), "router_jitter_noise": 0.01}
 
 
@@ -73,7 +73,7 @@ def _dots(facts: Facts) -> dict[str, Any]:
 
 
 def _ernie_moe(facts: Facts) -> dict[str, Any]:
-    """The size of all shared experts in one is that of their tensor: files say another."""
+    """The total size of the shared experts is taken from their tensor, as the metadata has another value."""
     found, size = experts(facts), facts.need("expert_feed_forward_length")
     shared = facts.rows("ffn_gate_shexp.weight")
     return {
@@ -109,9 +109,9 @@ def _hunyuan_moe(facts: Facts) -> dict[str, Any]:
 
 
 def _llama4(facts: Facts) -> dict[str, Any]:
-    """What is the same for all models, and files do not say: chunks, the growth of scores, which layers rotate.
+    """Some fields are the same for all models and missing in files: chunks, scaling of scores, layers with rotation.
 
-    Norms of heads, whose weights are all one, only the larger of the two models lacks, known by its experts.
+    Only the larger of the two models, known by its number of experts, lacks head norms, whose weights are all 1.
     """
     return experts(facts) | {
         "intermediate_size": facts.need("expert_feed_forward_length"),
@@ -126,7 +126,7 @@ def _minimax_m2(facts: Facts) -> dict[str, Any]:
     return experts(facts) | {"intermediate_size": facts.need("expert_feed_forward_length")}
 
 
-# By llama.cpp's names.
+# By llama.cpp's architecture names.
 MIXTURES: Mapping[str, Architecture] = {
     "llama with experts": Architecture(
         "MixtralForCausalLM", "mixtral", _mixtral, neighbours=True, when=_has_experts

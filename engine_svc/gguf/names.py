@@ -1,4 +1,4 @@
-"""What GGUF's tensors are called in Hugging Face's layout."""
+"""Maps names of GGUF tensors to names in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from engine_svc.gguf.facts import Facts
 from quire.gguf.header import StoredTensor
 
 _TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
-# With the kind of parameter, where it is no module's; with a place for an expert's number, of tensors of all experts.
+# Keys include the parameter's kind if the tensor is a bare parameter; {} stands for an expert's number in tensors that
+# hold all experts.
 _MODULES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -29,26 +30,28 @@ _MODULES = {
     "ssm_a": "mixer.A_log", "ssm_d": "mixer.D", "ssm_norm": "mixer.norm", "ssm_out": "mixer.out_proj",
     "ssm_dt_norm": "mixer.dt_layernorm", "ssm_b_norm": "mixer.b_layernorm", "ssm_c_norm": "mixer.c_layernorm",
 }  # fmt: skip
-# Tensors that are taken apart, unless the family has a module of this name: which others are in them.
+# Fused tensors and the tensors they contain; they are split unless the family has a module of this name.
 TOGETHER = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ssm_ba": ("ssm_beta", "ssm_alpha")}
-# The matrices that make keys and values of what is cached: the first one's tensor stands for both.
+# The matrices that compute keys and values from the cached latent vectors; the first name stands for both together.
 KEYS_OF_VECTORS, VALUES_OF_VECTORS = "attn_k_b", "attn_v_b"
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+)*?)(?:\.(weight|bias))?")
-# Part of the configuration, see rotary.py.
+# Read as part of the configuration, see rotary.py.
 _FACTORS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 
 
 def layer_and_key(name: str) -> tuple[int, str]:
-    """A tensor's layer, or -1, and what it is called there, without the kind of parameter."""
+    """A tensor's layer, or -1, and its name within the layer, without the kind of parameter."""
     layer = _LAYER.fullmatch(name)
     return (int(layer[1]), layer[2]) if layer else (-1, name.rpartition(".")[0])
 
 
 def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[str]:
-    """Of a tensor, or of each part of it: of experts, of queries, keys and values; its own name where it is not known.
+    """The names of a tensor, or of each of its parts: of experts, or of queries, keys and values.
+
+    An unknown tensor keeps its own name.
 
     Args:
-        modules: of the family, where they differ.
+        modules: the family's module names that differ from the common ones.
     """
     known = {**_TOP, **_MODULES, **modules}
     layer = _LAYER.fullmatch(tensor.name)
@@ -70,8 +73,11 @@ def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[
 
 
 def is_ignored(name: str, facts: Facts) -> bool:
-    """Whether it says nothing that is to be loaded: of layers behind the model's own, which guess ahead; of what picks
-    tokens to attend to; the half of a pair that comes with the other; part of the configuration."""
+    """Whether a tensor is not loaded.
+
+    These are tensors of multi-token prediction layers at the end, of sparse attention's indexer, the second of a pair
+    that is loaded with the first, and those that are read as part of the configuration.
+    """
     layer, key = layer_and_key(name)
     return (
         name in _FACTORS or layer >= facts.num_layers or key.startswith("indexer.") or key == VALUES_OF_VECTORS
@@ -79,8 +85,7 @@ def is_ignored(name: str, facts: Facts) -> bool:
 
 
 def is_widened(name: str, architecture: Architecture, facts: Facts) -> bool:
-    """Whether its blocks have to be taken apart, since what stands in them is in another order than in Hugging Face's
-    layout."""
+    """Whether a tensor must be dequantized, as Hugging Face's layout has the values in its blocks in another order."""
     _, key = layer_and_key(name)
     if key in (KEYS_OF_VECTORS, VALUES_OF_VECTORS):
         return True

@@ -1,4 +1,4 @@
-"""Families with layers that keep a state."""
+"""Families with recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.gguf.mixtures import qwen_experts
 from engine_svc.gguf.rotary import head_size
 from quire.errors import StartupError
 
-# Layers of them are mixtures, attend or keep states under one name.
+# Families in which layers with experts, attention or states all have the same module name.
 _MIXERS = {
     "attn_norm": "norm", "attn_q": "mixer.q_proj", "attn_k": "mixer.k_proj", "attn_v": "mixer.v_proj",
     "attn_output": "mixer.o_proj", "ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj",
@@ -22,7 +22,7 @@ _MIXERS = {
 }  # fmt: skip
 _SHORT_CONVOLUTION = {
     "shortconv.in_proj": "mixer.in_proj", "shortconv.conv": "conv.conv", "shortconv.out_proj": "mixer.out_proj",
-    "token_embd_norm": "norm",  # behind the last layer, whatever it is called
+    "token_embd_norm": "norm",  # despite its name, the norm after the last layer
 }  # fmt: skip
 _MAMBA = {"ssm_dt.weight": "mixer.dt_proj.weight", "ssm_dt.bias": "mixer.dt_proj.bias"}
 _DELTA_NET = NORM_BETWEEN | {
@@ -63,7 +63,7 @@ def _mamba(facts: Facts) -> dict[str, Any]:
 
 
 def _heads(facts: Facts) -> tuple[int, int]:
-    """How many a Mamba 2 has, and how many values each."""
+    """The number of heads of a Mamba 2, and their size."""
     count = facts.need("ssm.time_step_rank")
     return count, facts.need("ssm.inner_size") // count
 
@@ -75,7 +75,7 @@ def _mamba2(facts: Facts) -> dict[str, Any]:
 
 
 def _mamba2_beside(facts: Facts) -> dict[str, Any]:
-    """As Bamba and those after it call it."""
+    """The fields of a Mamba 2 under the names of Bamba and later families."""
     count, size = _heads(facts)
     return {
         "mamba_n_heads": count, "mamba_d_head": size, "mamba_d_ssm": count * size,
@@ -100,7 +100,8 @@ def _jamba(facts: Facts) -> dict[str, Any]:
 
 
 def _periodic(facts: Facts, name: str, found: Sequence[int]) -> dict[str, int]:
-    """
+    """Describes layers by their period and offset.
+
     Raises:
         StartupError: the layers are not at even distances.
     """
@@ -112,8 +113,10 @@ def _periodic(facts: Facts, name: str, found: Sequence[int]) -> dict[str, int]:
 
 
 def _falcon_h1(facts: Facts) -> dict[str, Any]:
-    """The converter has multiplied weights by the model's multipliers. Whether a norm comes before or after the gates,
-    files do not say: it is what llama.cpp computes."""
+    """The converter has multiplied the model's multipliers into the weights.
+
+    Files do not say whether the norm comes before or after the gates; this follows llama.cpp.
+    """
     return _mamba2_beside(facts) | {
         "projectors_bias": bool(facts.layers_with("ssm_out.bias")), "mamba_norm_before_gate": False,
         "mamba_rms_norm": bool(facts.layers_with("ssm_norm.weight")),
@@ -121,7 +124,7 @@ def _falcon_h1(facts: Facts) -> dict[str, Any]:
 
 
 def _granite_hybrid(facts: Facts) -> dict[str, Any]:
-    """Bamba has no multipliers, and rotates."""
+    """Also for Bamba, which has no multipliers, but rotary embedding."""
     shared = facts.find("expert_shared_feed_forward_length", 0)
     common = {
         **_mamba2_beside(facts), **multipliers(facts, head_size(facts) ** -0.5),
@@ -148,7 +151,7 @@ def _nemotron_h(facts: Facts) -> dict[str, Any]:
         "conv_kernel": facts.need("ssm.conv_kernel"), "use_bias": bool(facts.layers_with("ssm_in.bias")),
         "use_conv_bias": bool(facts.layers_with("ssm_conv1d.bias")), "mlp_hidden_act": "relu2",
         "mlp_bias": any(facts.layers_with(f"{each}.bias") for each in ("ffn_up", "ffn_up_shexp")),
-        # Of layers that are no mixtures; files say that of experts.
+        # For layers without experts; the metadata has the experts' size.
         "intermediate_size": facts.rows("ffn_up.weight") or facts.find("feed_forward_length") or 0,
     }  # fmt: skip
     return common | (_nemotron_experts(facts) if "moe" in kinds else {})
@@ -180,7 +183,7 @@ def _qwen3_next(facts: Facts) -> dict[str, Any]:
     return common | qwen_experts(facts) | {"norm_topk_prob": True, "shared_expert_intermediate_size": shared}
 
 
-# By llama.cpp's names.
+# By llama.cpp's architecture names.
 RECURRENT: Mapping[str, Architecture] = {
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", _lfm2, _SHORT_CONVOLUTION),
     "lfm2moe": Architecture("Lfm2MoeForCausalLM", "lfm2_moe", _lfm2_moe, _SHORT_CONVOLUTION),
@@ -197,12 +200,12 @@ RECURRENT: Mapping[str, Architecture] = {
     ),
     "nemotron_h": Architecture("NemotronHForCausalLM", "nemotron_h", _nemotron_h, _MIXERS),
     "nemotron_h_moe": Architecture("NemotronHForCausalLM", "nemotron_h", _nemotron_h, _MIXERS),
-    "qwen3next with one projection": Architecture(  # as the first converters wrote it
+    "qwen3next with one projection": Architecture(  # written by the first converters
         "Qwen3NextForCausalLM", "qwen3_next", _qwen3_next,
         NORM_BETWEEN | {"ssm_in": "mixer.in_proj_qkvz", "ssm_ba": "mixer.in_proj_ba"}, norm_offset=1.0,
         when=lambda facts: bool(facts.layers_with("ssm_in.weight")),
     ),
-    # Once it is taken apart, it is a Qwen3.5.
+    # With its projections split, it is the same as Qwen3.5.
     "qwen3next": Architecture("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen3_next, _DELTA_NET, norm_offset=1.0),
     "qwen35": Architecture(
         "Qwen3_5ForCausalLM", "qwen3_5_text", _qwen3_next, _DELTA_NET, norm_offset=1.0, tiled=True

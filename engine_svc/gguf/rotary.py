@@ -1,4 +1,4 @@
-"""How positions are rotated, as `rope_parameters` of Transformers 5 say it."""
+"""Rotary embedding settings of GGUF files as `rope_parameters` of Transformers 5."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _FREQUENCIES, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", 
 
 
 def rope_parameters(facts: Facts) -> dict[str, Any]:
-    """
+    """The `rope_parameters` of a file's model.
+
     Raises:
-        StartupError: the scaling is of a kind that is not known.
+        StartupError: the kind of scaling is not supported.
     """
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": float(facts.find("rope.freq_base", 10000.0))}
     rotated, size = facts.find("rope.dimension_count"), head_size(facts)
@@ -23,7 +24,7 @@ def rope_parameters(facts: Facts) -> dict[str, Any]:
 
 
 def head_size(facts: Facts) -> int:
-    """Of queries and keys."""
+    """The size of query and key heads."""
     return int(
         facts.find("attention.key_length") or facts.need("embedding_length") // facts.need("attention.head_count")
     )
@@ -37,7 +38,7 @@ def _scaling(facts: Facts) -> dict[str, Any]:
             "original_max_position_embeddings": original,
             "attention_factor": facts.find("rope.scaling.attn_factor", 1.0),
         }  # fmt: skip
-    if facts.has(_FREQUENCIES):  # what each frequency is divided by, as Llama 3 wants it, worked out by the converter
+    if facts.has(_FREQUENCIES):  # Llama 3's divisors of each frequency, computed by the converter
         factors = facts.numbers(_FREQUENCIES)
         return {
             "rope_type": "longrope", "short_factor": factors, "long_factor": factors,

@@ -1,1 +1,1 @@
-"""The compute side of pooling: hidden states of whole sequences, and the vectors and classes that are made of them."""
+"""The compute side of pooling: hidden states of whole sequences, and the vectors and classes made from them."""

@@ -1,4 +1,4 @@
-"""Heads: small networks in float32 that make classes, or other vectors, of hidden states."""
+"""Heads: small float32 networks that compute classes or other vectors from hidden states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProx
 
 
 def in_float32(context: LayerContext, kernels: Kernels | None) -> LayerContext:
-    """That of layers which compute so, whatever the model does."""
+    """The context of layers that compute in float32, for a model of any dtype."""
     ops = create_ops(kernels, torch.float32, context.device)
     return replace(context, dtype=torch.float32, ops=ops, adapters=None)
 
@@ -57,20 +57,20 @@ class Head(torch.nn.Sequential):
     def __init__(self, hidden_size: int, layers: tuple[HeadLayer, ...], context: LayerContext) -> None:
         """
         Args:
-            context: of float32.
+            context: for float32 layers.
         """
         sizes = (hidden_size, *(layer.size for layer in layers))
         super().__init__(*(_Layer(size, layer, context) for size, layer in zip(sizes, layers, strict=False)))
 
 
 class TokenRows(torch.nn.Module):
-    """Classes by some tokens' rows of the output layer: float32 [rows, hidden_size] → [rows, classes]."""
+    """Classes from the output layer's rows of some tokens: float32 [rows, hidden_size] → [rows, classes]."""
 
     def __init__(self, tokens: Sequence[int], hidden_size: int, subtracts: bool, context: LayerContext) -> None:
         """
         Args:
-            subtracts: the only class is the last token's logit less the first one's.
-            context: of float32.
+            subtracts: there is one class, the last token's logit minus the first one's.
+            context: for float32 layers.
         """
         super().__init__()
         self._tokens, self._subtracts, self._ops = tokens, subtracts, context.ops
@@ -79,10 +79,10 @@ class TokenRows(torch.nn.Module):
         self.weight.loader = self._load
 
     def finish(self, rows: torch.Tensor | None = None) -> None:
-        """Called once the weights are there.
+        """Called once the weights are loaded.
 
         Args:
-            rows: [tokens, hidden_size], where the embedding has them.
+            rows: [tokens, hidden_size], from the embedding if it is tied. None means the loaded rows.
         """
         found = (self.weight.data if rows is None else rows).float()
         found = found[-1:] - found[:1] if self._subtracts else found
@@ -99,10 +99,10 @@ class TokenRows(torch.nn.Module):
 
 
 def dense_layer(dense: Dense, context: LayerContext) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A sentence-transformers module, float32 [rows, inputs] → [rows, outputs], from its own file.
+    """Loads a sentence-transformers Dense module from its own file: float32 [rows, inputs] → [rows, outputs].
 
     Raises:
-        StartupError: it is not there, or not of these sizes.
+        StartupError: the file is missing, or has other sizes.
     """
     file = dense.folder / "model.safetensors"
     if not file.is_file():

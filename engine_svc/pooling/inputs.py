@@ -1,4 +1,4 @@
-"""What the sequences of a step are to a model: a flat batch, in blocks that follow each other."""
+"""A step's sequences as model inputs: a flat batch, with each sequence in consecutive cache blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Integers = npt.NDArray[Any]
 
 
 class Inputs(NamedTuple):
-    """What a forward pass reads: int64 [tokens] each, and what attention is told."""
+    """The inputs of a forward pass: int64 [tokens] each, and the attention metadata."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -28,19 +28,19 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """Sequences that are all new."""
+    """A batch of whole sequences, of which nothing is cached yet."""
 
     lengths: list[int]
-    starts: Integers  # int32 [sequences + 1], of each one's tokens
-    token_ids: Integers  # int64 [tokens], as the next three
+    starts: Integers  # int32 [sequences + 1], where each sequence's tokens begin
+    token_ids: Integers  # int64 [tokens], like the next three
     positions: Integers
     types: Integers
     slots: Integers
-    block_table: Integers  # int32 [sequences, most blocks of one]
+    block_table: Integers  # int32 [sequences, most blocks of any sequence]
 
     @classmethod
     def of(cls, sequences: Sequence[PooledSequence], block_size: int) -> FlatBatch:
-        """Of sequences that have one token at least."""
+        """Creates a batch of sequences, each with at least one token."""
         lengths = [len(each.token_ids) for each in sequences]
         counts = np.asarray(lengths, dtype=np.int64)
         starts = np.concatenate(([0], np.cumsum(counts)))
@@ -60,7 +60,7 @@ class FlatBatch:
         )  # fmt: skip
 
     def inputs(self, device: torch.device) -> Inputs:
-        """The same on the device; on a CPU, the arrays' own memory."""
+        """The batch on the device; on a CPU, tensors share the arrays' memory."""
 
         def there(values: Integers) -> torch.Tensor:
             return to_device(values, device)
@@ -74,15 +74,15 @@ class FlatBatch:
 
 
 class Room(NamedTuple):
-    """What a step has at most."""
+    """The capacity of a step."""
 
     sequences: int
     tokens: int
-    blocks: int  # of a sequence
+    blocks: int  # per sequence
 
 
 class InputBuffers:
-    """Inputs of steps that stay where they are, on the CPU."""
+    """Input buffers at fixed addresses, on the CPU."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
@@ -93,11 +93,11 @@ class InputBuffers:
         self._block_table = torch.zeros((room.sequences, room.blocks), dtype=torch.int32)
 
     def fits(self, batch: FlatBatch) -> bool:
-        """Whether there is room for a batch."""
+        """Whether a batch fits in the buffers."""
         return len(batch.token_ids) <= self._room.tokens and len(batch.lengths) <= self._room.sequences
 
     def fill(self, batch: FlatBatch) -> None:
-        """Copies a batch that fits."""
+        """Copies a batch that fits to the buffers."""
         sequences, tokens = len(batch.lengths), len(batch.token_ids)
         for buffer, values in zip(
             self._of_tokens.numpy(), (batch.token_ids, batch.positions, batch.types, batch.slots), strict=True
@@ -108,7 +108,7 @@ class InputBuffers:
         self._block_table.numpy()[:sequences, : batch.block_table.shape[1]] = batch.block_table
 
     def views(self, sequences: int, tokens: int) -> Inputs:
-        """What a pass over so many reads."""
+        """The inputs of a pass over this many sequences and tokens."""
         longest = tokens - sequences + 1
         token_ids, positions, types, slots = self._of_tokens[:, :tokens]
         metadata = AttentionMetadata(

@@ -1,4 +1,4 @@
-"""A model that is served for pooling: the layers of an encoder or decoder, and what stands on them."""
+"""Loads a model for pooling: the layers of an encoder or decoder, and the head on top of them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from engine_svc.pooling_plan import PoolingSpec
 from quire.errors import StartupError
 from quire.options.engine import EngineOptions
 
-# Behind the names of families of decoders.
+# Suffixes of architecture names of decoders.
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 _NO_HEAD = ((r"^score\.", NOBODYS),)
 
 
 @dataclass(frozen=True)
 class PooledModel:
-    """A model, and what becomes of its hidden states."""
+    """A loaded model, and how its hidden states are pooled."""
 
     model: Encoder | Decoder
     attention: AttentionBackend
@@ -53,7 +53,8 @@ class PooledModel:
 def load_pooled(
     folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
 ) -> PooledModel:
-    """
+    """Loads a model for pooling.
+
     Args:
         tokens: ids of `form.classifier_tokens`.
 
@@ -87,10 +88,10 @@ def load_pooled(
 
 
 def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, HeadConfig | None]:
-    """What the model is like, with the names that its checkpoint has for the head.
+    """The configurations of the model, with its checkpoint's names for the head, and of the head.
 
     Raises:
-        StartupError: there is no such family here.
+        StartupError: the family is not supported for pooling.
     """
     architecture = form.architecture
     is_encoder = architecture.family in ENCODERS
@@ -119,21 +120,21 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
 def _head(
     config: ModelConfig, form: PoolingForm, head: HeadConfig | None, tokens: Sequence[int], context: LayerContext
 ) -> Head | TokenRows | None:
-    """What stands on the model."""
+    """The head on top of the model, if there is one."""
     if form.classifier_tokens:
         return TokenRows(tokens, config.hidden_size, form.subtracts_first, context)
     return None if head is None else Head(config.hidden_size, head.layers, context)
 
 
 def _embedded(model: Encoder | Decoder, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Tokens' rows of the embedding [tokens, hidden_size]."""
+    """The embedding's rows of these tokens, [tokens, hidden_size], without its scale."""
     scale = model.config.embedding_scale * model.config.embedding_multiplier
     found: torch.Tensor = model.embed_tokens(torch.tensor(tokens, device=device)).float() / scale
     return found
 
 
 def _two_ways(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
-    """A decoder that was trained to see both ways; as Gemma's, whose windows then reach as far to either side."""
+    """Makes a decoder bidirectional if it was trained so. Gemma's windows then reach equally far to both sides."""
     if raw.get("use_bidirectional_attention"):
         halves = tuple(None if window is None else window // 2 + 1 for window in config.sliding_windows)
         return replace(config, bidirectional=True, sliding_windows=halves)
@@ -141,7 +142,7 @@ def _two_ways(config: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _longest(config: ModelConfig, form: PoolingForm, options: EngineOptions) -> int:
-    """Sentence-transformers' own limit counts where the user sets none."""
+    """The maximum sequence length: by default, the limit in sentence-transformers' files if there is one."""
     longest = longest_sequence(config, options.form)
     if options.form.max_model_len is None and form.max_length is not None:
         return min(longest, form.max_length)
@@ -149,9 +150,10 @@ def _longest(config: ModelConfig, form: PoolingForm, options: EngineOptions) -> 
 
 
 def _fill(model: Encoder | Decoder, source: LoadFormat, groups: ParallelGroups, options: EngineOptions) -> None:
-    """
+    """Loads the weights.
+
     Raises:
-        StartupError: the weights cannot be read, or are not those of the model.
+        StartupError: the weights cannot be read, or do not fit the model.
     """
     if source.is_random:
         randomize_weights(model, options.generation.seed or 0)
@@ -165,7 +167,7 @@ def _fill(model: Encoder | Decoder, source: LoadFormat, groups: ParallelGroups, 
 
 
 def _dense(form: PoolingForm, head: Transform | None, context: LayerContext) -> Transform | None:
-    """What else becomes of what is pooled, or of tokens."""
+    """The layers applied after pooling, or to each token; None if there are none."""
     layers: list[Transform] = [dense_layer(dense, context) for dense in form.dense]
     if form.token_size is not None and head is not None:
         layers.insert(0, head)

@@ -1,4 +1,4 @@
-"""From the hidden states of whole sequences to what requests ask for, in float32."""
+"""Pools the hidden states of whole sequences to what requests ask for, in float32."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ Transform = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Of a flat batch: sequence i has rows starts[i] to starts[i + 1]."""
+    """The hidden states of a flat batch; sequence i has rows starts[i] to starts[i + 1]."""
 
     values: torch.Tensor  # [tokens, hidden_size]
     starts: torch.Tensor  # int32 [sequences + 1], on the host
 
     def of(self, index: int) -> torch.Tensor:
-        """Float32 [its tokens, hidden_size]."""
+        """The hidden states of one sequence: float32 [its tokens, hidden_size]."""
         return self.values[self.starts[index] : self.starts[index + 1]].float()
 
 
 class Pooler:
-    """Makes an output for each sequence. What it makes of one depends on that one alone."""
+    """Computes an output for each sequence, which depends on that sequence alone."""
 
     def __init__(
         self, form: PoolingForm, pooling: str, head: Transform | None, dense: Transform | None, ops: Ops
     ) -> None:
         """
         Args:
-            pooling: of sequences: CLS, LAST or MEAN.
-            head: makes classes, float32 [rows, hidden_size] → [rows, classes].
-            dense: what else becomes of what is pooled, or of tokens where that is what the model is for.
+            pooling: how sequences are pooled: CLS, LAST or MEAN.
+            head: computes classes, float32 [rows, hidden_size] → [rows, classes].
+            dense: applied to pooled vectors, or to each token in late-interaction models.
         """
         self._form, self._pooling, self._head, self._dense, self._ops = form, pooling, head, dense, ops
 
     def pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
-        """For each sequence [values] or [tokens, values], float32."""
+        """The output of each sequence: float32 [values] or [tokens, values]."""
         found: list[torch.Tensor | None] = [None] * len(sequences)
         whole = [index for index, sequence in enumerate(sequences) if sequence.task in (EMBED, CLASSIFY)]
         for task in (EMBED, CLASSIFY):
@@ -59,7 +59,7 @@ class Pooler:
         return [values for values in found if values is not None]
 
     def _sequences(self, hidden: HiddenStates, wanted: Sequence[int]) -> torch.Tensor:
-        """Float32 [wanted, hidden_size]."""
+        """Pools the wanted sequences: float32 [wanted, hidden_size]."""
         if self._pooling == "MEAN":
             means = self._ops.mean_rows(hidden.values, hidden.starts)
             return means if len(wanted) == len(means) else means[list(wanted)]
@@ -78,7 +78,11 @@ class Pooler:
         return [active[i] if sequence.use_activation else logits[i] for i, sequence in enumerate(sequences)]
 
     def _tokens(self, hidden: torch.Tensor, sequence: PooledSequence) -> torch.Tensor:
-        """One sequence: [its tokens, hidden_size]."""
+        """The per-token output of one sequence.
+
+        Args:
+            hidden: [its tokens, hidden_size]
+        """
         if sequence.task == TOKEN_EMBED:
             is_projected = self._form.is_late_interaction and self._dense is not None
             return _cut(self._dense(hidden) if is_projected and self._dense else hidden, sequence)
@@ -104,6 +108,6 @@ class Pooler:
 
 
 def _cut(values: torch.Tensor, sequence: PooledSequence) -> torch.Tensor:
-    """Embeddings, the last dimension's first values of them, of length 1 if that is wanted."""
+    """Cuts embeddings to the requested number of dimensions, and normalizes them if requested."""
     values = values[..., : sequence.dimensions] if sequence.dimensions else values
     return F.normalize(values, dim=-1) if sequence.normalize else values

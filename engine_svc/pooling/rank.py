@@ -1,4 +1,4 @@
-"""A model that is served for pooling through its life: made, asleep and awake again, profiled."""
+"""The life cycle of a model served for pooling: loading, sleeping and waking up, profiling."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine_svc.runner.base_rank import BaseRank
 
 
 class PoolingRank(BaseRank[PoolingRunner]):
-    """That of a worker which pools."""
+    """The rank of a pooling worker."""
 
     def __init__(self, make: Callable[[], PoolingRunner], device: torch.device) -> None:
         """
         Args:
             make: loads the model.
 
-        Raises: what that does.
+        Raises: what `make` raises.
         """
         super().__init__(make, lambda runner: runner.allocate(), device)
         self.runner.allocate()

@@ -1,5 +1,7 @@
-"""Steps of pooling as calls of kernels, noted once: between those of a short sentence, Python and torch take as long as
-all of them together."""
+"""Records the kernel calls of pooling steps once, and replays them.
+
+For a short sentence, Python and torch take as long between the kernels as all kernels together.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from engine_svc.runner.native_calls import PassSize, SizedPass, arena_memory
 
 
 class RecordedPass:
-    """Of one model; used by one thread. Inputs stay where they are."""
+    """The recorded passes of one model, used by one thread. Inputs are in buffers at fixed addresses."""
 
     def __init__(self, forward: Callable[[Inputs], torch.Tensor], kernels: Kernels, room: Room) -> None:
         """
         Args:
-            forward: a pass; gives hidden states [tokens, hidden_size].
+            forward: runs a pass; returns hidden states [tokens, hidden_size].
 
         Raises:
             NotRecordable: see SizedPass.
@@ -30,7 +32,7 @@ class RecordedPass:
         )  # fmt: skip
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """Hidden states [tokens, hidden_size], until the next step; None for a batch that is too large."""
+        """Hidden states [tokens, hidden_size], valid until the next step. None if the batch is too large."""
         if not self._buffers.fits(batch):
             return None
         self._buffers.fill(batch)

@@ -1,6 +1,6 @@
-"""Runs whole sequences through a model in one step, and pools what comes out.
+"""Runs whole sequences through a model in one step, and pools the hidden states.
 
-Nothing is kept of a step: its keys and values go to the blocks of one layer's cache, which all layers write over in
+Nothing is kept after a step: keys and values go to a cache with blocks for one layer, which all layers overwrite in
 turn.
 """
 
@@ -33,13 +33,13 @@ from quire.options.engine import EngineOptions
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a step where the user leaves it open: on a CPU, many short sequences are to share the cost of a step.
+# The default for tokens per step is at least this: on a CPU, many short sequences should share the cost of a step.
 _LEAST_BUDGET = 1024
 _OVERFLOWED = "its values overflowed; try another --dtype"
 
 
 class PoolingRunner:
-    """One rank, in this process and thread. `allocate` comes before the first step."""
+    """Runs one rank in this process and thread. Call `allocate` before the first step."""
 
     def __init__(
         self, folder: Path, form: PoolingForm, tokens: Sequence[int], options: EngineOptions, device: torch.device
@@ -59,7 +59,7 @@ class PoolingRunner:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"Not enough memory for the model's weights: {error}") from error
         if self._loaded.attention.kernels is not None:
-            # What torch still does is little; its threads would spin for milliseconds after it, on the kernels' cores.
+            # Torch does little here, but its threads would spin for milliseconds afterwards, on the kernels' cores.
             torch.set_num_threads(1)
         given, shape = options.scheduler.max_num_batched_tokens, self._loaded.attention.shape
         self._budget = given or max(_LEAST_BUDGET, token_budget(self._device))
@@ -68,29 +68,29 @@ class PoolingRunner:
         self._num_blocks = -(-most // shape.block_size) + min(self._most_sequences, most)
         self._cache: torch.Tensor | None = None
         self._recorded: RecordedPass | None = None
-        keep_freed_memory()  # not what loading took
+        keep_freed_memory()  # from now on, so not memory that loading has freed
 
     def allocate(self) -> None:
-        """The blocks, unless they are there, and a first step: before any other."""
+        """Allocates the cache blocks and runs warm-up steps, unless that has been done."""
         if self._cache is None:
             (self._cache,) = self._loaded.attention.allocate(self._num_blocks, 1)
             self._recorded = self._record()
             self._warm_up()
 
     def release_caches(self) -> None:
-        """Gives back all but the weights."""
+        """Frees everything but the weights."""
         self._cache = self._recorded = None
 
     def close(self) -> None:
-        """Nothing runs beside the steps."""
+        """Does nothing, as nothing runs in the background."""
 
     @property
     def pooling(self) -> PoolingSpec:
-        """What only the loaded model says of its outputs."""
+        """What is known of the outputs only once the model is loaded."""
         return self._loaded.spec
 
     def spec(self) -> KvCacheSpec:
-        """What the control side must know; there is no KV cache."""
+        """What the control side must know about the model; there is no KV cache."""
         loaded, config = self._loaded, self._loaded.model.config
         kernels = loaded.attention.kernels
         return KvCacheSpec(
@@ -105,10 +105,10 @@ class PoolingRunner:
 
     @torch.inference_mode()
     def run(self, plan: PoolingPlan) -> PoolingResult:
-        """Where the batch raises, each sequence runs apart: what only some of them raise then is their own fault.
+        """Runs a step. If the batch raises, each sequence runs alone, and only those that raise then get an error.
 
         Raises:
-            Exception: none of them gets through.
+            Exception: no sequence succeeds.
         """
         start = time.perf_counter()
         hidden, forward = None, start
@@ -157,7 +157,7 @@ class PoolingRunner:
         return HiddenStates(hidden, torch.from_numpy(batch.starts))
 
     def _pass(self, inputs: Inputs) -> torch.Tensor:
-        """[tokens, hidden_size]"""
+        """Runs a forward pass; returns hidden states [tokens, hidden_size]."""
         model = self._loaded.model
         assert self._cache is not None
         cache = LayerCache(self._cache, self._loaded.attention.prepare(inputs.metadata))
@@ -167,7 +167,7 @@ class PoolingRunner:
         return hidden
 
     def _record(self) -> RecordedPass | None:
-        """None where a pass does more than to call kernels."""
+        """Records passes. None if a pass does anything but call kernels."""
         attention = self._loaded.attention
         if attention.kernels is None:
             return None
@@ -182,7 +182,7 @@ class PoolingRunner:
             return None
 
     def _warm_up(self) -> None:
-        """A step of each task, short on a CPU and of all the budget on a GPU."""
+        """Runs a step of each task: a short one on a CPU, one with the whole token budget on a GPU."""
         length = min(self._loaded.max_model_len, 16 if self._device.type == "cpu" else self._budget)
         tokens = [index % self._loaded.model.config.vocab_size for index in range(length)]
         form = self._loaded.form

@@ -1,1 +1,1 @@
-"""What a model is for when it is served for pooling, as its files and the options have it. No torch."""
+"""Determines from a model's files and the options how it is served for pooling. Does not import torch."""

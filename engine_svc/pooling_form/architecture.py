@@ -1,4 +1,4 @@
-"""What an architecture's name says of a model: its family, and what stands on it."""
+"""Parses an architecture's name: the model family, and the head on top of it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 from quire.options.pooling import PoolingOptions
 
 MODULES_FILE = "modules.json"
-# What stands behind a family's name, in the order in which it is looked for: the first that ends a name is meant.
+# Suffixes after a family's name, in the order in which they are tried.
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _BASES = ("ForMaskedLM", "ForPreTraining", "ForSentenceEmbedding", "Model")
 _HEADS = (
     "ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel", "ForReward",
 )  # fmt: skip
 _COLBERT = ("HF_ColBERT", "ColBERTModel")
-# Some are the text model of a family that sees images too.
+# The optional "Text" is in names of text models of vision-language families.
 _NAME = re.compile(f"(.+?)(?:Text)?({'|'.join((*_HEADS, *_GENERATES, *_BASES))})")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of a configuration's `architectures`, taken apart."""
+    """The parsed name of one of a configuration's `architectures`."""
 
     name: str
     family: str  # such as Bert, Qwen3
@@ -32,12 +32,12 @@ class Architecture:
 
     @property
     def has_classes(self) -> bool:
-        """Whether its checkpoints have a head that makes classes."""
+        """Whether its checkpoints have a classification head."""
         return self.kind not in ("CausalLM", "base", "ColBERT")
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
-    """Of a config.json; None where its name says nothing."""
+    """The architecture of a config.json; None if no name is recognized."""
     for name in config.get("architectures") or ():
         if name in _COLBERT:
             return Architecture(name, "Bert", "ColBERT")
@@ -55,10 +55,10 @@ def _kind(suffix: str) -> str:
 
 
 def is_pooling(config: Mapping[str, Any], folder: Path, options: PoolingOptions) -> bool:
-    """Whether a model is served for pooling, and not for generation.
+    """Whether a model is served for pooling instead of generation.
 
     Args:
-        folder: of the model, or its file.
+        folder: the model's folder or file.
     """
     if options.runner != "auto":
         return options.runner == "pooling"

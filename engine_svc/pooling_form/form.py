@@ -1,4 +1,4 @@
-"""What becomes of a model's hidden states: from its architecture, its files and the options to one value."""
+"""How a model's hidden states are pooled, determined from its architecture, its files and the options."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MOST_LABELS = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingForm:
-    """How a model is served for pooling. Of what only its hidden states say, see `PoolingInfo`."""
+    """How a model is served for pooling. For what is known only after loading, see `PoolingInfo`."""
 
     architecture: Architecture
-    tasks: tuple[str, ...]  # what requests may ask for; the first is what they get that do not say
-    sequence_pooling: str  # CLS, LAST or MEAN; empty: as the head has it
+    tasks: tuple[str, ...]  # that requests may ask for; the first is the default
+    sequence_pooling: str  # CLS, LAST or MEAN; empty means the head's own
     by_token: str  # ALL or STEP
     normalize: bool = True
     use_activation: bool = True
     activation: str = "identity"  # of classes: softmax, sigmoid or identity
-    dimensions: int | None = None  # of embeddings, where a request does not say
+    dimensions: int | None = None  # default number of embedding dimensions
     is_matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     logit_mean: float = 0.0
@@ -38,43 +38,44 @@ class PoolingForm:
     returned_token_ids: tuple[int, ...] = ()
     num_labels: int = 0
     label_names: tuple[str, ...] = ()
-    classifier_tokens: tuple[str, ...] = ()  # whose logits are the classes; see _from_tokens
-    subtracts_first: bool = False  # the only class is the last token's logit less the first one's
+    classifier_tokens: tuple[str, ...] = ()  # tokens whose logits are the classes; see _from_tokens
+    subtracts_first: bool = False  # there is one class, the last token's logit minus the first one's
     dense: tuple[Dense, ...] = ()
-    token_size: int | None = None  # of each token's embedding, by the checkpoint's own projection
+    token_size: int | None = None  # size of token embeddings, if the checkpoint has a projection for them
     max_length: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str = ""
 
     @property
     def is_by_steps(self) -> bool:
-        """Whether only tokens that end a step are told of."""
+        """Whether outputs are returned only for tokens that end a step."""
         return self.by_token == STEP and self.step_tag_id is not None
 
     @property
     def has_classes(self) -> bool:
-        """Whether there is a head that makes classes."""
+        """Whether the model computes classes."""
         return CLASSIFY in self.tasks or TOKEN_CLASSIFY in self.tasks
 
     @property
     def is_cross_encoder(self) -> bool:
-        """Whether a class of a pair of texts is how well they fit."""
+        """Whether the model scores how well a pair of texts fits, with a single class."""
         return CLASSIFY in self.tasks and self.num_labels == 1
 
     @property
     def is_late_interaction(self) -> bool:
-        """Whether embeddings of tokens are what is compared."""
+        """Whether token embeddings are compared (late interaction)."""
         return self.tasks == (TOKEN_EMBED,)
 
 
 def pooling_form(config: Mapping[str, Any], folder: Path, options: PoolingOptions) -> PoolingForm:
-    """
+    """Determines how to serve a model for pooling.
+
     Args:
         config: config.json.
         folder: of the model.
 
     Raises:
-        StartupError: it cannot be served for pooling so.
+        StartupError: the model cannot be served for pooling with these options.
     """
     architecture = architecture_of(config)
     if architecture is None:
@@ -87,9 +88,10 @@ def pooling_form(config: Mapping[str, Any], folder: Path, options: PoolingOption
 
 
 def _is_embedding(architecture: Architecture, config: Mapping[str, Any], options: PoolingOptions) -> bool:
-    """
+    """Whether the model computes embeddings, not classes.
+
     Raises:
-        StartupError: it generates text, and is not to be made into anything else.
+        StartupError: it generates text, and the options forbid converting it.
     """
     if options.convert == "none" and architecture.kind == "CausalLM":
         raise StartupError(
@@ -160,9 +162,10 @@ def _check_task(task: str, tasks: tuple[str, ...]) -> None:
 
 
 def _from_tokens(architecture: Architecture, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """
+    """The tokens whose logits are the classes; empty if the checkpoint has a classification head.
+
     Raises:
-        StartupError: a model that generates text is to make classes, and it is not said of what.
+        StartupError: the model generates text, and no tokens are given to compute classes from.
     """
     tokens = config.get("classifier_from_token") or ()
     if tokens and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
@@ -176,9 +179,10 @@ def _from_tokens(architecture: Architecture, config: Mapping[str, Any]) -> tuple
 
 
 def _num_labels(architecture: Architecture, config: Mapping[str, Any]) -> int:
-    """
+    """The number of classes.
+
     Raises:
-        StartupError: it is no number of classes.
+        StartupError: the configured number is invalid.
     """
     labels = config.get("id2label")
     default = {"RewardModel": 1}.get(architecture.kind, 2)
@@ -196,7 +200,7 @@ def _label_names(config: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
 
 
 def _activation(config: Mapping[str, Any], num_labels: int, task: str) -> str:
-    """As sentence-transformers' cross-encoders name it, else by the problem that the model was trained for."""
+    """The activation that sentence-transformers' settings name, else the one for the model's type of problem."""
     named = config.get("sbert_ce_default_activation_function") or _within(
         config, "sentence_transformers", "activation_fn"
     )
@@ -221,7 +225,8 @@ def _mean(pooler: PoolerConfig) -> float:
 
 
 def _chosen_labels(pooler: PoolerConfig, num_labels: int) -> tuple[int, ...]:
-    """
+    """The classes to return; empty means all.
+
     Raises:
         StartupError: there is no such class.
     """

@@ -1,4 +1,4 @@
-"""What a model's folder says in the files of the sentence-transformers library: data, of which no code ever runs."""
+"""Reads the sentence-transformers files in a model's folder, as data only; no code from them is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODES = {
 }  # fmt: skip
 _NAMED = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST", "last": "LAST"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid")
-# Kinds of modules, in the only order in which they are built.
+# Kinds of modules, in the only supported order.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _MAX_PROMPTS, _MAX_PROMPT_LENGTH = 256, 4096
 _NO_LENGTH = 10**9
@@ -26,20 +26,20 @@ _NO_LENGTH = 10**9
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer behind the pooling, or on each token where nothing is pooled."""
+    """A linear layer after pooling, or on each token if nothing is pooled."""
 
     folder: Path
     inputs: int
     outputs: int
     bias: bool
-    activation: str  # one of torch.nn
+    activation: str  # name of a class in torch.nn
 
 
 @dataclass(frozen=True)
 class SentenceTransformers:
-    """What a folder's modules come to."""
+    """The settings from a folder's modules."""
 
-    pooling: str | None = None  # CLS, MEAN or LAST; None: nothing is pooled
+    pooling: str | None = None  # CLS, MEAN or LAST; None means nothing is pooled
     dense: tuple[Dense, ...] = ()
     normalizes: bool = False
     max_length: int | None = None  # in tokens
@@ -48,10 +48,10 @@ class SentenceTransformers:
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
-    """None where the folder has no such files.
+    """Reads a folder's settings; None if it has no sentence-transformers files.
 
     Raises:
-        StartupError: they cannot be read, or have what is not built.
+        StartupError: the files cannot be read, or ask for something unsupported.
     """
     modules = _read(folder / MODULES_FILE) if folder.is_dir() else None
     if modules is None:
@@ -85,9 +85,10 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
 
 
 def _inside(folder: Path, path: str) -> Path:
-    """
+    """The folder of a module.
+
     Raises:
-        StartupError: a module's path leads out of the folder.
+        StartupError: the module's path leads out of the model's folder.
     """
     place = folder / path
     if Path(path).is_absolute() or ".." in Path(path).parts:
@@ -116,8 +117,8 @@ def _pooling(place: Path, prompts: bool) -> str:
 def _dense(place: Path, pools: bool, default: str) -> Dense:
     """
     Args:
-        pools: it is of what is pooled, and not of tokens.
-        default: its activation where its configuration has none; PyLate's is not that of sentence-transformers.
+        pools: the layer is applied to pooled vectors, not to tokens.
+        default: activation if the configuration has none; PyLate's differs from that of sentence-transformers.
     """
     config = _object(place / "config.json")
     name = str(config.get("activation_function") or default).rpartition(".")[2]
@@ -139,7 +140,7 @@ def _dense(place: Path, pools: bool, default: str) -> Dense:
 
 
 def _max_length(folder: Path) -> int | None:
-    """In tokens: newer folders have it with the tokenizer, as a number beyond any model's where there is none."""
+    """The limit in tokens. Newer folders have it with the tokenizer, where a huge number means no limit."""
     found = _object(folder / "sentence_bert_config.json").get("max_seq_length")
     if found is None:
         found = _object(folder / "tokenizer_config.json").get("model_max_length")
@@ -164,7 +165,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> Any:
-    """None where there is no such file."""
+    """The content of a JSON file; None if there is no such file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

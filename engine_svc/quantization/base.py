@@ -59,8 +59,8 @@ class ParameterSpec:
     name: str  # in checkpoints, after the layer's name
     dtype: torch.dtype
     axes: tuple[Axis, ...]
-    # A checkpoint may have a single number for a whole matrix, such as its scale. It is copied to each entry, as a layer
-    # may hold several matrices side by side (query, key and value; gate and up).
+    # A checkpoint may have a single number for a whole matrix, such as its scale. It is copied to each entry, as a
+    # layer may hold several matrices side by side (query, key and value; gate and up).
     is_scalar: bool = False
     # The value if a checkpoint lacks the parameter; None means checkpoints must have it.
     default: float | None = None

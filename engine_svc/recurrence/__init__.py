@@ -1,1 +1,1 @@
-"""What recurrent layers compute, and the states that they keep of sequences: `base.py` is the contract."""
+"""The operations of recurrent layers and their per-sequence states: `base.py` is the contract."""

@@ -1,10 +1,11 @@
 """The contract of the operations of recurrent layers.
 
-Such a layer keeps a state of each sequence, of the same size however long the sequence is. Unlike cached keys and
-values it is of the last token computed, and of no other: what has been computed cannot be taken back, nor shared by
-sequences that begin alike.
+Such a layer keeps a state for each sequence, of the same size for any length of sequence. Unlike cached keys and
+values, it is the state after the last computed token only: tokens cannot be undone, and sequences cannot share a
+common prefix.
 
-Tokens go in one after the other, by the same arithmetic alone and among many: how a prompt is cut does not matter.
+Tokens are processed one after the other, with the same arithmetic alone or among others, so it does not matter how a
+prompt is split into chunks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ import torch
 
 @dataclass(frozen=True)
 class StateShape:
-    """What one layer keeps of each sequence, on one rank."""
+    """The shape of one layer's state of a sequence, on one rank."""
 
-    convolution: tuple[int, int]  # inputs of tokens that its convolution still sees, and their channels
+    convolution: tuple[int, int]  # number of past inputs that the convolution still needs, and channels
     recurrent: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StateForm:
-    """What the layers of a model keep, in which types."""
+    """The shapes and dtypes of the states of a model's layers."""
 
     shapes: Mapping[int, StateShape]  # of each recurrent layer
     convolution_dtype: torch.dtype
@@ -36,7 +37,7 @@ class StateForm:
 
     @property
     def bytes_per_sequence(self) -> int:
-        """On one rank."""
+        """Bytes of a sequence's states on one rank."""
         return sum(
             math.prod(shape.convolution) * self.convolution_dtype.itemsize
             + math.prod(shape.recurrent) * self.recurrent_dtype.itemsize
@@ -46,16 +47,16 @@ class StateForm:
 
 @dataclass(frozen=True)
 class StateMetadata:
-    """Which tokens of a flat batch belong to which sequence, and where its states are."""
+    """Which tokens of a flat batch belong to which sequence, and where the sequences' states are."""
 
-    query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the new tokens
+    query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the numbers of new tokens
     slots: torch.Tensor  # int64 [num_seqs]
-    is_fresh: torch.Tensor  # bool [num_seqs]: nothing of it is computed yet, and its slot holds what another has left
+    is_fresh: torch.Tensor  # bool [num_seqs]: nothing is computed yet, and the slot has another sequence's old state
     query_lens_host: list[int]
 
 
 class LayerState(NamedTuple):
-    """What a layer keeps of all sequences, and which of them compute now."""
+    """A layer's states of all sequences, and which sequences are in the current batch."""
 
     convolution: torch.Tensor  # [slots, inputs, channels]
     recurrent: torch.Tensor  # [slots, ...]
@@ -68,39 +69,39 @@ class Convolution:
 
     weight: torch.Tensor  # float32 [taps, channels], the token's own last
     bias: torch.Tensor | None  # float32 [channels]
-    activates: bool = True  # SiLU of what comes out
+    activates: bool = True  # applies SiLU to the output
 
 
 class ScanInputs(NamedTuple):
-    """What a selective state space (Gu and Dao 2023) is given of each token. Any strides between tokens."""
+    """The inputs of a selective state space model (Gu and Dao 2023) for each token. Any strides between tokens."""
 
     hidden: torch.Tensor  # [tokens, channels]
     time_steps: torch.Tensor  # before the softplus: [tokens, channels], or with heads [tokens, heads]
     writes: torch.Tensor  # B of the paper: [tokens, state_size], or with heads [tokens, groups * state_size]
-    reads: torch.Tensor  # C, of the same shape
+    reads: torch.Tensor  # C of the paper, same shape
 
 
 @dataclass(frozen=True, eq=False)
 class ScanParameters:
-    """What is the same for all tokens; all float32."""
+    """The parameters of a selective state space model, all float32."""
 
     rates: torch.Tensor  # A of the paper, negative: [state_size, channels], or with heads [heads]
     skip: torch.Tensor  # D: [channels] or [heads]
     time_bias: torch.Tensor | None = None  # [heads]
-    time_limits: tuple[float, float] = (0.0, float("inf"))  # of the steps of heads
+    time_limits: tuple[float, float] = (0.0, float("inf"))  # that heads' time steps are clamped to
 
 
 class UnitInputs(NamedTuple):
-    """What a real-gated linear recurrent unit (De et al. 2024) is given of each token. Any strides between tokens."""
+    """The inputs of a real-gated linear recurrent unit (De et al. 2024) for each token. Any strides between tokens."""
 
     hidden: torch.Tensor  # [tokens, channels]
-    input_gates: torch.Tensor  # before their bias and the sigmoid, of the same shape
-    decay_gates: torch.Tensor  # the same
+    input_gates: torch.Tensor  # before bias and sigmoid, same shape
+    decay_gates: torch.Tensor  # likewise
 
 
 @dataclass(frozen=True, eq=False)
 class UnitParameters:
-    """What is the same for all tokens; all float32 [channels]."""
+    """The parameters of a real-gated linear recurrent unit, all float32 [channels]."""
 
     rates: torch.Tensor  # negative
     input_bias: torch.Tensor
@@ -108,13 +109,13 @@ class UnitParameters:
 
 
 class DeltaInputs(NamedTuple):
-    """What the gated delta rule (Yang, Kautz, Hatamizadeh 2024) is given of each token. Any strides between tokens.
+    """The inputs of the gated delta rule (Yang, Kautz, Hatamizadeh 2024) for each token. Any strides between tokens.
 
-    With a time step for each value of a key it is Kimi's (Kimi Team 2025).
+    With a time step for each value of a key, it is Kimi Delta Attention (Kimi Team 2025).
     """
 
     query: torch.Tensor  # [tokens, key heads * key_dim]
-    key: torch.Tensor  # the same
+    key: torch.Tensor  # same shape
     value: torch.Tensor  # [tokens, value heads * value_dim]
     time_steps: torch.Tensor  # before the softplus: [tokens, value heads], or [tokens, value heads * key_dim]
     strengths: torch.Tensor  # before the sigmoid: [tokens, value heads]
@@ -122,35 +123,35 @@ class DeltaInputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DeltaParameters:
-    """What is the same for all tokens."""
+    """The parameters of the gated delta rule."""
 
     rates: torch.Tensor  # float32 [value heads], negative
     time_bias: torch.Tensor  # float32, for each of a token's time steps
-    strongest: float = 1.0  # what the strengths' sigmoids are times
+    strongest: float = 1.0  # factor on the strengths' sigmoids
 
 
 @dataclass(frozen=True, eq=False)
 class GatedNorm:
-    """Root mean square norms of groups of values, beside a gate."""
+    """RMS norms of groups of values, combined with a gate."""
 
     weight: torch.Tensor  # [size], of all groups
     groups: int
     epsilon: float
-    gates_first: bool  # what is normalised has been through the gate, or goes through it then
+    gates_first: bool  # values are gated before the norm, else after it
     gate: Literal["silu", "sigmoid"] = "silu"
 
 
 class Recurrence(ABC):
-    """One instance per rank. States are changed in place, those of the sequences that compute."""
+    """The recurrent operations of a rank. They update the states of the batch's sequences in place."""
 
-    # What a token comes to depends on its sequence alone; see Ops.
+    # A token's result depends on its sequence alone; see Ops.
     batch_invariant: ClassVar[bool] = False
 
     @abstractmethod
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
-        """Each channel's filter over its sequence, then SiLU, if it activates.
+        """Applies each channel's causal filter over its sequence, then SiLU if the convolution has it.
 
-        Inputs count as far as the type of the state holds them.
+        Inputs are rounded to the state's dtype first.
 
         Args:
             inputs: [tokens, channels], any stride between tokens.
@@ -161,10 +162,10 @@ class Recurrence(ABC):
 
     @abstractmethod
     def gated_convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
-        """The short convolution of LFM2: what goes in is times a gate, and so is what comes out; no activation.
+        """The short convolution of LFM2: inputs and outputs are multiplied by gates; no activation.
 
         Args:
-            inputs: [tokens, 3 * channels]: gates before and behind the filters, and values; any stride between tokens.
+            inputs: [tokens, 3 * channels]: input gates, output gates, values; any stride between tokens.
 
         Returns:
             [tokens, channels]
@@ -174,7 +175,7 @@ class Recurrence(ABC):
     def scan_channels(
         self, inputs: ScanInputs, gates: torch.Tensor, parameters: ScanParameters, state: LayerState
     ) -> torch.Tensor:
-        """The selective state space of Mamba, whose states are [slots, state_size, channels], times SiLU of the gates.
+        """Mamba's selective scan with states [slots, state_size, channels], times SiLU of the gates.
 
         Args:
             gates: [tokens, channels], any stride between tokens.
@@ -185,8 +186,10 @@ class Recurrence(ABC):
 
     @abstractmethod
     def gated_units(self, inputs: UnitInputs, parameters: UnitParameters, state: LayerState) -> torch.Tensor:
-        """The recurrence of Griffin, whose states are [slots, channels]: they fade by exp(rate * gate), and get as much
-        of what comes in, through its gate, as keeps their size; all of a sequence's first token.
+        """The recurrence of Griffin, with states [slots, channels].
+
+        States decay by a = exp(rate * decay gate), and the gated input times sqrt(1 - a * a) is added, which keeps
+        their magnitude. A sequence's first token is added in full.
 
         Returns:
             [tokens, channels]
@@ -194,7 +197,7 @@ class Recurrence(ABC):
 
     @abstractmethod
     def scan_heads(self, inputs: ScanInputs, parameters: ScanParameters, state: LayerState) -> torch.Tensor:
-        """That of Mamba 2, whose states are [slots, heads, state_size, head_dim].
+        """Mamba 2's selective scan with states [slots, heads, state_size, head_dim].
 
         Returns:
             [tokens, heads * head_dim]
@@ -202,9 +205,10 @@ class Recurrence(ABC):
 
     @abstractmethod
     def delta_rule(self, inputs: DeltaInputs, parameters: DeltaParameters, state: LayerState) -> torch.Tensor:
-        """States [slots, value heads, key_dim, value_dim] fade, and learn values by keys; queries read them.
+        """The gated delta rule: states decay, are updated to map keys to values, and are read by queries.
 
-        Queries and keys are made as long as 1 first. Each key head serves the same number of value heads.
+        States are [slots, value heads, key_dim, value_dim]. Queries and keys are normalized to length 1 first. Each key
+        head serves the same number of value heads.
 
         Returns:
             [tokens, value heads * value_dim]
@@ -212,4 +216,4 @@ class Recurrence(ABC):
 
     @abstractmethod
     def gated_norm(self, hidden: torch.Tensor, gates: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
-        """Both [tokens, size], any strides between tokens → [tokens, size]."""
+        """Normalizes and gates: both [tokens, size] with any strides between tokens → [tokens, size]."""

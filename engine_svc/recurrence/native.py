@@ -1,4 +1,4 @@
-"""The C++ kernels."""
+"""The recurrent operations by the C++ kernels."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from engine_svc.recurrence.base import (
 
 
 class _Rows(ctypes.Structure):
-    """As recurrence.cpp has it."""
+    """As in recurrence.cpp."""
 
     _fields_ = (("values", ctypes.c_void_p), ("stride", ctypes.c_int64))
 
 
 class _Sequences(ctypes.Structure):
-    """The same."""
+    """As in recurrence.cpp."""
 
     _fields_ = (
         ("starts", ctypes.c_void_p), ("slots", ctypes.c_void_p), ("is_fresh", ctypes.c_void_p),
@@ -51,7 +51,7 @@ def _sequences(state: LayerState) -> Any:
 
 
 class NativeRecurrence(Recurrence):
-    """See Recurrence. float32, bfloat16 and float16, of inputs and states."""
+    """See Recurrence. Inputs and states may be float32, bfloat16 and float16."""
 
     batch_invariant = True
 

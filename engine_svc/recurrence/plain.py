@@ -1,6 +1,6 @@
-"""Plain torch: any device and type, and what the other implementations are compared with.
+"""The recurrent operations in plain torch: any device and dtype, and the reference for the other implementations.
 
-The first tokens of all sequences go in together, then the second ones, and so on.
+The first tokens of all sequences are processed together, then the second ones, and so on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlainRecurrence(Recurrence):
         """float32 [tokens, channels]."""
         held, sequences = state.convolution, state.sequences
         before, tokens = held.shape[1], len(inputs)
-        # All sequences behind each other, and before each what is kept of it.
+        # All sequences one after the other, each preceded by its kept inputs.
         starts = sequences.query_start_loc.long()
         owner = torch.searchsorted(starts[1:], torch.arange(tokens, device=inputs.device), right=True)
         rows = torch.arange(tokens, device=inputs.device) + before * (owner + 1)
@@ -140,7 +140,7 @@ class PlainRecurrence(Recurrence):
 
 @dataclass
 class _StatesInUse:
-    """The recurrent states of the sequences that compute, in float32, while they do; then they are stored."""
+    """A context with the recurrent states of the batch's sequences in float32; at its end they are stored."""
 
     of: LayerState
 
@@ -152,7 +152,7 @@ class _StatesInUse:
         sequences = self.of.sequences
         self._starts = sequences.query_start_loc[:-1][chosen].long()
         self._slots = sequences.slots[chosen]
-        # At each time, how many sequences have a token: the first ones, for the longest come first.
+        # How many sequences have a token at each time: always the first ones, as the longest come first.
         self._counts = [sum(length > time for length in lengths) for time in range(max(lengths))]
         self._held = _of_sequences(self.of.recurrent, sequences)[chosen].float()
         return self
@@ -161,7 +161,7 @@ class _StatesInUse:
         self.of.recurrent[self._slots] = self._held.to(self.of.recurrent.dtype)
 
     def over_time(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of the batch, and the states of their sequences, which the caller changes in place."""
+        """Yields, for each time, rows of the batch and their sequences' states, which the caller updates in place."""
         stored = self.of.recurrent.dtype
         for time, count in enumerate(self._counts):
             mine = self._held[:count]
@@ -171,13 +171,13 @@ class _StatesInUse:
 
 
 def _of_sequences(held: torch.Tensor, sequences: StateMetadata) -> torch.Tensor:
-    """What is kept of each sequence; nothing yet of fresh ones, whatever their slots hold."""
+    """The states of the batch's sequences; zeros for fresh ones, whose slots hold old data."""
     fresh = sequences.is_fresh.view(-1, *[1] * (held.dim() - 1))
     return held[sequences.slots].masked_fill_(fresh, 0)
 
 
 def _for_heads(values: torch.Tensor, size: int, heads: int) -> torch.Tensor:
-    """[tokens, groups * size] → [tokens, heads, size]: neighbouring heads share a group's."""
+    """[tokens, groups * size] → [tokens, heads, size]: neighboring heads share a group."""
     grouped = values.unflatten(-1, (-1, size))
     return grouped.repeat_interleave(heads // grouped.shape[1], dim=1)
 

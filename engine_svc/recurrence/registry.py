@@ -1,4 +1,4 @@
-"""Which implementation of the recurrent operations runs here."""
+"""Chooses the implementation of the recurrent operations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine_svc.recurrence.plain import PlainRecurrence
 
 
 def create_recurrence(ops: Ops) -> Recurrence:
-    """The operations that go with those between attention."""
+    """The recurrent operations that match the rank's other operations."""
     if isinstance(ops, NativeOps):
         return NativeRecurrence(ops.kernels)
-    if type(ops) is PlainOps:  # a GPU's are made of them
+    if type(ops) is PlainOps:  # not isinstance: TritonOps is a subclass
         return PlainRecurrence()
     # Triton is imported only where it is used.
     from engine_svc.recurrence.triton import TritonRecurrence

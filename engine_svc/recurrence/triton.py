@@ -1,4 +1,4 @@
-"""By the kernels of engine_svc/kernels/recurrence.py: one launch for each operation, whatever the batch."""
+"""The recurrent operations by the kernels of engine_svc/kernels/recurrence.py: one launch each, for any batch."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def _convolved(inputs: torch.Tensor, convolution: Convolution, state: LayerState
 
 
 def _whose(sequences: StateMetadata) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where tokens and states of sequences are; whether they begin as numbers, for kernels read no truth values."""
+    """Sequences' starts and slots, and whether they are fresh, as uint8: kernels do not read booleans."""
     return sequences.query_start_loc, sequences.slots, sequences.is_fresh.view(torch.uint8)
 
 
 def _strides(inputs: tuple[torch.Tensor, ...]) -> list[int]:
-    """Between tokens."""
+    """The strides between tokens."""
     return [each.stride(0) for each in inputs]
