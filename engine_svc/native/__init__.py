@@ -1,1 +1,1 @@
-"""C++ kernels for the CPU: sources, how they are built, and how they are called."""
+"""C++ kernels for the CPU: the sources, building them, and calling them."""

@@ -1,9 +1,9 @@
-"""Compiles the C++ kernels, once per level of instructions and version of their sources.
+"""Compiles the C++ kernels, once per instruction set level and version of their sources.
 
-`python -m engine_svc.native.build` does it beforehand, into the package and for all levels of this machine's kind, so
-that no compiler is needed. Elsewhere a worker builds what it needs when it first starts (half a minute) and keeps
-it in $XDG_CACHE_HOME/quire. Sources are compiled side by side, of a changed tree only those that the change reaches,
-and once for levels at which they come out alike.
+`python -m engine_svc.native.build` compiles them in advance, into the package and for all levels of this machine's
+architecture, so that no compiler is needed later. Otherwise a worker builds the level it needs when it first starts
+(half a minute) and keeps it in $XDG_CACHE_HOME/quire. Sources are compiled in parallel. After a change, only affected
+sources are compiled again, and a source that is the same at several levels is compiled once.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _FOLDER = Path(__file__).parent
 _COMPILE = ("-O3", "-std=c++17", "-fPIC", "-pthread")
 _LINK = ("-shared", "-pthread")
 _EXPORTS = _FOLDER / "exports.map"
-# Ends what hangs, not what is slow: attention.cpp takes 8 s of CPU time on a Zen 4, and a slower machine that compiles
-# for several at once many times that by the clock. Whoever waits for a lock waits for as long as what is compiled under
-# it may take: to compile it beside would make both slower.
+# Meant to end hanging compilers, not slow ones: attention.cpp takes 8 s of CPU time on a Zen 4, and a slower machine
+# that compiles several levels at once takes many times that in wall time. Waiting for a lock has the same limit as
+# compiling under it, because compiling the same source twice at once would slow down both.
 _SECONDS = 1200.0
-_VERSIONS = 8  # of a file that the cache keeps: checkouts of several branches share it
+_VERSIONS = 8  # how many versions of a file the cache keeps: checkouts of several branches share it
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
 
 
 class NativeUnavailable(Exception):
-    """The kernels cannot be built here; the text says why."""
+    """The kernels cannot be built here; the message says why."""
 
 
 def library(level: str) -> Path:
-    """The kernels compiled for a level; compiles them where they are not there yet.
+    """The library of kernels for a level; compiles it if it does not exist yet.
 
     Raises:
         NativeUnavailable: there is no compiler, or it fails.
@@ -54,14 +54,14 @@ def library(level: str) -> Path:
         return found
     cache = _cache()
     with _failures_told(), locked(cache / f"{level}.lock", _SECONDS):
-        if not find(level):  # else another process had the lock, and has done it
+        if not find(level):  # otherwise, the previous holder of the lock has built it
             build((level,), cache)
             _forget(cache, f"quire-{level}-*")
     return cache / file_name(level)
 
 
 def find(level: str) -> Path | None:
-    """The kernels compiled for a level, where they are there."""
+    """The library of kernels for a level; None if it does not exist yet."""
     name = file_name(level)
     if (packaged := _FOLDER / name).exists():
         return packaged
@@ -90,36 +90,36 @@ def build(levels: Iterable[str], folder: Path) -> None:
 
 
 class _Compiler:
-    """The machine's; what it makes of a source is kept in the cache."""
+    """The machine's C++ compiler, with a cache of object files."""
 
     def __init__(self) -> None:
         """
         Raises:
-            NativeUnavailable: there is none.
+            NativeUnavailable: there is no compiler.
         """
         named = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
         if named is None:
             raise NativeUnavailable("there is no C++ compiler (g++ or clang++)")
         self._command = shlex.split(named)
-        # What it targets and which version it is.
+        # The compiler's target and version.
         told = subprocess.run([*self._command, "-v"], check=True, capture_output=True, text=True, timeout=_SECONDS)  # noqa: S603
         self._identity = told.stderr
 
     def compile(self, level: str, source: Path) -> Path:
-        """The object file of a source for a level, out of the cache where it is there."""
+        """The object file of a source for a level, from the cache if it is there."""
         files = _with_headers(source)
         level = compiled_as(level, "".join(file.read_text(encoding="utf-8") for file in files))
         flags = (*_COMPILE, *LEVELS[level].compiler_flags)
         family = f"{source.stem}-{level}-"
         target = _cache() / "objects" / f"{family}{_digest((self._identity, *flags), files)}.o"
-        with locked(target.parent / f"{source.stem}-{level}.lock", _SECONDS):  # another level's build may be at it
+        with locked(target.parent / f"{source.stem}-{level}.lock", _SECONDS):  # another level's build may need it too
             if not _note_use(target):
                 self.run(["-c", *flags, str(source)], target)
                 _forget(target.parent, f"{family}*")
         return target
 
     def run(self, arguments: list[str], target: Path) -> None:
-        """Calls it, so that the target is there whole or not at all."""
+        """Runs the compiler; the target appears atomically."""
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{target.stem}-{uuid.uuid4().hex}")
         command = [*self._command, *arguments, "-o", str(temporary)]
@@ -141,7 +141,7 @@ def _failures_told() -> Iterator[None]:
 
 
 def file_name(level: str) -> str:
-    """Of the library that is compiled from the present sources for a level."""
+    """The file name of the library compiled from the current sources for a level."""
     files = sorted((*_FOLDER.glob("*.cpp"), *_FOLDER.glob("*.h"), _EXPORTS))
     return f"quire-{level}-{_digest((*_COMPILE, *_LINK, *LEVELS[level].compiler_flags), files)}.so"
 
@@ -154,7 +154,7 @@ def _digest(words: Iterable[str], files: Iterable[Path]) -> str:
 
 
 def _with_headers(source: Path) -> tuple[Path, ...]:
-    """A source and all of our headers that it includes, also by way of others."""
+    """A source and all of our headers that it includes, directly or indirectly."""
     found, new = [source], [source]
     while new:
         names = _INCLUDE.findall(new.pop().read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def _cache() -> Path:
 
 
 def _note_use(file: Path) -> bool:
-    """Makes it the newest of its versions; false where it is not there."""
+    """Marks a file as the most recently used of its versions; returns whether it exists."""
     with contextlib.suppress(PermissionError):
         if file.exists():
             file.touch()
@@ -176,7 +176,7 @@ def _note_use(file: Path) -> bool:
 
 
 def _forget(folder: Path, pattern: str) -> None:
-    """Removes all but the files that were used last."""
+    """Removes all but the most recently used files."""
     with contextlib.suppress(OSError):  # another process does the same
         for file in sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime)[:-_VERSIONS]:
             file.unlink()

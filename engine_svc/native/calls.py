@@ -1,4 +1,4 @@
-"""Calls of kernels, noted where they would be made, to be made all at once: as `recordable.h` wants them."""
+"""Records kernel calls instead of making them, to replay them all at once; the format is that of `recordable.h`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _WORD = 8  # bytes
 
 
 class NotRecordable(Exception):
-    """Something was done that cannot be done again by calls of kernels; the text says what."""
+    """Something was done that replaying kernel calls cannot repeat; the message says what."""
 
 
 class KernelFailed(Exception):
-    """A kernel could not do what it was called for: only those fail that wait for others."""
+    """A kernel has failed. Only kernels that wait for other ranks can fail."""
 
 
 class Calls:
-    """Of one level's kernels. Whatever they point at must stay as long as this."""
+    """Recorded calls of one level's kernels. Everything they point at must live as long as this object."""
 
     def __init__(self) -> None:
         self.words = array("q")
-        self.structures: dict[int, ctypes.Structure] = {}  # by the places of words that have their addresses
+        self.structures: dict[int, ctypes.Structure] = {}  # by the index of the word with their address
         self.count = 0
 
     def add(self, caller: int, types: Sequence[type], arguments: Sequence[Any]) -> None:
@@ -51,37 +51,38 @@ class Calls:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """How many words there are, and which of them are addresses of structures of which sizes."""
+        """The number of words, and the index and size of each structure that a word points at."""
         sizes = ((place, ctypes.sizeof(structure)) for place, structure in self.structures.items())
         return len(self.words), *sizes
 
     def with_structures(self, places: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The words, with 0 in these places, and behind them those of the structures whose addresses were there."""
+        """The words with 0 at these indices, followed by the contents of the structures whose addresses were there."""
         words = np.array(self.words, dtype=np.int64)
         words[places] = 0
         return np.concatenate([words, *(np.frombuffer(bytes(self.structures[place]), np.int64) for place in places)])
 
 
 class SizedCalls:
-    """The calls of a step of any size: what differs between those of some sizes is a multiple of one of them."""
+    """The calls of a step of any size, extrapolated from a few sizes: words that differ are multiples of a size."""
 
     def __init__(
         self, replay: Callable[[int, int], int], noted: Sequence[Calls], sizes: Sequence[Sequence[int]]
     ) -> None:
         """
         Args:
-            replay: makes the calls that lie at an address, so many; returns how many of them were not made.
-            noted: of the same step in several sizes. Each points at the same memory, but for structures of its own.
-            sizes: of each: some numbers, such as its rows.
+            replay: makes a number of calls stored at an address; returns how many of them were not made.
+            noted: recorded calls of the same step in several sizes. All point at the same memory, except for their own
+                structures.
+            sizes: the size of each step: a few numbers, such as its rows.
 
-        Raises:
-            NotRecordable: something else differs.
+            Raises:
+                NotRecordable: the calls differ in other ways.
         """
         self._replay, self._last = replay, noted[-1]
         self.count = self._last.count
         if len({each.form for each in noted}) > 1:
             raise NotRecordable("a step whose calls are others with other sizes")
-        # A structure that is the same in all sizes is the caller's own, which may change from call to call.
+        # A structure with the same address in all sizes belongs to the caller, who may change it between replays.
         own = [place for place in self._last.structures if noted[0].words[place] != self._last.words[place]]
         words = np.array([each.with_structures(own) for each in noted])
         self._scaled = _find_scaled(words, sizes)
@@ -92,10 +93,10 @@ class SizedCalls:
             end += ctypes.sizeof(self._last.structures[place]) // _WORD
 
     def replay(self, size: Sequence[int]) -> None:
-        """Makes the calls of a step of a size, in their order.
+        """Makes the calls of a step of this size, in order.
 
         Raises:
-            KernelFailed: one of them fails; those behind it are not made.
+            KernelFailed: a call fails; those after it are not made.
         """
         for (places, factors), number in zip(self._scaled, size, strict=True):
             self._words[places] = factors * number
@@ -106,13 +107,13 @@ class SizedCalls:
 def _find_scaled(
     words: npt.NDArray[np.int64], sizes: Sequence[Sequence[int]]
 ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Of each number of a size: which words are how many times as much.
+    """For each number of a size: the indices of the words that are multiples of it, and their factors.
 
     Args:
         words: [sizes, words]
 
     Raises:
-        NotRecordable: others differ.
+        NotRecordable: other words differ between sizes.
     """
     differs = (words != words[0]).any(axis=0)
     scaled = []

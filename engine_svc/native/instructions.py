@@ -1,4 +1,4 @@
-"""Which instructions programs may use here: what the processor has and the system grants."""
+"""The CPU instructions that programs may use here: those that the processor has and the system permits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HWCAP = {16: {1: "asimd", 8: "atomics", 10: "asimdhp", 20: "asimddp"}, 26: {13:
 
 @functools.cache
 def instructions() -> frozenset[str]:
-    """Their names as Linux lists them in /proc/cpuinfo, without underscores; none where it is another system."""
+    """The usable instruction sets, named as in Linux's /proc/cpuinfo without underscores; empty on other systems."""
     if sys.platform != "linux":
         return frozenset()
     if platform.machine() == "aarch64":
@@ -25,7 +25,7 @@ def instructions() -> frozenset[str]:
 
 
 def listed() -> frozenset[str]:
-    """Those of the first processor in /proc/cpuinfo, without underscores, which not all systems write alike."""
+    """The flags of the first processor in /proc/cpuinfo, without underscores, which systems write differently."""
     text = _CPUINFO.read_text(encoding="ascii", errors="replace") if _CPUINFO.exists() else ""
     lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
     return frozenset(next(lines, "").partition(":")[2].replace("_", "").split())
@@ -36,14 +36,14 @@ def _named(bits: int, names: dict[int, str]) -> list[str]:
 
 
 def _auxiliary(entry: int) -> int:
-    """What the kernel told this process when it started; also an emulator's does."""
+    """An entry of the auxiliary vector, which the kernel, or an emulator, passes to a process at its start."""
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.argtypes, getauxval.restype = (ctypes.c_ulong,), ctypes.c_ulong
     return int(getauxval(entry))
 
 
 def _may_use_tiles() -> bool:
-    """Asks Linux for AMX's matrix registers, which a process has to do before its first instruction with them."""
+    """Requests permission to use AMX's tile registers, which Linux requires before their first use in a process."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     granted: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
     return granted == 0

@@ -1,4 +1,4 @@
-"""The levels of instructions that the C++ kernels are compiled for, and which of them this processor has."""
+"""The instruction set levels that the C++ kernels are compiled for, and which of them this processor supports."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _VNNI = (*_AVX512, "avx512vnni")
 _BF16 = (*_VNNI, "avx512bf16")
 _AMX = (*_BF16, "amx-tile", "amx-bf16", "amx-int8")
 _NEON = ("asimd",)
-_DOTPROD = (*_NEON, "atomics", "asimdhp", "asimddp")  # all of armv8.2-a that compilers may use
+_DOTPROD = (*_NEON, "atomics", "asimdhp", "asimddp")  # all features of armv8.2-a that compilers may use
 _MATRIX = (*_DOTPROD, "bf16", "i8mm")
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a processor must have to run the kernels that are compiled for it."""
+    """An instruction set level: what a processor must have to run the kernels compiled for it."""
 
-    machine: str  # as platform.machine() says it
+    machine: str  # as returned by platform.machine()
     compiler_flags: tuple[str, ...]
-    instructions: frozenset[str]  # as `instructions` names them
-    # What begins the names of macros for what it adds to the level before it; a source with no such name comes out as
-    # at that level. "": compilers use what it adds in any source.
+    instructions: frozenset[str]  # as named by `instructions`
+    # Prefix of the predefined macros for what this level adds to the previous one. A source without it compiles to the
+    # same code as at the previous level. "" means the compiler may use the additions in any source.
     macro: str = ""
 
 
@@ -38,7 +38,7 @@ def _arm(architecture: str, names: tuple[str, ...]) -> Level:
     return Level("aarch64", (f"-march={architecture}",), frozenset(names))
 
 
-# By the name that --cpu-kernels gives them; of those that a processor has, the last one is the fastest.
+# By their names in --cpu-kernels; of the levels that a processor has, the last one is the fastest.
 LEVELS = {
     "avx2": _x86(_AVX2), "avx512": _x86(_AVX512), "avx512_vnni": _x86(_VNNI, "__AVX512VNNI__"),
     "avx512_bf16": _x86(_BF16, "__AVX512BF16__"), "amx": _x86(_AMX, "__AMX_"),
@@ -48,18 +48,22 @@ LEVELS = {
 
 
 def levels_of(machine: str) -> tuple[str, ...]:
-    """Those of a kind of processor, as platform.machine() says it; the fastest last."""
+    """The levels of an architecture, as returned by platform.machine(); the fastest last."""
     return tuple(name for name, level in LEVELS.items() if level.machine == machine)
 
 
 def compiled_as(level: str, text: str) -> str:
-    """The first level at which a source comes out as at `level`, by the text of it and its headers."""
+    """The first level at which a source compiles to the same code as at `level`.
+
+    Args:
+        text: of the source and its headers.
+    """
     up_to = levels_of(LEVELS[level].machine)
     up_to = up_to[: up_to.index(level) + 1]
     return next(name for name in reversed(up_to) if LEVELS[name].macro in text)
 
 
 def available_levels() -> tuple[str, ...]:
-    """Those that this processor has, the fastest last."""
+    """The levels that this processor has, the fastest last."""
     present = instructions()
     return tuple(name for name in levels_of(platform.machine()) if LEVELS[name].instructions <= present)

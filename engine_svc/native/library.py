@@ -1,4 +1,4 @@
-"""The C++ kernels as Python functions on tensors: shapes and types are the caller's duty, pointers are ours."""
+"""The C++ kernels as Python functions. Callers are responsible for matching shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quire.processor_name import processor_name
 logger = logging.getLogger(__name__)
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-# As types.h numbers them.
+# Numbered as in types.h.
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-INT8 = 3  # as packing.cpp does
-KINDS = {"plain": 0, "int8": 1, "coded": 2, "compressed": 3}  # as product.h does
-CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as coded.h does
-CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as eight_bits.h does; 0 is a cache in the model's type
-SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as routing.cpp does
-GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}  # as activation.h does
+INT8 = 3  # as in packing.cpp
+KINDS = {"plain": 0, "int8": 1, "coded": 2, "compressed": 3}  # as in product.h
+CODES = {"nibbles": 0, "int8": 1, "e4m3": 2, "e5m2": 3, "e4m3 by tables": 4}  # as in coded.h
+CACHED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}  # as in eight_bits.h; 0 means a cache in the model's dtype
+SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}  # as in routing.cpp
+GATES = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "gelu": 3, "relu": 4, "relu2": 5}  # as in activation.h
 _SIGNATURES = {
     "panel": (),
     "packed_values": (_INT, _LONG, _LONG),
@@ -90,7 +90,7 @@ _SIGNATURES = {
     "all_gather": (_POINTER, _POINTER, _LONG, _LONG, _POINTER),
     "replay": (_POINTER, _LONG),
 }  # fmt: skip
-# Those that return a number.
+# Kernels that return a number.
 _COUNTS = (
     "panel", "packed_values", "compressed_bytes", "compress", "packed_coded_bytes",
     "all_reduce", "all_gather", "replay",
@@ -98,7 +98,7 @@ _COUNTS = (
 
 
 class PackedForm(ctypes.Structure):
-    """A packed weight, as product.h and coded.h have it."""
+    """A packed weight; see product.h and coded.h."""
 
     _fields_ = (
         ("kind", _INT), ("weight", _POINTER), ("scale", _POINTER), ("correction", _POINTER), ("codes", _INT),
@@ -132,31 +132,31 @@ class ExpertsForm(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of one level's library, by their names without `quire_`, with their arguments' types set."""
+    """The functions of one level's library, named without the prefix `quire_`, with their argument types set."""
 
     def __init__(self, level: str) -> None:
         """
         Raises:
-            NativeUnavailable: they cannot be built here, or this process may not run them.
-            OSError: they cannot be loaded.
+            NativeUnavailable: the kernels cannot be built here, or this process may not run them.
+            OSError: the library cannot be loaded.
         """
-        if level not in available_levels():  # which asks the system for the instructions that it grants by process
+        if level not in available_levels():  # also requests instructions that need the system's permission
             raise NativeUnavailable(f"this processor has no {level}")
         self.level = level
-        self._recorded = threading.Lock()  # by one thread at a time
-        self._callers: dict[str, int] = {}  # of the kernels that can be recorded
+        self._recorded = threading.Lock()  # only one thread can record at a time
+        self._callers: dict[str, int] = {}  # addresses of the callers of recordable kernels
         loaded = ctypes.CDLL(str(library(level)))
         for name, types in _SIGNATURES.items():
             function = getattr(loaded, f"quire_{name}")
             function.argtypes, function.restype = types, _LONG if name in _COUNTS else None
             setattr(self, name, function)
-            with contextlib.suppress(AttributeError):  # it cannot be recorded
+            with contextlib.suppress(AttributeError):  # this kernel cannot be recorded
                 self._callers[name] = _address(getattr(loaded, f"quire_call_{name}"))
         self.set_threads(torch.get_num_threads())
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Calls]:
-        """Notes the calls that this thread would make meanwhile, and makes none; other threads' stay what they are.
+        """A context in which this thread's kernel calls are recorded instead of made; other threads are not affected.
 
         A call that cannot be recorded raises NotRecordable.
         """
@@ -179,7 +179,7 @@ class Kernels:
             if caller is None:
                 raise NotRecordable(f"the kernel {name}")
             calls.add(caller, types, arguments)
-            return 1  # as of one that does not fail
+            return 1  # as if the call succeeded
 
         return call
 
@@ -196,20 +196,20 @@ def kernels(level: str) -> Kernels:
     """The kernels of a level, loaded once.
 
     Raises:
-        NativeUnavailable: they cannot be built here.
-        OSError: they cannot be loaded.
+        NativeUnavailable: the kernels cannot be built here.
+        OSError: the library cannot be loaded.
     """
     return Kernels(level)
 
 
 def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
-    """The kernels for a rank; None where torch's operators run in their place.
+    """The kernels for a rank. None means torch's operators are used instead.
 
     Args:
-        choice: --cpu-kernels: auto (the fastest that the processor has), torch, or a level.
+        choice: the value of --cpu-kernels: auto (the fastest level of the processor), torch, or a level.
 
     Raises:
-        StartupError: a level is asked for that cannot run here.
+        StartupError: the requested level cannot run here.
     """
     if device.type != "cpu" and choice in LEVELS:
         raise StartupError(f"--cpu-kernels {choice} is for a CPU, and this is {device.type}; leave it out.")
@@ -226,7 +226,7 @@ def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
         return None
     try:
         loaded = kernels(found[-1] if choice == "auto" else choice)
-        loaded.set_threads(torch.get_num_threads())  # of this rank; another one may have loaded them
+        loaded.set_threads(torch.get_num_threads())  # for this rank; another one may have loaded the library
         logger.info("CPU kernels: %s, on %s", loaded.level, processor_name())
         return loaded
     except (NativeUnavailable, OSError) as error:
