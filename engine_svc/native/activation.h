@@ -7,14 +7,14 @@ namespace quire {
 
 enum Gate { SILU, GELU, CLAMPED, ERF_GELU, RELU, SQUARED_RELU };  // as the caller numbers them
 
-// A gate, with what the clamped one has beside.
+// A gate, with the slope and limit of the clamped one.
 struct Activation {
   int gate;
   float slope, limit;
 };
 
-// x times the share of a normal distribution below it: the error function by Hastings' polynomial (Abramowitz and Stegun
-// 7.1.26), which is at most 1.5e-7 off.
+// x times the normal distribution's cumulative probability at x: the error function by Hastings' polynomial
+// (Abramowitz and Stegun 7.1.26), with an error of at most 1.5e-7.
 inline Floats erf_gelu(Floats x) {
   Floats z = magnitude(x) * all(0.70710678118f), t = all(1.0f) / fma(z, all(0.3275911f), all(1.0f));
   Floats y = fma(t, all(1.061405429f), all(-1.453152027f));
@@ -25,7 +25,7 @@ inline Floats erf_gelu(Floats x) {
   return x * select(at_least(x, zero()), all(1.0f) - tail, tail);
 }
 
-// Of a value by itself.
+// The activation of ungated layers.
 template <Gate GATE>
 inline Floats activated(Floats x) {
   if (GATE == RELU) return most(zero(), x);
@@ -35,8 +35,8 @@ inline Floats activated(Floats x) {
   return x / (all(1.0f) + exponential(zero() - z));
 }
 
-// gate_up [2 * size]: gate * sigmoid(z) * up. z is gate itself (SiLU), or what makes it GELU by the hyperbolic tangent
-// (Hendrycks and Gimpel 2016): (1 + tanh(z / 2)) / 2 is sigmoid(z). Clamped, z is steeper, and up counts from -1 on.
+// gate_up [2 * size]: gate * sigmoid(z) * up. For SiLU, z is the gate itself. For tanh GELU (Hendrycks and Gimpel 2016),
+// z follows from (1 + tanh(z / 2)) / 2 = sigmoid(z). For the clamped gate, z is steeper, and 1 is added to up.
 template <Gate GATE, class Value>
 inline void activate_and_multiply(const Activation& form, const Value* gate_up, Value* output, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
@@ -71,7 +71,7 @@ inline void activate(Value* values, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) store(values + i, activated<GATE>(load(values + i, size - i)), size - i);
 }
 
-// [size], in place; not clamped.
+// Activates values [size] in place; not for the clamped gate.
 template <class Value>
 inline void activate(int gate, Value* values, int64_t size) {
   switch (gate) {

@@ -1,6 +1,6 @@
-// Attention of a batch over the paged cache: its rows cut into tasks, long ones first. Where there are few tasks, each
-// partition of their contexts is a piece of work of its own. What the contexts of several sequences begin with comes before
-// them, as tasks with the rows of all these sequences, whose own tasks go on from there.
+// Attention of a batch over the paged cache. Its rows are divided into tasks, and long tasks start first. With few tasks,
+// each partition of a task's context is a separate piece of work. A prefix shared by the contexts of several sequences is
+// attended to first, by tasks with the rows of all these sequences; the sequences' own tasks continue from there.
 #include <memory>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t TASKS_PER_THREAD = 4;
 constexpr int64_t AHEAD_TOKENS = 8;
-constexpr int64_t WORTH_A_THREAD = 1 << 17;  // products: below, waking a thread costs more than it saves
+constexpr int64_t WORTH_A_THREAD = 1 << 17;  // multiplications: below this, waking a thread costs more than it saves
 
 struct Call {
   const void* query;
@@ -37,7 +37,7 @@ struct Call {
   int64_t new_tokens(int64_t sequence) const { return query_start[sequence + 1] - query_start[sequence]; }
 };
 
-// What the sequences of a prefix have seen of it.
+// The states of all rows of a prefix's sequences after attending to the prefix.
 struct Begun {
   const Prefix* prefix;
   int64_t kv_heads;
@@ -50,8 +50,8 @@ struct Task {
   int64_t sequence, head;  // the first of its key-value heads
   Rows rows;
   Range seen;
-  const Prefix* joint;  // the task is this prefix, for the rows of all its sequences; null: of one sequence
-  const Begun* begun;   // what its rows have seen already, which are those from `begun_row` on there; null: nothing
+  const Prefix* joint;  // the prefix that the task attends to with the rows of all its sequences; null: one sequence
+  const Begun* begun;   // the prefix's results, which the task continues, from row `begun_row` on; null: no prefix
   int64_t begun_row;
 
   int64_t begin() const { return begun ? begun->prefix->positions : seen.begin; }
@@ -60,18 +60,19 @@ struct Task {
   int64_t partitions() const { return (seen.end - 1) / PARTITION + 1 - first_partition(); }
 };
 
-// How many rows a task may have, so that there is work for all threads where each row has so many partitions.
+// The most rows per task that leave work for all threads, if each row has this many partitions.
 int64_t share_of_rows(const Call& call, int64_t partitions) {
   int64_t share = call.query_start[call.num_seqs] * call.heads * partitions / (TASKS_PER_THREAD * threads());
   return std::min({share, MOST_TASK_ROWS, MOST_ROWS_DIM / call.dim});
 }
 
-// How many of them a head has, at most.
+// The most rows of a task per key-value head.
 int64_t rows_of_head(const Call& call) {
   return std::max<int64_t>(TILE_ROWS, share_of_rows(call, 1) / TILE_ROWS * TILE_ROWS);
 }
 
-// How many tasks share the heads, of so many rows each that see so many positions. A head's chunk has `chunk_bytes`.
+// How many tasks the key-value heads are divided among, if a task has `rows` rows per head that see `seen` positions.
+// A head's chunk has `chunk_bytes`.
 int64_t parts_of_heads(const Call& call, int64_t rows, int64_t seen, int64_t chunk_bytes) {
   int64_t heads = share_of_rows(call, (seen + PARTITION - 1) / PARTITION) / rows;
   heads = std::max<int64_t>(1, std::min({heads, int64_t(MOST_HEADS), HEADS_BYTES / chunk_bytes}));
@@ -115,17 +116,17 @@ std::vector<Task> cut(const Call& call, const std::vector<Begun>& all_begun, int
   return tasks;
 }
 
-// One task's rows, in the type that they are multiplied in.
+// Computes one task's rows.
 template <class Value, class Cached>
 class Work {
  public:
   Work(const Call& call, const Task& task) : call(call), task(task) {}
 
-  // The whole of it; this thread does `next` (null: unknown) then.
+  // Runs the whole task. `next` is this thread's next task (null: unknown), for prefetching.
   void run(const Task* next) {
     State part(scratch().part, task.rows.of_all_heads(), call.dim);
     load_query();
-    if (task.partitions() == 1 && !call.sinks) {  // as if it were merged with nothing
+    if (task.partitions() == 1 && !call.sinks) {  // the same result as merging it into an empty state
       attend(0, part, next, 0);
       return finish(part);
     }
@@ -138,14 +139,14 @@ class Work {
     finish(whole);
   }
 
-  // One partition of it, into memory that others read.
+  // Runs one partition, and leaves its state in shared memory.
   void run(int64_t partition, float* memory) {
     State part(memory, task.rows.of_all_heads(), call.dim);
     load_query();
     attend(partition, part, nullptr, 0);
   }
 
-  // What is left when all partitions are there.
+  // Merges the states of all partitions, and writes the output.
   void finish(float* memory) {
     State whole = begin();
     for (int64_t i = 0; i < task.partitions(); ++i, memory += State::size(whole.rows, whole.dim))
@@ -160,7 +161,7 @@ class Work {
   const Call& call;
   const Task& task;
 
-  // Calls visit(row, token, head) of all heads' rows in order: a row's token of the batch, and its query head.
+  // Calls visit(row, token, head) for the rows of all heads in order, with a row's token in the batch and its query head.
   template <class Visit>
   void each_row(const Visit& visit) const {
     int64_t group = call.group(), row = 0;
@@ -177,7 +178,7 @@ class Work {
     }
   }
 
-  // Has a row of some tokens ahead on its way: tokens lie too far apart for the processor to go on by itself.
+  // Prefetches a row some tokens ahead: tokens are too far apart for the hardware prefetcher.
   [[gnu::always_inline]] void fetch(const Value* row) const {
     if (task.rows.count() <= AHEAD_TOKENS * call.group()) return;
     for (int64_t i = 0; i < call.dim; i += LINE) prefetch(row + i);
@@ -192,7 +193,7 @@ class Work {
     });
   }
 
-  // A row's sink is what it has seen before it sees anything.
+  // The initial state: a row starts with its sink, if there is one.
   State begin() {
     State whole(scratch().whole, task.rows.of_all_heads(), call.dim);
     whole.clear();
@@ -213,7 +214,7 @@ class Work {
             call.dim};
   }
 
-  // A partition, before one of `next` (null: unknown).
+  // Attends to a partition. What comes next, a partition of `next` (null: unknown), is prefetched.
   void attend(int64_t partition, State& part, const Task* next, int64_t next_partition) {
     int64_t at = position(task, partition), from = at, end = at + PARTITION;
     if (task.begun && at < task.begin()) {
@@ -231,7 +232,7 @@ class Work {
     attention.attend(at, from, end, part, next ? &after : nullptr);
   }
 
-  // With what the rows have seen of a partition.
+  // Starts a partition from the rows' states after the shared prefix.
   void go_on(int64_t partition, State& part) const {
     int64_t count = task.rows.count();
     for (int64_t head = 0; head < task.rows.heads; ++head)
@@ -252,7 +253,7 @@ class Work {
       int64_t at = token * call.heads + head;
       float sums = sum(load(whole.total + row * LANES));
       if (call.lse) call.lse[at] = whole.most[row] + std::log(sums);
-      // Of a row that sees nothing here: 0.
+      // 0 for rows that see nothing.
       Floats factor = all(1.0f / std::max(sums, std::numeric_limits<float>::min()));
       auto* to = (Value*)call.output + at * call.dim;
       fetch(to + AHEAD_TOKENS * call.heads * call.dim);
@@ -261,7 +262,7 @@ class Work {
   }
 };
 
-// All partitions of tasks, each a piece of work of its own.
+// All partitions of tasks as separate pieces of work.
 class Pieces {
  public:
   Pieces(const std::vector<Task>& tasks, int64_t dim) : tasks(tasks), dim(dim) {
@@ -282,7 +283,7 @@ class Pieces {
     });
   }
 
-  // A task's states, one behind the other.
+  // A task's states, one for each partition.
   float* states(size_t task) const { return memory.get() + pieces[first[task]].at; }
   bool worth_a_thread() const { return size > WORTH_A_THREAD; }
 
@@ -294,7 +295,7 @@ class Pieces {
   const std::vector<Task>& tasks;
   int64_t dim, size = 0;
   std::vector<Piece> pieces;
-  std::vector<size_t> first;  // of each task
+  std::vector<size_t> first;  // first piece of each task
   std::unique_ptr<float[]> memory;
 };
 
@@ -306,7 +307,7 @@ void run_in_parts(const Call& call, const std::vector<Task>& tasks) {
                [&](int64_t i) { Work<Value, Cached>(call, tasks[i]).finish(pieces.states(i)); });
 }
 
-// Where each row sees all that is older than its sequence's new tokens.
+// The shared prefixes of a batch; none unless each row sees everything older than its sequence's new tokens.
 std::vector<Prefix> prefixes_of(const Call& call, int64_t chunk) {
   const Options& options = call.options;
   if (call.num_seqs < 2 || options.window || options.bidirectional || options.parts > 1 || call.slopes) return {};
@@ -369,12 +370,13 @@ void run(const Call& call) {
 
 extern "C" {
 
-// The new tokens of num_seqs sequences: rows query_start[s] to query_start[s + 1] of query, `query_stride` values apart,
-// and of output [tokens, heads, dim], at the last of seq_lens[s] positions. Their keys and values are in the cache,
-// so many values between blocks and between heads; keys is null where values are keys too. dim and block_size are multiples
-// of 16. The cache holds every parts-th position of a sequence, from `part` on. sinks and slopes are [heads], or null. lse
-// [tokens, heads], unless null, gets the logarithms of the rows' sums of exponentiated scores; of a row that sees nothing,
-// minus infinity, and its output is 0.
+// Attention of the new tokens of num_seqs sequences. Sequence s has rows query_start[s] to query_start[s + 1] of query,
+// whose tokens are `query_stride` values apart, and of output [tokens, heads, dim]; they are the last of its seq_lens[s]
+// positions. Their keys and values are already in the cache, with the given strides between blocks and between heads, in
+// values; keys is null if the values are also the keys. dim and block_size are multiples of 16. The cache holds every
+// parts-th position of a sequence, from `part` on. sinks and slopes are [heads], or null. lse [tokens, heads], unless
+// null, receives the logarithm of each row's sum of exponentiated scores. A row that sees nothing gets minus infinity
+// there, and 0 as its output.
 void quire_attend(int type, int cached, const void* query, int64_t query_stride, const void* keys, const void* values,
                   int64_t block_stride, int64_t head_stride, const int32_t* block_table, int64_t table_stride,
                   const int32_t* query_start, const int32_t* seq_lens, int64_t num_seqs, void* output, int64_t heads,

@@ -1,8 +1,8 @@
-// Attention of some rows over the paged cache, in one way for prompts and for single tokens: keys are visited in chunks
-// that begin at multiples of their size, with a running softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and every
-// PARTITION positions with one of their own, merged in order. So a row's result depends neither on the rows beside it nor
-// on who computes its partitions. What a row does not see of a chunk has weights of zero; a chunk that it sees nothing of
-// changes nothing.
+// Attention of some rows over the paged cache, computed in the same way for prompts and for single tokens. Keys are visited
+// in chunks that begin at multiples of their size, with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+// Each partition of PARTITION positions has its own softmax, and partitions are merged in order. So a row's result depends
+// neither on the rows beside it nor on which threads compute its partitions. Positions of a chunk that a row does not see
+// get a weight of zero; a chunk of which it sees nothing does not change its state.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,18 @@
 namespace quire {
 
 constexpr int64_t LEAST_CHUNK = 64, MOST_CHUNK = SEGMENTS * UNIT;
-// Of a chunk's keys, which are read again for every few rows: matrix registers take more of them, and their time is as
-// well spent if these come from the second-level cache.
+// Bytes of a chunk's keys, which are read again for every few rows. With matrix registers a chunk is larger, as they take
+// more rows at a time and run as fast if the keys come from the second-level cache.
 template <class Type>
 constexpr int64_t CHUNK_BYTES = (Type::TILES ? 64 : 16) << 10;
 constexpr int64_t PARTITION = 1024;        // a multiple of each chunk
-constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // of a task: its queries and sums stay in the second-level cache
+constexpr int64_t MOST_ROWS_DIM = 1 << 15;  // rows * dim of a task: queries and sums stay in the second-level cache
 constexpr int64_t MOST_TASK_ROWS = 256;
-constexpr int64_t HEADS_BYTES = 256 << 10;  // of a chunk of all of a task's heads: it and the next one stay there too
+constexpr int64_t HEADS_BYTES = 256 << 10;  // a chunk of all of a task's heads: it and the next one stay there too
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LANE_NUMBERS[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// How many positions a chunk has: by the head's size alone.
+// The number of positions of a chunk; depends on the head size alone.
 template <class Stored>
 inline int64_t chunk_of(int64_t dim) {
   int64_t chunk = MOST_CHUNK;
@@ -43,56 +43,56 @@ struct Range {
   int64_t count() const { return end - begin; }
 };
 
-// What the rows of a layer have in common.
+// Options that all rows of a layer share.
 struct Options {
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
   bool chunked;          // the window begins at its last multiple
-  bool bidirectional;    // what comes after a query is seen too, as far as the window reaches back
-  int64_t part, parts;   // the cache holds positions part, part + parts, part + 2 * parts... one behind the other
+  bool bidirectional;    // queries also see later positions, as far as the window reaches back
+  int64_t part, parts;   // the cache holds positions part, part + parts, part + 2 * parts... one after the other
   int cached;            // the format of a cache of EightBits, see eight_bits.h
 
-  // How many positions below `end` the cache holds: the place of the first one behind them.
+  // How many positions below `end` the cache holds: the place in the cache of the first position from `end` on.
   int64_t held(int64_t end) const { return parts == 1 ? end : (end + parts - 1 - part) / parts; }
 
-  // What a query at this position sees first.
+  // The first position that a query at this position sees.
   int64_t first_seen(int64_t position) const {
     if (chunked) return position - uint32_t(position) % uint32_t(window);
     return window ? std::max<int64_t>(0, position + 1 - window) : 0;
   }
 
-  // The first position that it does not see any more, in a sequence of this length.
+  // The end (exclusive) of the positions that it sees, in a sequence of this length.
   int64_t seen_until(int64_t position, int64_t length) const {
     if (!bidirectional) return position + 1;
     return window ? std::min(length, position + window) : length;
   }
 };
 
-// Some rows of one sequence, the same of each of some key-value heads: each is one of its new queries with one of the
-// head's query heads, which stand next to each other.
+// Rows of one sequence, the same for each of some key-value heads. A row is one of the sequence's new queries with one of
+// the head's query heads; the query heads of a query are neighbors.
 struct Rows {
   int64_t position;     // of the sequence's first new query
   int64_t group;        // query heads of a key-value head
   int64_t heads;        // key-value heads
-  int64_t first, last;  // rows of each
+  int64_t first, last;  // range of rows of each head
   int64_t length;       // of the sequence
   const float* slopes;  // of the query heads, see bend; null: none
 
   int64_t count() const { return last - first; }
   int64_t of_all_heads() const { return heads * count(); }
   int64_t at(int64_t row) const { return position + uint32_t(first + row) / uint32_t(group); }
-  // What one of them sees: places in the cache, which are positions unless it holds a part of them.
+  // What a row sees, as places in the cache: these are positions unless the cache holds only a part of them.
   Range seen(int64_t row, const Options& options) const {
     return {options.held(options.first_seen(at(row))), options.held(options.seen_until(at(row), length))};
   }
-  // What any of rows [begin, end) sees.
+  // What rows [begin, end) see together.
   Range seen(int64_t begin, int64_t end, const Options& options) const {
     return {seen(begin, options).begin, seen(end - 1, options).end};
   }
 };
 
-// What rows have seen so far: the greatest score, the weights' total by lane, and the values' weighted sum. Lies in
-// size(rows, dim) floats.
+// The rows' online softmax so far: the greatest score, the sum of weights by lane, and the weighted sum of values. Takes
+// size(rows, dim) floats of memory.
 struct State {
   float *total, *output, *most;
   int64_t rows, dim;
@@ -101,7 +101,7 @@ struct State {
       : total(at), output(at + rows * LANES), most(output + rows * dim), rows(rows), dim(dim) {}
   static constexpr int64_t size(int64_t rows, int64_t dim) { return rows * (LANES + dim + 1); }
 
-  // That of the rows from one on.
+  // The state of the rows from `row` on.
   State from(int64_t row) const {
     State other = *this;
     other.total += row * LANES, other.output += row * dim, other.most += row, other.rows -= row;
@@ -123,14 +123,14 @@ struct State {
     for (float *at = output + row * dim, *end = at + dim; at < end; at += LANES) store(at, load(at) * factor);
   }
 
-  // A row gets what another one has seen.
+  // Copies another row's state.
   void take(int64_t row, const State& other, int64_t other_row) {
     std::copy_n(other.total + other_row * LANES, LANES, total + row * LANES);
     std::copy_n(other.output + other_row * dim, dim, output + row * dim);
     most[row] = other.most[other_row];
   }
 
-  // Takes in what a row has seen of the next partition.
+  // Merges the row's state of the next partition.
   void merge(int64_t row, const State& next) {
     float greatest = std::max(most[row], next.most[row]);
     Floats before = all(std::exp(most[row] - greatest)), after = all(std::exp(next.most[row] - greatest));
@@ -152,7 +152,7 @@ struct Scratch {
   alignas(64) float clean[2][UNIT * MOST_DIM];
   alignas(64) float turning[UNIT * MOST_DIM];
   alignas(64) float keys[LEAST_CHUNK * MOST_DIM];
-  alignas(64) float values[LEAST_CHUNK * MOST_DIM];  // that are cached in 8 bits
+  alignas(64) float values[LEAST_CHUNK * MOST_DIM];  // converted from an 8-bit cache
   Wanted wanted;
 };
 
@@ -167,7 +167,7 @@ inline Floats cap_scores(Floats scores, float softcap) {
   return all(softcap) * (all(1.0f) - all(2.0f) / (power + all(1.0f)));
 }
 
-// A chunk of some heads, and which positions are seen of the cache that it is in.
+// A chunk of some heads' cache, and the positions of the cache that are seen.
 template <class Stored, class Cached>
 struct Place {
   Paged<Stored, Cached> cache;  // the first head's
@@ -175,14 +175,14 @@ struct Place {
   Range seen;
   int64_t start;
 
-  // Its units of which something is seen.
+  // The chunk's units that are at least partly seen.
   Range units() const {
     Range some = seen.within(start, start + chunk_of<Stored>(cache.dim));
     return {(some.begin - start) / UNIT, (some.end - start + UNIT - 1) / UNIT};
   }
 
-  // A block's heads lie behind each other: in this order the processor goes on by itself from one to the next, which in
-  // the order of computing, head by head, it would not.
+  // The heads of a block are contiguous. In this order the hardware prefetcher continues from one head to the next, which
+  // it would not in the order of computing, head by head.
   void want(Wanted& wanted, int64_t pace) const {
     wanted.begin(pace);
     auto [first, last] = units();
@@ -194,14 +194,14 @@ struct Place {
   }
 
  private:
-  // `count` lines of each head: one run where a head's are all of its block.
+  // `count` lines of each head; a single run if the heads' lines are contiguous.
   void want_heads(Wanted& wanted, const Cached* lines, int64_t stride, int64_t count) const {
     int64_t runs = cache.head_stride * int64_t(sizeof(Cached)) == stride * count ? 1 : heads;
     for (int64_t i = 0; i < runs; ++i) wanted.add(lines + i * cache.head_stride, stride, count * heads / runs);
   }
 };
 
-// Rows against the cache: `Type` are the groups of its type.
+// Computes rows against the cache; `Type` is the kind of groups of its type.
 template <class Type, class Cached>
 class Attention {
  public:
@@ -212,8 +212,8 @@ class Attention {
   Attention(const Rows& rows, const Options& options, const Paged<Stored, Cached>& cache, const Input* query)
       : rows(rows), options(options), cache(cache), queries(query), seen(rows.seen(0, rows.count(), options)) {}
 
-  // The rows' state becomes what they see of positions [begin, end). It is already what they see of those below `from`.
-  // All three are multiples of a chunk. `after` (null: unknown) is what this thread computes with then.
+  // Computes the rows' state for positions [begin, end); it already includes the positions below `from`. All three are
+  // multiples of a chunk. `after` is what this thread computes with next (null: unknown), for prefetching.
   void attend(int64_t begin, int64_t from, int64_t end, State& state, const Place<Stored, Cached>* after) {
     Range range = seen.within(from, end);
     if (from == begin) clear(begin, end, state);
@@ -235,18 +235,18 @@ class Attention {
 
   static constexpr bool NARROW = !std::is_same_v<Stored, Cached>;
 
-  // Units of a head's chunk of positions from `start` on; of those that the task does not see nothing is said.
+  // Pointers to the units of a head's chunk of positions from `start` on; undefined for units that the task does not see.
   struct Chunk {
     int64_t start, head;
     const Stored *keys[SEGMENTS], *values[SEGMENTS];
   };
 
-  // Rows [first, last) of a head, which see something of units [begin, end) of its chunk.
+  // Rows [first, last) of a head, and the units [begin, end) of its chunk of which they see something.
   struct Tile {
     const Chunk* chunk;
     int64_t first, last;
     int begin, end;
-    bool fresh;  // have seen nothing before
+    bool fresh;  // the rows have seen nothing before
 
     int64_t count() const { return last - first; }
   };
@@ -257,16 +257,16 @@ class Attention {
   const Input* queries;
   Range seen;
   int64_t chunk_size = chunk_of<Stored>(cache.dim);
-  int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();  // of a head
+  int64_t tiles = (rows.count() + most_rows<Type>() - 1) / most_rows<Type>();  // per head
   Scratch& memory = scratch();
   int64_t shaped = 0;
 
-  // Which row a head's i-th tile begins with, and what it sees.
+  // The first row of a head's i-th tile, and what the tile sees.
   int64_t row_of(int64_t i) const { return i * rows.count() / tiles; }
   int64_t row_of(int64_t head, int64_t i) const { return head * rows.count() + row_of(i); }
   Range seen_by(int64_t i) const { return rows.seen(row_of(i), row_of(i + 1), options); }
 
-  // The first values of a row take its output's place: that of rows which see none is set to zero.
+  // The first values of a row overwrite its output, so only the outputs of rows that see none are set to zero.
   void clear(int64_t begin, int64_t end, State& state) const {
     state.clear_all_but_output();
     for (int64_t head = 0; head < rows.heads; ++head)
@@ -279,8 +279,8 @@ class Attention {
     next.want(memory.wanted, (next.units().count() * next.heads + units - 1) / units);
   }
 
-  // A head's rows against a chunk. A tile's values wait until the next one's scores are there: matrix registers would
-  // wait for the weights, and these for the scores, if each followed the other at once.
+  // A head's rows against a chunk. A tile's values are added only after the next tile's scores are computed. Otherwise,
+  // matrix registers would wait for the weights, and these for the scores.
   void attend_head(const Chunk& chunk, int64_t begin, State& state) {
     Tile before{};
     for (int64_t i = 0; i < tiles; ++i) {
@@ -296,7 +296,7 @@ class Attention {
     if (before.chunk) add_values(before, state);
   }
 
-  // Where a head's units of a chunk lie, from its first key and value on.
+  // Offsets of a chunk's units from a head's first key and value.
   struct Places {
     int64_t keys[SEGMENTS], values[SEGMENTS];
   };
@@ -311,7 +311,7 @@ class Attention {
     return places;
   }
 
-  // A head's chunk in the type that is multiplied.
+  // A head's chunk, converted to the type that is multiplied if the cache has 8 bits.
   Chunk take(const Place<Stored, Cached>& place, const Places& places, int64_t head) {
     Paged<Stored, Cached> cache = place.cache.head(head);
     Chunk chunk;
@@ -337,7 +337,7 @@ class Attention {
     return chunk;
   }
 
-  // Cleans the values of units that the task sees a part of, and turns values to keys where they are both.
+  // Clears unseen values in units that are only partly seen, and rearranges values as keys if they are both.
   void make_ready(Chunk& chunk) {
     for (int unit = 0; unit * UNIT < chunk_size; ++unit) {
       int64_t at = chunk.start + unit * UNIT;
@@ -369,7 +369,7 @@ class Attention {
     score<Wide>(tile, keys, UNIT * Wide::GROUP);
   }
 
-  // The tile's scores against its units, which lie `stride` values between steps.
+  // Computes the tile's scores against its units, whose steps are `stride` values apart.
   template <class Keys>
   void score(const Tile& tile, const typename Keys::Stored* const* keys, int64_t stride) {
     Product<Keys> product;
@@ -388,8 +388,8 @@ class Attention {
     }
   }
 
-  // From the tile's scores to weights. What its rows summed before is scaled to their new maxima; all of these are
-  // found first, for each row's weights would wait for its own.
+  // Turns the tile's scores into weights, and scales the rows' earlier sums to their new maxima. All maxima are found
+  // first, as otherwise each row's weights would wait for its maximum.
   void soften(const Tile& tile, const State& of_heads) {
     State state = of_heads.from(tile.chunk->head * rows.count());
     int64_t start = tile.chunk->start, begin = tile.begin * UNIT, end = tile.end * UNIT;
@@ -414,7 +414,7 @@ class Attention {
       for (int64_t at = last; at < end; at += LANES) store(weights + at, zero());
       if (own[i].empty()) continue;
       int64_t row = tile.first + i;
-      // A power of two takes fewer steps than one of e.
+      // A power of two takes fewer instructions than a power of e.
       Floats factor = all(unit * LOG2_E), least = all(-raise(highest[i], row, state) * LOG2_E);
       Floats total = load(state.total + row * LANES);
       for (int64_t at = first; at < last; at += LANES) {
@@ -432,7 +432,7 @@ class Attention {
     return {places.begin / LANES * LANES, (places.end + LANES - 1) / LANES * LANES};
   }
 
-  // A row's scores in some places of the chunk: scaled, capped, and lower by the slope of its head for each position
+  // Changes a row's scores in a range of the chunk: scales and caps them, and subtracts the head's slope for each position
   // between query and key (ALiBi, Press et al. 2021).
   void bend(const Tile& tile, float* scores, int64_t row, Range places) {
     Floats scale = all(options.scale), slope = zero(), steps = zero();
@@ -451,7 +451,7 @@ class Attention {
     }
   }
 
-  // The greatest of the scores in some places that are the row's own.
+  // The greatest of the scores that the row sees.
   static float greatest(const float* scores, Range own, Range places) {
     Floats lowest = all(-std::numeric_limits<float>::infinity()), highest = lowest;
     for (int64_t i = places.begin; i < places.end; i += LANES) {
@@ -462,7 +462,7 @@ class Attention {
     return quire::greatest(highest);
   }
 
-  // The greatest score of a row so far, another one counted.
+  // Updates a row's greatest score with another score, and returns it.
   float raise(float score, int64_t row, State& state) {
     float before = state.most[row];
     if (!(score > before)) return before;
@@ -470,7 +470,7 @@ class Attention {
     return state.most[row] = score;
   }
 
-  // The values of the tile's units by its weights.
+  // Adds the values of the tile's units, times its weights.
   void add_values(const Tile& tile, State& state) {
     const auto* values = tile.chunk->values;
     shape(tile);
@@ -478,10 +478,10 @@ class Attention {
     product.input = (Input*)memory.weights + tile.begin * UNIT, product.input_stride = MOST_CHUNK;
     product.segments = 0, product.stride = cache.dim * Type::GROUP;
     product.output_stride = cache.dim, product.fresh = tile.fresh, product.wanted = &memory.wanted;
-    int starts[SEGMENTS];  // units that do not lie behind the one before
+    int starts[SEGMENTS];  // units that are not contiguous with the previous one
     for (int unit = tile.begin; unit < tile.end; ++unit) {
-      // Matrix registers add up what one instruction multiplies before they add it to the sum: where blocks lie, and which
-      // unit is the first, must not say what that is.
+      // A matrix register instruction adds up its own products before it adds them to the sum. Which products these are must
+      // not depend on where blocks are in memory, nor on which unit is the first.
       bool follows = !Type::TILES && unit > tile.begin && values[unit] == values[unit - 1] + UNIT * cache.dim;
       if (!follows) product.steps[product.segments] = 0, starts[product.segments++] = unit;
       product.steps[product.segments - 1] += UNIT / Type::GROUP;

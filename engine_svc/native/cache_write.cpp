@@ -1,4 +1,4 @@
-// New keys and values to their slots of the paged cache, whose layout paged.h has.
+// Writes new keys and values to their slots of the paged cache; for its layout, see paged.h.
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -13,9 +13,9 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 12;  // values: below, waking a thread costs more than it saves
+constexpr int64_t WORTH_A_THREAD = 1 << 12;  // values: below this, waking a thread costs more than it saves
 
-// Tokens whose slots follow each other within a unit. Those of slots below 0 are nobody's.
+// Tokens with consecutive slots within a unit. Negative slots are padding.
 struct Run {
   int64_t first, last;
 };
@@ -31,7 +31,7 @@ std::vector<Run> find_runs(const int64_t* slots, int64_t tokens) {
   return runs;
 }
 
-// GROUP values of each token side by side, tokens behind each other.
+// Writes keys: GROUP values of each token side by side, one token after the other.
 template <int GROUP, class Cached>
 void write_keys(const Cached* key, int64_t stride, int64_t tokens, int64_t dim, Cached* to, int64_t step) {
   constexpr int64_t BYTES = GROUP * sizeof(Cached);
@@ -41,7 +41,7 @@ void write_keys(const Cached* key, int64_t stride, int64_t tokens, int64_t dim, 
     for (int64_t t = 0; t < tokens; ++t) std::memcpy(to + t * GROUP, key + t * stride + i, BYTES);
 }
 
-// A token's values, to every GROUP-th place from the one that it has in its group on; those of a whole group at once.
+// Writes a token's values to every GROUP-th place, from its place within the group on; a whole group at once.
 template <int GROUP, class Cached>
 void write_values(const Cached* value, int64_t stride, int64_t tokens, int64_t within, int64_t dim, Cached* block) {
   for (int64_t t = 0, count; t < tokens; t += count, value += count * stride, within += count) {
@@ -56,8 +56,8 @@ void write_values(const Cached* value, int64_t stride, int64_t tokens, int64_t w
   }
 }
 
-// Has the lines on their way to which a head's rows of a run go: one after the other, each would be waited for. Inline, for
-// gcc takes a function that only fetches for one that does nothing.
+// Prefetches the lines that a head's rows of a run go to, so that the writes do not wait for each of them. Always inlined,
+// because gcc drops calls of functions that only prefetch.
 template <int GROUP, class Cached>
 [[gnu::always_inline]] inline void fetch(const Cached* keys, int64_t step, const Cached* values, int64_t within, int64_t tokens, int64_t dim) {
   constexpr int64_t LINE = 64 / sizeof(Cached);
@@ -66,7 +66,7 @@ template <int GROUP, class Cached>
   for (values += within / GROUP * GROUP * dim; values < end; values += LINE) prefetch(values);
 }
 
-// The rows of a run, as the cache holds them: as they are, or narrowed in memory that is `run`'s.
+// The rows of a run in the cache's type: unchanged, or converted into the memory of `run`.
 template <class Cached, class Value>
 const Cached* as_cached(const Value* rows, int64_t& stride, int64_t tokens, int64_t dim, Cached* run) {
   if constexpr (std::is_same_v<Cached, Value>) {
@@ -82,9 +82,9 @@ const Cached* as_cached(const Value* rows, int64_t& stride, int64_t tokens, int6
 
 extern "C" {
 
-// key, value [tokens, kv_heads, dim], tokens `..._stride` values apart; so many values between the cache's blocks, and
-// between a block's heads. keys is null where values are keys too; what has a slot below 0 is left out. `cached` is as
-// with_cached numbers it.
+// key, value [tokens, kv_heads, dim], tokens `..._stride` values apart. The strides between the cache's blocks and between
+// a block's heads are in values too. keys is null if the values are also the keys. Tokens with negative slots are not
+// written. `cached` is numbered as in with_cached.
 void quire_write_cache(int type, int cached, const void* key, const void* value, int64_t key_stride,
                        int64_t value_stride, const int64_t* slots, void* keys, void* values, int64_t block_stride,
                        int64_t head_stride, int64_t tokens, int64_t kv_heads, int64_t dim, int64_t block_size) {

@@ -1,4 +1,4 @@
-// The likeliest tokens of a row, and how far down from the likeliest a number of them or a mass is reached.
+// The likeliest tokens of a row, and how far down from the likeliest a number or mass of tokens is reached.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace quire {
 
-// Orders as the numbers do; 0 and -0 are the same.
+// Integer keys in the order of the numbers; 0 and -0 have the same key.
 inline uint32_t key_of(float logit) {
   float value = logit + 0.0f;
   uint32_t bits;
@@ -18,20 +18,20 @@ inline uint32_t key_of(float logit) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// e to the (logits - greatest) / temperature; 0 where that is less than a float32 should hold.
+// exp((logits - greatest) / temperature); 0 where the result would be too small for a normal float32.
 inline Floats weights_of(Floats logits, float greatest, float inverse_temperature) {
   Floats x = (logits - all(greatest)) * all(inverse_temperature);
   return select(at_least(x, all(-87.0f)), exponential(x), zero());
 }
 
-// How far down: all tokens with a greater key, and the first `ties` of those with this one.
+// A depth: includes all tokens with a greater key, and the first `ties` tokens with this key.
 struct Depth {
   uint32_t key;
   int64_t ties;
-  double amount;  // number or mass of them all
+  double amount;  // number or mass of all included tokens
 };
 
-// In the order of their ids.
+// Tokens in the order of their ids.
 struct Candidates {
   std::vector<int32_t> ids;
   std::vector<uint32_t> keys;
@@ -73,8 +73,8 @@ struct Candidates {
     return found;
   }
 
-  // The least depth at which the number of tokens (or their mass) is `limit`; that of all tokens if it never is. Found by
-  // the bytes of the keys, the highest first: nothing is sorted.
+  // The least depth at which the number of tokens (or their mass) reaches `limit`; the depth of all tokens if it never
+  // does. Found by the bytes of the keys, the highest first, without sorting.
   Depth reach(double limit, bool by_mass) const {
     Depth depth{0, 0, 0};
     for (int shift = 24; shift >= 0; shift -= 8) descend(depth, shift, limit, by_mass);
@@ -89,7 +89,7 @@ struct Candidates {
   }
 
  private:
-  // From the keys that begin with depth.key, `amount` above them, to those with one more byte.
+  // Extends depth.key by one more byte; `amount` is the number or mass of tokens above the keys that begin with it.
   void descend(Depth& depth, int shift, double limit, bool by_mass) const {
     double amounts[256] = {};
     for (size_t i = 0; i < keys.size(); ++i)

@@ -1,12 +1,13 @@
-// Weights of 4 or 8 bits that codes stand for: grid[code] * scale + offset.
+// Weights in 4-bit or 8-bit codes: grid[code] * scale + offset.
 //
-// A panel is chunks of CHUNK inputs, and a chunk is the scales [spans, PANEL], the offsets likewise, if there are any, and
-// the codes: [CHUNK / 8, PANEL] of 32 bits that have those of eight inputs, of even ones in the lower half, of odd ones in
-// the upper half, the first in each one's lowest bits, or [CHUNK, PANEL] of 8 bits; matrix registers have orders of their own (coded_amx.h, coded_pairs.h). Inputs of a span share a scale.
+// A panel consists of chunks of CHUNK inputs. A chunk has the scales [spans, PANEL], the offsets likewise if there are any,
+// and the codes. Inputs of a span share a scale. 4-bit codes are words of 32 bits, [CHUNK / 8, PANEL], with the codes of
+// eight inputs each: even inputs in the lower half, odd inputs in the upper half, the first of each half in its lowest bits.
+// 8-bit codes are [CHUNK, PANEL]. With matrix registers, the order of codes is different (coded_amx.h, coded_pairs.h).
 //
-// Without matrix registers, codes of 4 bits are multiplied as the numbers that they stand for, and what is scaled are the
-// sums of spans; so are those of 8 bits where single values are multiplied, and not pairs of bfloat16: coded_spans.h. All
-// other products are those with what the codes stand for, in the same order, and equal to them bit for bit: coded_wide.h.
+// Without matrix registers, the grid numbers of 4-bit codes are multiplied, and the sums of spans are scaled afterwards;
+// likewise for 8-bit codes where single values are multiplied instead of pairs of bfloat16: coded_spans.h. All other
+// products dequantize the codes and equal products with dequantized weights bit for bit: coded_wide.h.
 #pragma once
 
 #include <cstring>
@@ -19,11 +20,11 @@ namespace quire {
 constexpr int64_t CHUNK = 128;  // inputs
 constexpr int64_t MOST_SPANS = 8;
 
-// E4M3_TABLES is e4m3 by spans of 64 inputs at least, without offsets, all of whose numbers but zeros are normal ones of
-// bfloat16 when they are scaled: see coded_amx.h.
+// E4M3_TABLES is e4m3 with spans of at least 64 inputs and no offsets, all of whose scaled numbers are zeros or normal
+// bfloat16 numbers; see coded_amx.h.
 enum Codes { NIBBLES, INT8_CODES, E4M3_CODES, E5M2_CODES, E4M3_TABLES };
 
-// As the caller describes a weight.
+// The caller's description of a weight.
 struct CodedForm {
   int codes;
   int span;                   // 16, 32, 64 or 128 inputs
@@ -39,7 +40,7 @@ struct CodedForm {
   int64_t chunk_bytes() const { return scale_bytes(scale_type) + scale_bytes(offset_type) + code_bytes(); }
 };
 
-// Weights that are widened to those of W, see groups.h.
+// Coded weights that are dequantized to weights of W; see groups.h.
 template <class W>
 struct Coded {
   using Stored = char;
@@ -53,8 +54,8 @@ struct Coded {
 template <class Value>
 using CodedGroups = Coded<typename Groups<Value>::Wide>;
 
-// What comes as far behind `bytes` that are read now: from memory in time, and out of the second-level cache before it is
-// read, for a tile's product fills what a processor looks ahead.
+// Prefetches what comes AHEAD_BYTES and NEAR_BYTES after the `bytes` being read: into the second-level cache, and from
+// there into the first. The product of a tile fills the out-of-order window, so the processor cannot look ahead itself.
 constexpr int64_t NEAR_BYTES = 1 << 10;
 
 [[gnu::always_inline]] inline void prefetch_coded(const char* from, int64_t bytes) {
@@ -66,7 +67,7 @@ constexpr int64_t NEAR_BYTES = 1 << 10;
 struct Scales {
   alignas(LINE) float scale[MOST_SPANS][PANEL], offset[MOST_SPANS][PANEL];
 
-  // Numbers may be loaded `raised` higher than they are, which offsets take back, where the form has none.
+  // The kernel may load numbers that are higher by `raised`. If the form has no offsets, offsets compensate for this.
   explicit Scales(const CodedForm& form, float raised = 0)
       : scale_type(form.scale_type), offset_type(form.offset_type), count(form.scales()),
         scale_bytes(form.scale_bytes(scale_type)), bytes(scale_bytes + form.scale_bytes(offset_type)), raised(raised) {

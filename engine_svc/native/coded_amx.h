@@ -1,10 +1,10 @@
 // Sums of a panel of coded weights by AMX's matrix registers (tiles); for int8, see coded_pairs.h.
 //
-// An output's codes of a chunk stand together here: 32 words of four codes each, so that a shift by 4 * i brings those of
-// inputs 32 * i to 32 * i + 31 into the words' lowest bits, or 128 bytes in the order of inputs. All that the codes of a
-// span can stand for, 16 numbers, is worked out first, scaled and rounded, and looked up 32 at a time. So an output's
-// weights come to lie in a row, and the tiles have outputs for rows, and rows for columns: see IN_STRIPS. That is the same
-// product, in the same order, as the other way round.
+// Here, an output's codes of a chunk are contiguous. 4-bit codes are 32 words of four codes each, so that a shift by 4 * i
+// brings the codes of inputs 32 * i to 32 * i + 31 into the words' lowest bits; 8-bit codes are 128 bytes in the order of
+// inputs. For 4-bit codes, the 16 possible weights of a span are computed first, scaled and rounded, and then looked up 32
+// at a time. So an output's weights end up in a row: tiles have outputs as rows and input rows as columns, see IN_STRIPS.
+// This is the same product in the same order as with rows and columns exchanged.
 #pragma once
 
 #include "coded.h"
@@ -13,19 +13,19 @@
 namespace quire {
 
 constexpr int64_t TILE_INPUTS = 32, CHUNK_TILES = CHUNK / TILE_INPUTS;
-constexpr int64_t BLOCK_CHUNKS = 4;  // with more than a strip: what is in the first-level cache for all of them
+constexpr int64_t BLOCK_CHUNKS = 4;  // with several strips: chunks that stay in the first-level cache for all of them
 constexpr int64_t WIDE_CHUNK = CHUNK * PANEL;
 
 inline Ints round_both(Floats first, Floats second) { return (Ints)_mm512_cvtne2ps_pbh(second, first); }
 
-// What the codes of an output can stand for in two spans, or twice in one: bfloat16 [2, 16].
+// The possible weights of an output in two spans, or in one span twice: bfloat16 [2, 16].
 inline Ints span_tables(const Scales& scales, Table grid, int64_t n, int64_t one, int64_t other) {
   auto numbers = [&](int64_t span) { return fma(grid, all(scales.scale[span][n]), all(scales.offset[span][n])); };
   Floats first = numbers(one);
   return round_both(first, one == other ? first : numbers(other));
 }
 
-// LINES outputs of a chunk, from the n-th on, as bfloat16 [CHUNK_TILES, PANEL, TILE_INPUTS].
+// Dequantizes LINES outputs of a chunk, from the n-th on, to bfloat16 [CHUNK_TILES, PANEL, TILE_INPUTS].
 constexpr int64_t LINES = 4;
 
 template <int SPAN>
@@ -43,7 +43,7 @@ struct NibbleRows {
         if (SPAN == 32 && i % 2 == 0) tables = span_tables(scales, grid, n, i, i + 1);
         if (SPAN == 64 && i % 2 == 0) tables = span_tables(scales, grid, n, i / 2, i / 2);
         if (SPAN == 128 && i == 0) tables = span_tables(scales, grid, n, 0, 0);
-        // Which of two spans' numbers: code & 15, or'ed with 16 for the second.
+        // The index into the two spans' numbers: code & 15, or'ed with 16 for the second span.
         Ints place = places;
         if (SPAN == 16) place = _mm512_ternarylogic_epi32(places, low, high_half, 0xea);
         if (SPAN == 32) place = i % 2 ? _mm512_ternarylogic_epi32(places, low, high, 0xea) : _mm512_and_si512(places, low);
@@ -76,8 +76,8 @@ void widen_chunk(const char* chunk, Scales& scales, Table grid, bf16* to) {
   for (int64_t n = 0; n < PANEL; n += LINES) Rows::widen(codes, scales, grid, n, to);
 }
 
-// Numbers of e4m3 as they are loaded (a 256th of them): those of the exponents 1, 2 and 3 and, as if it were one like
-// them, 0, eight each; and the subnormal ones that 0 really stands for.
+// e4m3 numbers as they are loaded (divided by 256): eight each for the exponents 1, 2 and 3, and for 0 as if it were a
+// normal exponent; and the subnormal numbers that exponent 0 really stands for.
 struct E4m3Numbers {
   alignas(LINE) float values[3 * LANES] = {};
 
@@ -88,8 +88,8 @@ struct E4m3Numbers {
 };
 inline const E4m3Numbers E4M3_NUMBERS;
 
-// E4M3_TABLES: the five lowest bits of a code say which number it is but for its sign and a power of 16, which are added to
-// the rounded one's bits. Words have the codes of two tiles' inputs.
+// E4M3_TABLES: the five lowest bits of a code give the number except for its sign and a power of 16, which are added to the
+// bits of the rounded number. Words have the codes of two tiles' inputs.
 template <int SPAN>
 struct E4m3Rows {
   struct Tables {
@@ -122,7 +122,7 @@ struct E4m3Rows {
         Ints power = _mm512_shuffle_epi8(powers, _mm512_and_si512(_mm512_srli_epi16(both, 4), nibbles));
         Ints others = _mm512_srli_epi16(both, 8);
         Ints low = tables.look_up(both), high = tables.look_up(others);
-        if (__builtin_expect(_mm512_testn_epi8_mask(both, exponent), 0))  // there are few
+        if (__builtin_expect(_mm512_testn_epi8_mask(both, exponent), 0))  // subnormal numbers are rare
           low = tables.look_up_subnormal(both, low), high = tables.look_up_subnormal(others, high);
         low = _mm512_add_epi16(low, _mm512_slli_epi16(power, 8));
         high = _mm512_add_epi16(high, _mm512_and_si512(power, upper));
@@ -133,7 +133,7 @@ struct E4m3Rows {
   }
 };
 
-// Calls `call` with what widens a form's codes.
+// Calls `call` with the object that dequantizes a form's codes.
 template <class Call>
 void with_rows(const CodedForm& form, const Call& call) {
   auto with_span = [&](auto span) {
@@ -153,8 +153,8 @@ void with_rows(const CodedForm& form, const Call& call) {
   }
 }
 
-// 0 to 3 are sums: of one strip, all of a panel; of two, half of it of the first (0, 1) and of the second (2, 3).
-// 4 and 5 are weights; 6 and 7 the inputs of both.
+// Tiles 0 to 3 are sums: with one strip, of the whole panel; with two, of half a panel for the first strip (0, 1) and for
+// the second (2, 3). Tiles 4 and 5 are weights; 6 and 7 are the inputs of both strips.
 inline void shape_strips(int64_t first, int64_t second) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) shapes.set(tile, STRIP, tile == 4 || tile == 5 ? LINE : 4 * first);
@@ -166,7 +166,7 @@ inline void shape_strips(int64_t first, int64_t second) {
 constexpr int64_t SQUARE = 16 * STRIP;          // sums of a tile [16 outputs, STRIP]
 constexpr int64_t TILE_STEP = 16 * TILE_INPUTS;  // from a tile of weights to that of the next outputs
 
-// What `tiles` tiles along the inputs add to the sums of a strip of `count` rows.
+// Adds the products of `tiles` tiles along the inputs to the sums of a strip of `count` rows.
 inline void add_strip(const bf16* input, int64_t count, const bf16* wide, int64_t tiles) {
   for (int64_t i = 0; i < tiles; ++i, input += TILE_INPUTS * count, wide += PANEL * TILE_INPUTS) {
     _tile_loadd(6, input, 4 * count);
@@ -181,7 +181,7 @@ inline void add_strip(const bf16* input, int64_t count, const bf16* wide, int64_
   }
 }
 
-// The same of two strips, the first of which is whole, and half a panel.
+// The same for two strips, the first of which is complete, and half a panel.
 inline void add_strips(const bf16* first, const bf16* second, int64_t count, const bf16* wide, int64_t tiles) {
   for (int64_t i = 0; i < tiles; ++i, wide += PANEL * TILE_INPUTS) {
     _tile_loadd(4, wide, LINE);
@@ -196,7 +196,7 @@ inline void add_strips(const bf16* first, const bf16* second, int64_t count, con
   }
 }
 
-// Sums [PANEL, STRIP] become [STRIP, PANEL].
+// Transposes sums [PANEL, STRIP] to [STRIP, PANEL].
 inline void turn_sums(float* sums) {
   alignas(LINE) float turned[PANEL * STRIP];
   std::memcpy(turned, sums, sizeof(turned));
@@ -208,7 +208,7 @@ inline void turn_sums(float* sums) {
   }
 }
 
-// A chunk's product with a strip, while the next chunk is widened: neither waits for the other.
+// A chunk's product with a strip, interleaved with dequantizing the next chunk, so that neither waits for the other.
 template <class Rows>
 void add_strip_and_widen(const bf16* input, int64_t count, const bf16* wide, const char* codes, const Scales& scales,
                          Table grid, bf16* next) {
@@ -229,7 +229,7 @@ void add_strip_and_widen(const bf16* input, int64_t count, const bf16* wide, con
   }
 }
 
-// Sums of a strip in tiles 0 to 3, as [STRIP, PANEL]; those of one row lie side by side as they are.
+// Stores the sums of a strip in tiles 0 to 3 as [STRIP, PANEL]; for a single row they need not be transposed.
 inline void store_strip(int64_t count, float* sums) {
   int64_t step = count == 1 ? STRIP : SQUARE;
   store_sums(sums, sums + step, sums + 2 * step, sums + 3 * step, count == 1 ? int64_t(sizeof(float)) : LINE);
@@ -237,8 +237,8 @@ inline void store_strip(int64_t count, float* sums) {
   if (count > 1) turn_sums(sums);
 }
 
-// Up to a strip of rows with panels [begin, end), which lie one behind the other: while the last chunk of one is multiplied,
-// the first of the next is widened. take(index, sums [rows, PANEL]) is called for each.
+// Up to a strip of rows with consecutive panels [begin, end): while the last chunk of one panel is multiplied, the first of
+// the next is dequantized. Calls take(index, sums [rows, PANEL]) for each panel.
 template <class Rows, class Take>
 void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t begin, int64_t end,
                const Take& take) {
@@ -268,7 +268,7 @@ void sum_strip(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t c
   _tile_release();
 }
 
-// The same of half a panel with two strips, the first of which is whole.
+// The same for half a panel with two strips, the first of which is complete.
 template <class Rows>
 void add_strips_and_widen(const bf16* first, const bf16* second, int64_t count, int64_t half, const bf16* wide,
                           const char* codes, const Scales& scales, Table grid, bf16* next) {
@@ -288,7 +288,7 @@ void add_strips_and_widen(const bf16* first, const bf16* second, int64_t count, 
   }
 }
 
-// A strip and `count` rows of another.
+// The sums of a strip and `count` rows of another.
 template <class Rows>
 void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t count, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[2][WIDE_CHUNK];
@@ -314,7 +314,7 @@ void sum_two_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int6
   }
 }
 
-// What a block of inputs, `tiles` tiles long and widened, adds to the sums of several strips.
+// Adds the products of a dequantized block of inputs, `tiles` tiles long, to the sums of several strips.
 inline void add_block(const Operands<Coded<Bf16Groups>>& call, int64_t begin, int64_t first, int64_t last,
                       const bf16* wide, int64_t tiles, float* sums) {
   bool fresh = begin == 0;
@@ -354,7 +354,7 @@ void sum_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t 
   }
 }
 
-// Rows [first, last), which stand in strips, with panels [begin, end). take(index, sums [rows, PANEL]) is called for each.
+// Rows [first, last), arranged in strips, with panels [begin, end). Calls take(index, sums [rows, PANEL]) for each panel.
 template <class Take>
 void sum_panels_of_strips(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t begin, int64_t end,
                           const Take& take) {

@@ -1,10 +1,10 @@
-// Sums of a panel of int8 codes where there are AMX's matrix registers (tiles).
+// Sums of a panel of int8 codes on processors with AMX's matrix registers (tiles).
 //
-// A chunk's codes are [2, CHUNK / 2, PANEL / 2, 2] bytes without a sign: half a panel's outputs side by side, with two
-// inputs' codes each. While tiles are in use, and for a while after, half as many floating-point numbers are computed,
-// which is what widening int8 is bound by: so one or two rows are multiplied without tiles, and for more of them a whole
-// block is widened before tiles take it as matrix_amx.h has it. Both are the same to the bit: a tile adds up the products
-// of even inputs and those of odd ones, each in order, and their sum to what there was before.
+// A chunk's codes are unsigned bytes [2, CHUNK / 2, PANEL / 2, 2]: half a panel's outputs side by side, with the codes of
+// two inputs each. While tiles are in use, and for a while after, floating-point arithmetic, which limits dequantizing int8,
+// runs at half its speed. So one or two rows are multiplied without tiles, and for more rows a whole block is dequantized
+// before tiles multiply it as in matrix_amx.h. Both give the same bits: a tile sums the products of even inputs and those
+// of odd inputs separately, each in order, and adds both sums to the previous sum.
 #pragma once
 
 #include "coded_amx.h"
@@ -12,20 +12,20 @@
 
 namespace quire {
 
-constexpr int64_t PAIRS_ROWS = 2;                        // that are multiplied without tiles
+constexpr int64_t PAIRS_ROWS = 2;                        // most rows that are multiplied without tiles
 constexpr int64_t PAIR_VECTORS = PANEL / 2 / (LANES / 2);  // of half a panel's pairs
 constexpr int64_t RUN = 16;                              // inputs, which share their scales in any form
-constexpr int64_t BLOCK_STEPS = 512;                     // that are widened at once, for many rows
+constexpr int64_t BLOCK_STEPS = 512;                     // dequantized at once, for many rows
 constexpr float RAISED = 32768 + 128;
 
-// Numbers that are no normal ones are zeros for tiles.
+// Treats subnormal numbers as zeros, as tiles do.
 struct NormalNumbers {
   unsigned before = _mm_getcsr();
   NormalNumbers() { _mm_setcsr(before | 0x8040); }
   ~NormalNumbers() { _mm_setcsr(before); }
 };
 
-// LANES codes, RAISED higher: a byte each goes into 2^15's lower bits.
+// Loads LANES codes, higher by RAISED: each byte is put where the mantissa of a float32 of 2^15 counts ones.
 inline Floats load_raised(const char* from) {
   Ints places = _mm512_set_epi8(
       -1, -1, 15, -1, -1, -1, 14, -1, -1, -1, 13, -1, -1, -1, 12, -1, -1, -1, 11, -1, -1, -1, 10, -1, -1, -1, 9, -1, -1,
@@ -35,14 +35,14 @@ inline Floats load_raised(const char* from) {
   return _mm512_castsi512_ps(_mm512_mask_shuffle_epi8(all_ints(0x47000000), 0x2222222222222222, codes, places));
 }
 
-// Eight outputs' numbers, twice each.
+// The numbers of eight outputs, each one twice.
 inline Floats twice(const float* from) {
   Ints places = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
   return _mm512_permutexvar_ps(places, _mm512_castps256_ps512(_mm256_loadu_ps(from)));
 }
 
-// What codes of eight outputs stand for. EXACT: scales are of 16 bits and there are no offsets, so that 32896 times a
-// scale is exact, and they may be read RAISED.
+// Dequantizes codes of eight outputs. EXACT: scales have 16 bits and there are no offsets. Then 32896 times a scale is
+// exact, and codes may be read RAISED.
 template <bool EXACT>
 struct PairWeights {
   static constexpr float RAISED_BY = EXACT ? RAISED : 0;
@@ -57,11 +57,11 @@ struct PairWeights {
   }
 };
 
-// The nearest bfloat16, ties to even, of numbers below 2^112: 65535 times one is rounded where a bfloat16 ends, and what
-// is missing to 65536 times it is the rounded one. If it ends there in a half, its own last bit is a zero.
+// Rounds numbers below 2^112 to the nearest bfloat16, ties to even: 65535 * x is rounded at the last bit of a bfloat16, so
+// its difference to 65536 * x is the rounded x. In a tie, the last bit of x itself is zero.
 inline Floats round_in_place(Floats x) { return _mm512_fmsub_ps(x, all(65536.0f), x * all(65535.0f)); }
 
-// What TILE_INPUTS inputs add to the sums of ROWS rows and half a panel; inputs are in float32, CHUNK apart.
+// Adds the products of TILE_INPUTS inputs to the sums of ROWS rows and half a panel; rows are float32, CHUNK apart.
 template <int ROWS, bool EXACT>
 void add_pairs(const float* input, const char* codes, const Scales& scales, int64_t span, int64_t k, int64_t first,
                float* sums) {
@@ -99,7 +99,7 @@ void add_pairs(const float* input, const char* codes, const Scales& scales, int6
     }
 }
 
-// A few rows.
+// The sums of a few rows.
 template <int ROWS, bool EXACT>
 void sum_pairs(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t index, float* sums) {
   alignas(LINE) float input[ROWS * CHUNK];
@@ -116,7 +116,7 @@ void sum_pairs(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t i
   }
 }
 
-// A chunk as matrix_amx.h takes it: pairs of bfloat16.
+// Dequantizes a chunk to pairs of bfloat16, as matrix_amx.h takes them.
 template <bool EXACT>
 void widen_pairs(const char* codes, const Scales& scales, int64_t span, bf16* to) {
   for (int64_t first = 0; first < PANEL; first += PANEL / 2)
@@ -135,7 +135,7 @@ void widen_pairs(const char* codes, const Scales& scales, int64_t span, bf16* to
     }
 }
 
-// More rows, by blocks that are widened first.
+// The sums of more rows, by blocks that are dequantized first.
 template <bool EXACT>
 void sum_widened(const Operands<Coded<Bf16Groups>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   alignas(LINE) bf16 wide[BLOCK_STEPS * PANEL * 2];
@@ -167,7 +167,7 @@ void sum_pair_panel(const Operands<Coded<Bf16Groups>>& call, int64_t first, int6
   sum_pairs_or_widened<EXACT>(call, first, last, index, sums);
 }
 
-// See the others' in coded.h. Rows do not stand in strips.
+// See sum_panel in coded_wide.h. Rows are not arranged in strips.
 template <class Wide, std::enable_if_t<Wide::TILES, int> = 0>
 void sum_panel(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, int64_t index, float* sums) {
   const CodedForm& form = *call.form;

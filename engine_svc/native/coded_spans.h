@@ -1,29 +1,29 @@
-// Sums of a panel of codes of 4 bits where pairs of bfloat16 are multiplied: sums are scaled, and not weights.
+// Sums of a panel of 4-bit codes where pairs of bfloat16 are multiplied: the sums are scaled, not the weights.
 //
-// A grid's numbers are looked up as bfloat16, a pair at a time, and multiplied at once. The products of a span are added up
-// in order, in float32, from zero; then come totals:
+// The grid's numbers are looked up as bfloat16, a pair at a time, and multiplied directly. The products of a span are
+// summed in order, in float32, from zero. Then the totals are updated:
 //
-//   total += offset * (the sum of the span's inputs), of all spans of a chunk; total += scale * (the span's sum), of each
+//   total += offset * (sum of the span's inputs), for all spans of a chunk; total += scale * (the span's sum), for each
 //
-// in one rounding each. So nothing is rounded to bfloat16 but a grid's numbers, where it does not hold them (nf4, fp4). That
-// is the same whatever stands beside a row: a few rows look codes up as they go; for more of them a chunk is widened, not
-// scaled, into the first-level cache before.
+// with one rounding each. So only the grid's numbers are rounded to bfloat16, if it cannot represent them (nf4, fp4). The
+// result does not depend on the other rows: few rows look up codes on the fly; for more rows, a chunk's numbers are first
+// written, unscaled, to the first-level cache.
 #pragma once
 
 #include "coded.h"
 
 namespace quire {
 
-// Whether it is so of codes that are multiplied as this type. Of 8 bits, pairs would cost more to make than it spares.
+// Whether sums are scaled for codes that are multiplied as this type. Pairs of 8-bit codes would cost more than they save.
 template <class Wide>
 constexpr bool scales_sums(int codes) {
   return !Wide::TILES && (codes == NIBBLES || (codes == INT8_CODES && Wide::GROUP == 1));
 }
 
-// Rows of a tile, whose sums are in registers beside the codes of eight inputs. Totals are in memory: with room for both
-// there would be too few sums for products that wait for those before them.
+// Rows of a tile, whose sums are in registers together with the codes of eight inputs. Totals are in memory: registers for
+// both would leave too few sums to hide the latency of products.
 constexpr int SPAN_ROWS = LANES == 16 ? 5 : 3;
-// Rows that widen codes by themselves: many where that is one instruction for a pair, which others do not wait for.
+// Up to how many rows codes are looked up on the fly: many if that is a single instruction for a pair.
 template <class Wide>
 constexpr int64_t WIDENING_ROWS = LANES == 16 ? (Wide::GROUP == 2 ? 32 : 2 * SPAN_ROWS) : SPAN_ROWS;
 
@@ -41,7 +41,7 @@ struct Nibbles {
     for (int v = 0; v < VECTORS; ++v) eight[v] = load_ints((const int32_t*)from + v * LANES);
     from += PANEL * sizeof(int32_t);
   }
-  // Of the v-th outputs, and the group whose first input is the i-th; in order.
+  // The weight of the v-th vector of outputs and the group that begins with the i-th input; called in order.
   typename Wide::Weight take(int v, int i) {
     bool odd = i % 2;
     auto weight = Wide::look_up(table, odd ? shift_right<16>(eight[v]) : eight[v]);
@@ -85,7 +85,7 @@ struct SpanRows {
   float* totals;  // [rows, PANEL]
 };
 
-// What offsets add.
+// Adds the offsets' part to the totals.
 template <int ROWS, class Rows>
 inline void add_offsets(const Rows& rows, const Scales& scales) {
   const float *input_sums = rows.input_sums, *offset = scales.offset[0], *end = offset + scales.numbers();
@@ -101,7 +101,7 @@ inline void add_offsets(const Rows& rows, const Scales& scales) {
     }
 }
 
-// What a chunk adds to ROWS rows; apart, so that its loops have the registers to themselves.
+// Adds a chunk's products to ROWS rows. Not inlined, so that its loops have all registers.
 template <int ROWS, class Wide, class Weights>
 [[gnu::noinline]] void add_chunk(Weights weights, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
   if (rows.input_sums) add_offsets<ROWS>(rows, scales);
@@ -133,7 +133,7 @@ template <int ROWS, class Wide, class Weights>
   }
 }
 
-// The same of so many rows, up to MOST.
+// The same for `count` rows, up to MOST.
 template <int MOST, class Wide, class Weights>
 void add_rows(int64_t count, const Weights& weights, const Scales& scales, int64_t span, const SpanRows<Wide>& rows) {
   if constexpr (MOST > 1)
@@ -141,7 +141,7 @@ void add_rows(int64_t count, const Weights& weights, const Scales& scales, int64
   add_chunk<MOST>(weights, scales, span, rows);
 }
 
-// The same of any number of rows, in tiles of about the same height.
+// The same for any number of rows, in tiles of about equal height.
 template <class Wide, class Weights>
 void add_tiles(int64_t count, const Weights& weights, const Scales& scales, int64_t span, SpanRows<Wide> rows) {
   for (int64_t tiles = (count + SPAN_ROWS - 1) / SPAN_ROWS; tiles > 0; --tiles) {
@@ -152,7 +152,7 @@ void add_tiles(int64_t count, const Weights& weights, const Scales& scales, int6
   }
 }
 
-// A chunk's numbers as a panel of Wide.
+// Writes a chunk's numbers as a panel of Wide.
 template <class Wide, class Weights>
 [[gnu::noinline]] void widen_numbers(Weights weights, typename Wide::Stored* to) {
   for (int64_t k = 0; k < CHUNK; k += Weights::INPUTS) {
@@ -190,7 +190,7 @@ void sum_spans(const Operands<Coded<Wide>>& call, int64_t first, int64_t last, i
   }
 }
 
-// What the inputs of each span of a row add up to: every `rows`-th of `to`.
+// Sums the inputs of each span of a row, into every `rows`-th entry of `to`.
 template <class Input>
 void sum_spans_of(const Input* row, int64_t steps, int64_t span, int64_t rows, float* to) {
   for (int64_t begin = 0; begin < steps; begin += span, to += rows) {

@@ -1,13 +1,13 @@
-// Sums of a panel of codes by what they stand for: chunks are widened into the first-level cache, once for all rows of a
-// task, as weights of the type Wide; or, for a few rows, into registers.
+// Sums of a panel of codes by dequantizing them: chunks are dequantized to weights of the type Wide in the first-level
+// cache, once for all rows of a task; or, for a few rows, in registers.
 #pragma once
 
 #include "coded_spans.h"
 
 namespace quire {
 
-// Where weights go that have been widened, those of inputs k and k + 1 of a panel's v-th LANES outputs at a time: into
-// a block of a panel of Wide.
+// A destination of dequantized weights, which come for inputs k and k + 1 of a panel's v-th LANES outputs at a time: stores
+// them in a block of a panel of Wide.
 template <class Wide>
 struct Block {
   static constexpr bool FETCHES = true;
@@ -22,7 +22,7 @@ struct Block {
   }
 };
 
-// Or into the sums of a few rows, at once; nothing then keeps the processor from looking ahead by itself.
+// Another destination: multiplies them into the sums of a few rows at once. Then the hardware prefetcher is not disturbed.
 template <class Wide, int ROWS>
 struct RowSums {
   static constexpr bool FETCHES = false;
@@ -62,7 +62,7 @@ template <class Code, class Taker>
   }
 }
 
-// A chunk's codes.
+// Dequantizes a chunk's codes.
 template <class Taker>
 [[gnu::always_inline]] inline void widen_codes(const char* codes, const Scales& scales, const CodedForm& form,
                                                const Taker& to) {
@@ -74,14 +74,14 @@ template <class Taker>
   }
 }
 
-// As a panel of Wide; apart, so that its loops have the registers to themselves.
+// Dequantizes a chunk to a panel of Wide. Not inlined, so that its loops have all registers.
 template <class Wide>
 [[gnu::noinline]] void widen_chunk(const char* codes, const Scales& scales, const CodedForm& form,
                                    typename Wide::Stored* to) {
   widen_codes(codes, scales, form, Block<Wide>{to});
 }
 
-// Rows whose sums leave room in registers for what is widened meanwhile: storing and loading it costs more than it spares.
+// Up to how many rows the sums leave registers for dequantized weights: storing and loading these would cost more.
 constexpr int LEAST_ROWS = REGISTERS == 32 ? 4 : 1;
 
 template <class Wide, int ROWS>

@@ -1,4 +1,4 @@
-// Where the codes of a chunk stand: see coded.h, coded_amx.h and coded_pairs.h.
+// The places of codes in a chunk; see coded.h, coded_amx.h and coded_pairs.h.
 #pragma once
 
 #include "coded.h"
@@ -9,7 +9,7 @@ inline int64_t chunks_of(int64_t size) { return (size + CHUNK - 1) / CHUNK; }
 
 constexpr int64_t HALF = PANEL / 2;  // outputs
 
-// Where a chunk has the code of 8 bits of the n-th output of a panel and the k-th input.
+// The place in a chunk of the 8-bit code of a panel's n-th output and the k-th input.
 template <bool TILES>
 inline int64_t place_of(const CodedForm& form, int64_t n, int64_t k) {
   if (TILES && form.codes == INT8_CODES) return n / HALF * CHUNK * HALF + n % HALF * 2 + k / 2 * PANEL + k % 2;
@@ -17,16 +17,16 @@ inline int64_t place_of(const CodedForm& form, int64_t n, int64_t k) {
   return TILES ? n * CHUNK + k : k * PANEL + n;
 }
 
-// What bytes of numbers have that codes have not.
+// The bits that differ between a code and the stored byte.
 template <bool TILES>
 inline uint8_t sign_of(const CodedForm& form) {
   return !TILES && form.codes == INT8_CODES ? 0x80 : 0;
 }
 
-// Where 32 bits have the i-th code of eight.
+// The bit position of the i-th of eight codes in 32 bits.
 inline int bit_of(int64_t i) { return int(i / 2 * 4 + i % 2 * 16); }
 
-// Codes [CHUNK] of one output, where the n-th of a panel has its place. Those of 8 bits become the bytes of numbers.
+// Packs the codes [CHUNK] of a panel's n-th output. 8-bit codes become the bytes of numbers.
 template <bool TILES>
 inline void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, char* to) {
   if (form.codes != NIBBLES) {
@@ -45,7 +45,7 @@ inline void pack_codes(const uint8_t* from, const CodedForm& form, int64_t n, ch
   }
 }
 
-// The other way round.
+// The inverse of pack_codes.
 template <bool TILES>
 inline void unpack_codes(const char* from, const CodedForm& form, int64_t n, uint8_t* codes) {
   if (form.codes != NIBBLES) {

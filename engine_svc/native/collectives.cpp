@@ -1,10 +1,11 @@
-// Sums and gatherings over the ranks of one machine, by memory that they share.
+// All-reduce and all-gather over the ranks of one machine, through shared memory.
 //
-// A rank puts its values into a room of its own, counts that up where all can see it, and waits for the others' counts;
-// then everybody reads all rooms. Each has two, in turn: who has filled the second has read what stood in the others'
-// first, so that it can be filled again. What is larger than a room goes in parts.
+// A rank writes its values to its own buffer ("room"), increments its counter, which all ranks can see, and waits for the
+// others' counters; then all ranks read all rooms. Each rank has two rooms and alternates between them: a rank that has
+// filled its second room has read the others' first rooms, so these can be filled again. Tensors larger than a room go in
+// parts.
 //
-// Values are summed from the first rank's to the last's, in float32, whoever does it and however many there are at once.
+// Values are summed from the first rank to the last, in float32, whichever rank sums them and however many there are.
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -23,7 +24,7 @@ using namespace quire;
 
 namespace quire {
 
-// As recordable.h has it, of kernels that return 0 where they fail: no further words are there then.
+// As in recordable.h, for kernels that return 0 on failure; then there are no further words.
 template <class... Arguments, size_t... INDEX>
 const int64_t* call(int64_t (*kernel)(Arguments...), const int64_t* words, std::index_sequence<INDEX...>) {
   return kernel(from_word<Arguments>(words[INDEX])...) ? words + sizeof...(Arguments) : nullptr;
@@ -39,24 +40,24 @@ const int64_t* call(int64_t (*kernel)(Arguments...), const int64_t* words) {
 namespace {
 
 constexpr int64_t PIECE = 1 << 14;           // values or bytes that a thread takes at a time
-constexpr int64_t WORTH_DIVIDING = 1 << 15;  // bytes, of which each rank sums a share
+constexpr int64_t WORTH_DIVIDING = 1 << 15;  // bytes: from this size on, each rank sums a share
 constexpr int64_t LINE = 128;                // bytes: two cache lines, which processors fetch together
-constexpr int64_t NAP_NANOSECONDS = 20'000'000;  // between two looks at the clock and for who has given up
+constexpr int64_t NAP_NANOSECONDS = 20'000'000;  // between two checks of the clock and for ranks that have given up
 
 struct alignas(LINE) Count {
-  std::atomic<uint32_t> put;       // how often the rank has filled a room, or changed what is in it
-  std::atomic<uint32_t> sleepers;  // who wait for it
+  std::atomic<uint32_t> put;       // how often the rank has filled a room, or changed its content
+  std::atomic<uint32_t> sleepers;  // how many wait for it
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "counts are shared by processes");
 
-// As engine_svc/parallel/shared_memory.py has it. Of one rank: of a group of `ranks`, the one numbered `rank`.
+// As in engine_svc/parallel/shared_memory.py: the end of rank `rank` in a group of `ranks`.
 struct SharedRanks {
-  char* memory;  // a line; a count for each rank; two rooms for each
+  char* memory;  // a line; then a counter for each rank; then two rooms for each rank
   int64_t rank, ranks, room;  // room: bytes
-  int64_t nanoseconds;        // that the others may take
+  int64_t nanoseconds;        // how long to wait for the others
   int64_t put, parts;         // so far
 
-  // Whoever does not wait any longer says so to all: no later sum would be right.
+  // Set by a rank that stops waiting, to tell all others: no later sum would be correct.
   std::atomic<uint32_t>& abandoned() const { return *(std::atomic<uint32_t>*)memory; }
   Count& count(int64_t of) const { return ((Count*)(memory + LINE))[of]; }
 
@@ -86,7 +87,7 @@ bool await(const SharedRanks& own, int64_t other) {
   return true;
 }
 
-// Lets the others read what this rank has put, and waits until all of them have put theirs; false if they do not.
+// Publishes this rank's room, and waits until all others have published theirs; false if they do not in time.
 bool meet(SharedRanks& own) {
   if (own.abandoned().load()) return false;
   Count& count = own.count(own.rank);
@@ -97,7 +98,7 @@ bool meet(SharedRanks& own) {
   return true;
 }
 
-// piece(first, count) of all values from `first` to `last`, by all threads.
+// Calls piece(first, count) for all values from `first` to `last`, on all threads.
 template <class Piece>
 void for_pieces(int64_t first, int64_t last, const Piece& piece) {
   parallel_for((last - first + PIECE - 1) / PIECE, last - first > 2 * PIECE, [&](int64_t i) {
@@ -123,10 +124,10 @@ void sum_rooms(const SharedRanks& own, Value* to, int64_t first, int64_t last) {
   });
 }
 
-// Of so many values, those that a rank sums where they are divided: whole lines.
+// How many of `count` values each rank sums if they are divided: a multiple of whole lines.
 int64_t share_of(const SharedRanks& own, int64_t count) { return ((count + own.ranks - 1) / own.ranks + 63) / 64 * 64; }
 
-// Values that fit a room.
+// Sums values that fit in a room.
 template <class Value>
 bool sum_part(SharedRanks& own, Value* values, int64_t count) {
   Value* mine = own.room_of<Value>(own.rank);
@@ -145,7 +146,7 @@ bool sum_part(SharedRanks& own, Value* values, int64_t count) {
   return true;
 }
 
-// Rows and columns [rows, bytes] that fit a room, out of rows `stride` bytes apart.
+// Gathers [rows, bytes] that fit in a room, from rows `stride` bytes apart.
 bool gather_part(SharedRanks& own, const char* values, int64_t stride, int64_t rows, int64_t bytes, char* output) {
   char* mine = own.room_of<char>(own.rank);
   for (int64_t row = 0; row < rows; ++row) copy(values + row * stride, mine + row * bytes, 0, bytes);
@@ -161,7 +162,7 @@ bool gather_part(SharedRanks& own, const char* values, int64_t stride, int64_t r
 
 extern "C" {
 
-// values become their sum over the ranks; returns 0 where one of them has not come in time.
+// Replaces values by their sum over the ranks; returns 0 if a rank did not arrive in time.
 int64_t quire_all_reduce(SharedRanks* own, int type, void* values, int64_t count) {
   bool all = true;
   with_type(type, [&](auto value) {

@@ -1,12 +1,12 @@
-// Weights of bfloat16 in 12 bits each, bit for bit what they were: most of a matrix's exponents are a few.
+// bfloat16 weights losslessly compressed to 12 bits each: most values of a matrix have one of few exponents.
 //
-// A step of a panel is VECTORS registers of LANES groups, each as it lies in matrix.h. A panel has 16 exponents that follow
-// each other; a value whose exponent is one of them has no bits beside its sign, 4 bits that number the exponent and
-// its mantissa once the least exponent is subtracted. The words of three registers stand as they are then; what they leave
-// free, 4 bits each, are those of the fourth. A step that has another exponent stands, as it was, behind all panels.
+// A step of a panel is VECTORS registers of LANES groups, laid out as in matrix.h. A panel has a range of 16 consecutive
+// exponents. A value with an exponent in this range, minus the least exponent, needs only its sign, 4 bits of exponent and
+// its mantissa. The words of three registers are stored as they are; the fourth's words are stored in the 4 bits that each
+// of them leaves free. Steps with other exponents are stored uncompressed after all panels.
 //
-// So a decode of few sequences, which waits for memory, reads three quarters of it. Words become values in registers, or, with
-// more rows than one tile has, in a block that the first tile leaves for the others.
+// So decoding few sequences, which is bound by memory, reads three quarters of the bytes. Words are decompressed in
+// registers or, if there are more rows than one tile has, into a block that the first tile leaves for the others.
 #pragma once
 
 #include <cstring>
@@ -22,30 +22,30 @@ constexpr int64_t COMPRESSED_STEP = STEP_VALUES * 12 / 8;  // bytes
 constexpr int64_t PLAIN_STEP = STEP_VALUES * 2;
 constexpr int PACKED_REGISTERS = VECTORS - 1;
 
-// What stands before a panel's steps.
+// The header of a panel, before its steps.
 struct alignas(LINE) CompressedHead {
   int64_t least;  // of the exponents
-  int64_t plain;  // where the numbers of its plain steps are, in bytes from the matrix's begin; steps follow
-  int64_t count;  // of those
+  int64_t plain;  // offset in bytes from the matrix's begin of the numbers of its plain steps, which the steps follow
+  int64_t count;  // number of plain steps
 };
 
-// What the places of words in two halves of 32 bits are.
+// The same 16 bits in both halves of 32.
 constexpr int32_t both_halves(uint32_t bits) { return int32_t(bits << 16 | bits); }
 
-// The words of three registers without what they have of the fourth's, and where that has it.
+// Masks: a word's own bits in three registers, and the parts of the fourth register's words.
 constexpr int32_t OWN_BITS = both_halves(0x87ff);
 constexpr int32_t SIGN = both_halves(0x8000), NUMBER = both_halves(0x780);
 constexpr int32_t HIGH_MANTISSA = both_halves(0x78), LOW_MANTISSA = both_halves(7);
 
-// The numbers of `count` steps, and what fills the last line.
+// Bytes of the numbers of `count` steps, filled up to whole lines.
 constexpr int64_t numbers_bytes(int64_t count) { return (count * int64_t(sizeof(int32_t)) + LINE - 1) / LINE * LINE; }
 
-// In whole lines.
+// Bytes of a compressed panel, in whole lines.
 constexpr int64_t compressed_panel_bytes(int64_t steps) {
   return (sizeof(CompressedHead) + steps * COMPRESSED_STEP + LINE - 1) / LINE * LINE;
 }
 
-// Those of W, compressed.
+// The weights of W, compressed.
 template <class W>
 struct Compressed {
   using Stored = char;
@@ -60,7 +60,7 @@ constexpr bool IS_COMPRESSED = false;
 template <class Wide>
 constexpr bool IS_COMPRESSED<Compressed<Wide>> = true;
 
-// Whether this level's products take them.
+// Whether this level has products with compressed weights.
 template <class Type>
 constexpr bool COMPRESSES = false;
 #if defined(__x86_64__) && !defined(__AMX_TILE__)
@@ -68,7 +68,7 @@ template <>
 constexpr bool COMPRESSES<Bf16Groups> = true;
 #endif
 
-// A panel's steps, one after the other.
+// Reads a panel's steps, one after the other.
 class Steps {
  public:
   Steps(const char* matrix, const char* panel) : from(panel + sizeof(CompressedHead)) {
@@ -79,10 +79,10 @@ class Steps {
     next = numbers < last ? *numbers : -1;
   }
 
-  // Where what lies so many bytes behind the steps that have been read begins.
+  // The address that is `bytes` after the steps already read.
   const char* ahead(int64_t bytes) const { return from + bytes; }
 
-  // The next step's groups: those of W registers from FIRST on.
+  // Decompresses the next step's groups: W registers from FIRST on.
   template <int FIRST, int W>
   [[gnu::always_inline]] void read(Ints (&groups)[W]) {
     if (__builtin_expect(step++ == next, 0))
@@ -125,7 +125,7 @@ class Steps {
   }
 };
 
-// Some rows times some steps of W registers from FIRST on: see multiply in matrix.h. KEEP: weights are left in part.wide.
+// Rows times steps of W registers from FIRST on; see multiply in matrix.h. KEEP stores the weights in part.wide.
 template <class Type, int ROWS, int FIRST, int W, bool KEEP>
 [[gnu::noinline]] void multiply_compressed(Steps& panel, Part<Type> part) {
   Steps steps = panel;
@@ -160,7 +160,7 @@ template <class Type, int ROWS, int FIRST, int W, bool KEEP>
   panel = steps;
 }
 
-// The same of so many rows, up to MOST.
+// The same for `rows` rows, up to MOST.
 template <class Type, int FIRST, int W, bool KEEP, int MOST>
 void multiply_compressed_rows(int64_t rows, Steps& panel, const Part<Type>& part) {
   if constexpr (MOST > 1)
@@ -180,7 +180,7 @@ void multiply_compressed_tile(int64_t rows, Steps& panel, Part<Type> part) {
   }
 }
 
-// Rows whose sums are in registers beside a step's groups, all of a panel's width.
+// Up to how many rows the sums of a whole panel's width are in registers together with a step's groups.
 constexpr int FEW_COMPRESSED_ROWS = REGISTERS == 32 ? MOST_ROWS : 2;
 
 // The sums [rows, PANEL] of rows [first, last), at most ROWS, against one panel.

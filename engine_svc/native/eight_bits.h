@@ -1,4 +1,4 @@
-// Numbers of 8 bits that stand for those of a wider type, as the cache may hold them.
+// 8-bit floating-point numbers, as the cache may hold them.
 #pragma once
 
 #include <cmath>
@@ -9,9 +9,8 @@
 
 namespace quire {
 
-// The nearest of a format's numbers, ties to even, as a byte; what is out of their range becomes the greatest of them, and
-// what is no number none.
-// MANTISSA bits, an exponent with BIAS; LEAST is the least number with all bits of precision.
+// The byte of the nearest number of a format, ties to even. Values out of range become the greatest number; NaN stays NaN.
+// The format has MANTISSA bits and an exponent with BIAS; LEAST is the least normal number.
 template <int MANTISSA, int BIAS>
 inline uint8_t narrow(float value, float greatest) {
   constexpr int DROPPED = 23 - MANTISSA;
@@ -19,7 +18,7 @@ inline uint8_t narrow(float value, float greatest) {
   constexpr float LEAST = 1.0f / (1 << (BIAS - 1)), STEPS = float(1 << (BIAS - 1 + MANTISSA)), ROUNDING = 12582912.0f;
   float size = std::fabs(value);
   size = size < greatest ? size : greatest;
-  float counted = size * STEPS + ROUNDING;  // below LEAST all numbers are so many steps
+  float counted = size * STEPS + ROUNDING;  // below LEAST, numbers are multiples of a step
   uint32_t bits, count, sign;
   std::memcpy(&bits, &size, 4), std::memcpy(&count, &counted, 4), std::memcpy(&sign, &value, 4);
   uint32_t rounded = (bits + HALF + (bits >> DROPPED & 1) - (uint32_t(127 - BIAS) << 23)) >> DROPPED;
@@ -30,20 +29,20 @@ inline uint8_t narrow(float value, float greatest) {
 inline e4m3 narrow_to(e4m3, float value) { return {narrow<3, 7>(value, 448.0f)}; }
 inline e5m2 narrow_to(e5m2, float value) { return {narrow<2, 15>(value, 57344.0f)}; }
 
-// e4m3 has one code for what is no number, the one behind 448.
+// e4m3 has a single code for NaN, the one after 448.
 inline Floats widen(const e4m3* from) {
   Floats value = load(from) * all(256.0f);
   return select(at_least(magnitude(value), all(480.0f)), all(std::numeric_limits<float>::quiet_NaN()), value);
 }
 inline Floats widen(const e5m2* from) { return load(from); }
 
-// A number of one format or the other, as whoever has it says.
+// A number of either format, which is known from elsewhere.
 enum class EightBits : uint8_t {};
 
-// Which of them a cache holds: 0 numbers of the model's type.
+// The format of a cache; 0 means the model's own type.
 constexpr int CACHED_E4M3 = 1, CACHED_E5M2 = 2;
 
-// `count` numbers of a format, a multiple of 16, to a type that holds each exactly.
+// Converts `count` numbers of a format, a multiple of 16, to a type that represents each exactly.
 template <class Value>
 inline void widen_all(int cached, const EightBits* from, int64_t count, Value* to) {
   auto widen_those = [&](auto* numbers) {
@@ -52,7 +51,7 @@ inline void widen_all(int cached, const EightBits* from, int64_t count, Value* t
   cached == CACHED_E4M3 ? widen_those((const e4m3*)from) : widen_those((const e5m2*)from);
 }
 
-// A row of values in the type of the cache.
+// Converts a row of values to the type of the cache.
 template <class Byte, class Value>
 inline void narrow_row(const Value* from, int64_t count, Byte* to) {
   for (int64_t i = 0; i < count; i += LANES) {
@@ -62,7 +61,7 @@ inline void narrow_row(const Value* from, int64_t count, Byte* to) {
   }
 }
 
-// Calls `call` with a value of the type that a cache of the type `stored` has.
+// Calls `call` with a value of the cache's element type; 0 means `Stored` itself.
 template <class Stored, class Call>
 void with_cached(int cached, Stored, const Call& call) {
   switch (cached) {

@@ -1,7 +1,7 @@
-// A mixture of experts' feed-forward: rows go to the experts that were chosen for them, a row to several.
+// The feed-forward layers of a mixture of experts: each token goes through several chosen experts.
 //
-// The assignments are sorted by expert, so that each expert's weights are read once, for all of its rows; the products
-// of all experts are cut into pieces (rows of one expert by some panels) that the threads share.
+// Assignments are sorted by expert, so that each expert's weights are read once for all of its rows. The products of all
+// experts are divided into pieces (rows of one expert by some panels) that the threads share.
 #include <vector>
 
 #include "activation.h"
@@ -14,7 +14,7 @@
 
 using namespace quire;
 
-// What adapters add to one of an expert's two products: see low_rank.h.
+// The adapters of one of the experts' two products; see low_rank.h.
 struct LowRank {
   const void *down, *up;
   const int32_t* ranks;
@@ -22,14 +22,14 @@ struct LowRank {
   int64_t parts, rank;
 };
 
-// Of each token which adapter it runs with, or -1; their groups are those of the experts, an adapter's behind another's.
+// The adapter of each token, or -1. Groups are numbered adapter * experts + expert.
 struct Adapters {
-  const int32_t* slots;  // null: none runs with any
+  const int32_t* slots;  // null: no token has an adapter
   int type;
   LowRank gate_up, down;
 };
 
-// What experts are like, beside their weights; the biases are of the packed outputs of each, or null.
+// The properties of experts other than their weights. Biases are those of each expert's packed outputs, or null.
 struct ExpertsForm {
   Activation activation;
   int weighs_inputs, is_gated;
@@ -39,16 +39,16 @@ struct ExpertsForm {
 
 namespace {
 
-constexpr int64_t TOKENS_AT_ONCE = 1024;  // bounds the memory of what is between the products
+constexpr int64_t TOKENS_AT_ONCE = 1024;  // bounds the memory of intermediate results
 
-// One of an expert's two matrices [outputs, size], for all experts; the bias is of the packed outputs of each, or null.
+// One of the two matrices [outputs, size] of all experts. The bias is that of each expert's packed outputs, or null.
 struct Stack {
   const Packed& packed;
   const float* bias;
   int64_t size, outputs;
 };
 
-// What a call is given, but its tokens.
+// The arguments of a call except for its tokens.
 struct Layer {
   int64_t chosen, experts, size, inner, wide;  // wide: outputs of the first product
   const ExpertsForm& form;
@@ -56,10 +56,10 @@ struct Layer {
 };
 
 struct Sorted {
-  std::vector<int64_t> start;  // [experts + 1], of each one's rows
-  std::vector<int64_t> token;  // [rows], whose row it is
-  std::vector<float> weight;   // [rows], what its result counts
-  std::vector<int64_t> place;  // [tokens, chosen], the row of each assignment; -1 of one to no expert
+  std::vector<int64_t> start;  // [experts + 1], first row of each expert
+  std::vector<int64_t> token;  // [rows], token of each row
+  std::vector<float> weight;   // [rows], weight of each row's result
+  std::vector<int64_t> place;  // [tokens, chosen], row of each assignment; -1 without an expert
 };
 
 Sorted sort(const int64_t* experts, const float* weights, int64_t tokens, const Layer& layer) {
@@ -86,7 +86,7 @@ struct Chunk {
   int64_t expert, first, last;
 };
 
-// All rows, as many together as `most`.
+// All rows in chunks of up to `most` rows of one expert.
 std::vector<Chunk> chunks(const Sorted& sorted, int64_t most) {
   std::vector<Chunk> found;
   for (int64_t e = 0; e + 1 < int64_t(sorted.start.size()); ++e)
@@ -95,7 +95,7 @@ std::vector<Chunk> chunks(const Sorted& sorted, int64_t most) {
   return found;
 }
 
-// The rows of a product, prepared: prepare(row, order) is called for each, with the order of its expert's inputs.
+// Prepares the rows of a product: calls prepare(row, order) for each, with the order of its expert's inputs.
 template <class Type, class Prepare>
 void prepare_rows(const Sorted& sorted, const Stack& stack, Inputs<Type>& inputs, const Prepare& prepare) {
   std::vector<Chunk> strips = chunks(sorted, STRIP);
@@ -129,14 +129,14 @@ void multiply_stack(const Sorted& sorted, const Stack& stack, const Inputs<Type>
   });
 }
 
-// A token's values times what they count for the expert of a row.
+// A token's values times the routing weight of a row's expert.
 template <class Value>
 void weigh(const Value* values, const Sorted& sorted, int64_t row, int64_t size, Value* output) {
   Floats weight = all(sorted.weight[row]);
   for (int64_t i = 0; i < size; i += LANES) store(output + i, load(values + i, size - i) * weight, size - i);
 }
 
-// A token's results, each as it counts, in the order in which its experts were chosen.
+// Adds up a token's results times their weights, in the order in which its experts were chosen.
 template <class Value>
 void add_results(const float* results, const Sorted& sorted, int64_t token, const Layer& layer, Value* output) {
   for (int64_t i = 0; i < layer.size; i += LANES) {
@@ -153,7 +153,7 @@ void add_results(const float* results, const Sorted& sorted, int64_t token, cons
 template <class Value>
 constexpr int TYPE = std::is_same_v<Value, float> ? 0 : std::is_same_v<Value, bf16> ? 1 : 2;
 
-// The rows that run with adapters, in tiles of one expert and adapter each.
+// The rows with adapters, in tiles of one expert and adapter each.
 struct AdaptedRows {
   std::vector<int32_t> rows, groups;
 
@@ -176,7 +176,8 @@ struct AdaptedRows {
     }
   }
 
-  // output[row] += what the row's adapter makes of input[source[row]] (null: of input[row]); rows are `stride` values apart.
+  // Adds to output[row] the adapter's product with input[source[row]], or with input[row] if source is null. Input rows are
+  // `stride` values apart.
   template <class Value, class Out>
   void add(const LowRank& adapters, int type, const Value* input, int64_t stride, int64_t size, const int64_t* source,
            Out* output, int64_t output_stride) const {
@@ -193,7 +194,7 @@ struct AdaptedRows {
   }
 };
 
-// Some tokens' rows, sorted, and those of them that run with adapters.
+// The sorted rows of some tokens, and those with adapters among them.
 struct Batch {
   Sorted sorted;
   AdaptedRows adapted;
@@ -262,9 +263,9 @@ void run(const Value* input, int64_t tokens, int64_t stride, const int64_t* expe
 
 extern "C" {
 
-// input [tokens, size], its rows `stride` values apart; experts, weights [tokens, chosen], of which -1 is none; gate_up packed, of each
-// expert [2 * inner, size] (without gates [inner, size]), and down packed, of each [size, inner]; output [tokens, size]. A
-// product with int8 weights has its inputs quantized row by row.
+// input [tokens, size], rows `stride` values apart; experts and weights [tokens, chosen], expert -1 is none. gate_up is
+// packed, for each expert [2 * inner, size], or [inner, size] without gates; down is packed, for each expert
+// [size, inner]. output [tokens, size]. Inputs of products with int8 weights are quantized row by row.
 void quire_experts(int type, const void* input, int64_t tokens, int64_t stride, const int64_t* experts,
                    const float* weights, int64_t chosen, int64_t num_experts, const Packed* gate_up, const Packed* down,
                    void* output, int64_t size, int64_t inner, const ExpertsForm* form) {

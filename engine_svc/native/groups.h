@@ -1,27 +1,27 @@
-// How inputs times weights are added up, for each type of weights: the one thing in which the levels' products differ.
+// How products of inputs and weights are accumulated for each type of weights: all that differs between the levels.
 //
-// Weights of a few consecutive k stand together, as many as one instruction of the level eats: a group. What a type has:
+// Weights of a few consecutive k are stored together, as many as one instruction of the level takes: a group. A type has:
 //
 //   Stored, Input        values of a packed weight and of an input
 //   Weight, Sum          registers: LANES outputs' weights, and their sums
 //   Total                a sum as it is in memory: float or int32_t
 //   GROUP                values of a group
-//   PARTS                additions that a group takes, of GROUP / PARTS values each
-//   ALIGNMENT            groups that a packed weight's size is filled up to, with zeros
-//   OFFSET               what inputs are stored higher by (int8)
-//   TILES                whether matrix registers do it (matrix_amx.h), and not what follows
-//   weight(from, part)   of LANES outputs' groups
-//   pair(first, second)  likewise, of groups of two bfloat16: of what is not in memory
-//   Table, table, look_up  16 numbers, and a weight for each int: by its lowest 4 bits or, of two bfloat16, by those of its
-//                        halves, rounded (coded_spans.h)
-//   part_of(groups, part)  the same as weight, of what is not in memory (compressed.h)
-//   input(from)          of one row, for one addition, in every lane
+//   PARTS                number of additions for a group, of GROUP / PARTS values each
+//   ALIGNMENT            packed weights are filled up with zeros to a multiple of so many groups
+//   OFFSET               added to stored inputs (int8)
+//   TILES                whether matrix registers are used (matrix_amx.h) instead of what follows
+//   weight(from, part)   loads a part of LANES outputs' groups
+//   pair(first, second)  likewise for groups of two bfloat16, from registers
+//   Table, table, look_up  16 numbers, and a weight for each int: by its lowest 4 bits or, for two bfloat16, by those of
+//                        each half, rounded (coded_spans.h)
+//   part_of(groups, part)  like weight, from registers (compressed.h)
+//   input(from)          the input of one row for one addition, in every lane
 //   add(sum, input, weight)
-//   Wide                 with many rows, a block of weights is turned into those of this type first (or it is the type
-//                        itself): an addition's values each, so that GROUP is GROUP / PARTS and PARTS is 1
+//   Wide                 the type that blocks of weights are converted to first if there are many rows (may be the type
+//                        itself). Its groups are the values of one addition: its GROUP is GROUP / PARTS, its PARTS 1
 //   widen(to, weight)    stores what Wide::weight loads
 //
-// Every output is summed over k in order, in one sum, which is why it does not depend on what is computed beside it.
+// Every output is summed over k in order, in a single sum, so it does not depend on what is computed beside it.
 #pragma once
 
 #include <cstring>
@@ -37,7 +37,7 @@ inline Ints repeat_group(const void* from) {
   return all_ints(group);
 }
 
-// Widened to float32 in registers.
+// Weights that are converted to float32 in registers.
 template <class Value>
 struct Widened {
   using Stored = Value;
@@ -57,7 +57,7 @@ struct Widened {
   static Weight look_up(Table table, Ints places) { return quire::look_up(table, places); }
 };
 
-// Two bfloat16 make a lane: a shift or a mask widens one of them.
+// A lane has two bfloat16; a shift or a mask converts one of them.
 template <>
 struct Widened<bf16> : Widened<float> {
   using Stored = bf16;
@@ -78,7 +78,7 @@ struct Widened<bf16> : Widened<float> {
 
 namespace quire {
 
-// What weights of a floating-point type are multiplied as; those of int8 are Int8Groups (groups_int8.h).
+// The groups for weights of a floating-point type; those for int8 are Int8Groups (groups_int8.h).
 template <class Value>
 struct GroupsOf {
   using Type = Widened<Value>;

@@ -1,4 +1,5 @@
-// Groups of int8: see groups.h. Apart, so that what multiplies none is compiled once for levels that differ in these.
+// Groups of int8; see groups.h. In a separate file, so that sources without int8 products are compiled only once for levels
+// that differ in these.
 #pragma once
 
 #include "groups.h"
@@ -18,7 +19,7 @@ struct Int8Groups {
 
 #elif defined(__AVX512VNNI__)
 
-// The instruction wants inputs without a sign: they are 128 higher, which what is added for each output takes back.
+// The instruction takes unsigned inputs. So inputs are stored 128 higher, and a correction for each output undoes this.
 struct Int8Groups {
   using Stored = int8_t;
   using Input = uint8_t;
@@ -35,7 +36,7 @@ struct Int8Groups {
 
 #elif defined(__AVX2__)
 
-// Two int16 times two int16 for each lane, which nothing can overflow.
+// Two int16 times two int16 in each lane, which cannot overflow.
 struct Int16Groups {
   using Stored = int16_t;
   using Input = int16_t;
@@ -89,7 +90,7 @@ struct Int8Groups {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sum, weight, input);
 #else
-    // 16 bits hold two products of values that are quantized to 127.
+    // 16 bits hold the sum of two products of values up to 127.
     int16x8_t low = vmull_s8(vget_low_s8(weight), vget_low_s8(input)), high = vmull_high_s8(weight, input);
     return vpadalq_s16(sum, vpaddq_s16(low, high));
 #endif

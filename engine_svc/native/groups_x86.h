@@ -30,7 +30,7 @@ struct Bf16Groups {
   static constexpr bool TILES = false;
   static Weight weight(const Stored* from, int) { return _mm512_loadu_si512(from); }
   static Weight pair(Floats first, Floats second) { return pairs(first, second); }
-  using Table = Ints;  // twice, for 5 bits say a place
+  using Table = Ints;  // the numbers twice, as indices have 5 bits
   static Table table(const float* numbers) { return (Ints)_mm512_cvtne2ps_pbh(load(numbers), load(numbers)); }
   static Weight look_up(Table table, Ints places) { return _mm512_permutexvar_epi16(places, table); }
   static Weight part_of(Ints groups, int) { return groups; }

@@ -1,4 +1,4 @@
-// Each head's product with a matrix of its own (compressed attention).
+// Each head's product with its own matrix (multi-head latent attention).
 #include "inputs.h"
 #include "parallel.h"
 #include "product.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 18;  // multiplications
 
-// [tokens, heads, values], tokens and heads so many values apart.
+// [tokens, heads, values] with strides between tokens and between heads, in values.
 template <class Value>
 struct Heads {
   Value* values;
@@ -41,7 +41,7 @@ void multiply_heads(Heads<const Value> input, Heads<Value> output, int64_t token
 
 extern "C" {
 
-// input [tokens, heads, size] to output [tokens, heads, outputs], by heads' packed matrices one behind the other.
+// input [tokens, heads, size] to output [tokens, heads, outputs]; weights are the heads' packed matrices one after the other.
 void quire_head_matrices(int type, const void* input, int64_t token_stride, int64_t head_stride, const void* weights,
                          void* output, int64_t output_token_stride, int64_t output_head_stride, int64_t tokens,
                          int64_t heads, int64_t size, int64_t outputs) {

@@ -1,4 +1,4 @@
-// Rows of inputs as products eat them: of a type's Input, as long as a packed weight's size.
+// Prepares rows of inputs for products: in a type's Input, filled up to the length of packed weights.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace quire {
 
-// Groups that a packed weight has over k.
+// The number of groups of a packed weight over k.
 template <class Type>
 inline int64_t steps_of(int64_t size) {
   constexpr int64_t WHOLE = Type::GROUP * Type::ALIGNMENT;
   return (size + WHOLE - 1) / WHOLE * Type::ALIGNMENT;
 }
 
-// From one row of inputs to the next, in values. Tiles read 16 rows at a time: an odd number of lines apart, these are in
-// different sets of a cache.
+// The stride between rows of inputs, in values. Tiles read 16 rows at a time; with an odd number of lines between them,
+// these are in different sets of a cache.
 template <class Type>
 inline int64_t stride_of(int64_t size) {
   int64_t values = steps_of<Type>(size) * Type::GROUP;
@@ -29,10 +29,10 @@ inline int64_t stride_of(int64_t size) {
   return ((values + OF_A_LINE - 1) / OF_A_LINE | 1) * OF_A_LINE;
 }
 
-// What 1 stands for if a row's greatest value becomes 127; not a number for a row that holds what is not finite.
+// The scale of a row whose greatest value becomes 127; NaN for a row with infinite values or NaN.
 template <class Value>
 inline float scale_of(const Value* row, int64_t size) {
-  constexpr int AT_ONCE = 4;  // that do not wait for each other
+  constexpr int AT_ONCE = 4;  // independent accumulators
   Floats greatest_yet[AT_ONCE], strange[AT_ONCE];
   for (int i = 0; i < AT_ONCE; ++i) greatest_yet[i] = strange[i] = zero();
   auto look = [&](int i, Floats value) {
@@ -47,8 +47,8 @@ inline float scale_of(const Value* row, int64_t size) {
   return greatest(most_of_all) / 127.0f + sum(strange[0] + strange[1] + (strange[2] + strange[3]));
 }
 
-// Symmetric, to 127 of the row's greatest value, `offset` higher. Returns what 1 stands for; not a number for a row that
-// holds what is not finite, so that all that comes of it is none either.
+// Quantizes a row symmetrically, so that its greatest value becomes 127, and adds `offset`. Returns the scale; NaN for a
+// row with infinite values or NaN, so that all results of it are NaN.
 template <class Value, class Quantized>
 inline float quantize_row(const Value* row, int64_t size, Quantized* to, int offset) {
   float scale = scale_of(row, size);
@@ -74,7 +74,7 @@ inline void copy_row(const Value* row, int64_t size, Input* to) {
   for (int64_t k = 0; k < size; k += LANES) store(to + k, load(row + k, size - k), size - k);
 }
 
-// One row, filled up to `padded` values with zeros. Returns what 1 stands for.
+// Prepares one row, filled up to `padded` values with zeros. Returns its scale.
 template <class Type, class Value>
 inline float prepare_row(const Value* row, int64_t size, typename Type::Input* to, int64_t padded) {
   std::fill(to + size, to + padded, typename Type::Input{});
@@ -86,7 +86,7 @@ inline float prepare_row(const Value* row, int64_t size, typename Type::Input* t
   }
 }
 
-// Whether rows of a task may stand in strips, which is how matrix registers take them beside coded weights.
+// Whether a task's rows can be arranged in strips, as matrix registers take them for coded weights.
 template <class Type>
 constexpr bool IN_STRIPS = IS_CODED<Type> && Type::TILES;
 constexpr int64_t STRIP = 16;
@@ -97,8 +97,8 @@ inline bool in_strips(const CodedForm& form) {
   return IN_STRIPS<Type> && form.codes != INT8_CODES;
 }
 
-// How many rows, `stride` values apart, may be read where the caller has them. Tiles read 16 at a time, best of whole lines
-// and not so far apart that all fall into the same sets of a cache.
+// How many rows, `stride` values apart, can be read directly from the caller's memory. Tiles read 16 rows at a time, which
+// should be whole lines, and not so far apart that all are in the same sets of a cache.
 template <class Type>
 inline int64_t rows_as_they_come(const CodedForm& form, const void* rows, int64_t stride) {
   int64_t bytes = stride * sizeof(typename Type::Input);
@@ -107,14 +107,14 @@ inline int64_t rows_as_they_come(const CodedForm& form, const void* rows, int64_
   return 4 * STRIP;
 }
 
-// A strip of `count` rows, in place: [count, size] pairs of values become [size, count].
+// Arranges a strip of `count` rows in place: pairs of values [count, size] become [size, count].
 template <class Input>
 void arrange_strip(Input* rows, int64_t count, int64_t size) {
   struct Pair {
     Input values[2];
   };
   static_assert(sizeof(Pair) == sizeof(float));
-  std::unique_ptr<float[]> pairs(new float[count * size]);  // as which they are moved
+  std::unique_ptr<float[]> pairs(new float[count * size]);  // pairs are moved as floats
   std::memcpy(pairs.get(), rows, count * size * sizeof(Pair));
   for (int64_t k = 0; k < size; k += LANES) {
     Floats square[LANES];
@@ -128,8 +128,8 @@ struct Freed {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Memory that begins with a line: matrix registers take five times as long to load what lies across two. Not set to
-// anything: malloc keeps such pieces for the next call.
+// Memory aligned to a line: matrix registers take five times as long to load rows that cross lines. Not initialized, and
+// malloc keeps such pieces for the next call.
 template <class Value>
 std::unique_ptr<Value[], Freed> whole_lines(int64_t count) {
   void* memory = std::aligned_alloc(LINE, (count * sizeof(Value) + LINE - 1) / LINE * LINE);
@@ -137,7 +137,7 @@ std::unique_ptr<Value[], Freed> whole_lines(int64_t count) {
   return std::unique_ptr<Value[], Freed>((Value*)memory);
 }
 
-// Rows that stand in memory of their own.
+// Prepared rows in their own memory.
 template <class Type>
 struct Inputs {
   int64_t stride;
@@ -148,7 +148,7 @@ struct Inputs {
       : stride(stride_of<Type>(size)), values(whole_lines<typename Type::Input>(rows * stride)),
         scale(new float[rows]) {}
 
-  // In another order, if one is given: its i-th value is that of input order[i].
+  // Prepares a row; if an order is given, its i-th value is that of input order[i].
   template <class Value>
   void prepare(int64_t row, const Value* from, int64_t size, const int64_t* order = nullptr) {
     std::unique_ptr<Value[]> ordered(order ? new Value[size] : nullptr);
@@ -156,8 +156,7 @@ struct Inputs {
     scale[row] = prepare_row<Type>(order ? ordered.get() : from, size, values.get() + row * stride, stride);
   }
 
-  // What is left to do for a strip of rows that are prepared, up to STRIP of a task's from its first on, if they are to
-  // stand in strips.
+  // Arranges prepared rows as a strip if the type needs strips: up to STRIP rows, counted from a task's first row on.
   void arrange(int64_t first, int64_t count) {
     if constexpr (IN_STRIPS<Type>)
       if (count > 1) arrange_strip(values.get() + first * stride, count, stride / 2);

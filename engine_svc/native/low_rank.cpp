@@ -1,5 +1,5 @@
-// See low_rank.h. What lies between the two products, and every sum, is float32, and summed in one order whatever the
-// tile has beside it.
+// See low_rank.h. Intermediate results and all sums are float32, and summed in an order that does not depend on the other
+// rows of a tile.
 #include "low_rank.h"
 
 #include <algorithm>
@@ -14,12 +14,12 @@ using namespace quire;
 namespace {
 
 constexpr int TILE_ROWS = LOW_RANK_ROWS;
-constexpr int64_t RANKS = 8;      // of a task that shrinks
-constexpr int64_t OUTPUTS = 512;  // of a task that expands
-constexpr int ROWS = REGISTERS == 32 ? 4 : 2, OTHERS = 4;  // what is summed in registers at once
+constexpr int64_t RANKS = 8;      // per task that shrinks
+constexpr int64_t OUTPUTS = 512;  // per task that expands
+constexpr int ROWS = REGISTERS == 32 ? 4 : 2, OTHERS = 4;  // sums in registers at a time
 constexpr int64_t WORTH_A_THREAD = 1 << 14;                // weights
 
-// Inputs times weights, some neighbours at a time.
+// Inputs times weights, some neighbors at a time.
 template <class Value, class Weight>
 struct Dot {
   using Left = Floats;
@@ -47,13 +47,13 @@ struct Tiles {
   const int32_t* groups;
   int64_t count, sharing;
 
-  // Recorded calls have as many as there may be: those behind the last one with rows are none of the threads' work.
+  // Recorded calls have the most tiles that there can be; tiles after the last one with rows are left out.
   Tiles(const int32_t* rows, const int32_t* groups, int64_t most, int64_t sharing)
       : rows(rows), groups(groups), count(most), sharing(sharing) {
     while (count && groups[count - 1] < 0) --count;
   }
 
-  // Its rows come first.
+  // The number of rows of a tile; they come before the gaps.
   int height(int64_t tile) const {
     int count = 0;
     while (count < TILE_ROWS && rows[tile * TILE_ROWS + count] >= 0) ++count;
@@ -63,14 +63,14 @@ struct Tiles {
   int64_t matrix(int64_t tile) const { return groups[tile] / sharing; }
 };
 
-// The last values of a row, with zeros behind them.
+// The last values of a row, followed by zeros.
 template <class Value, int COUNT>
 struct Tail {
   Value values[COUNT] = {};
   Tail(const Value* from, int64_t count) { std::copy_n(from, count, values); }
 };
 
-// sums[m][n] = rows[m] . (weights + n * size), of M rows and N weights.
+// sums[m][n] = rows[m] . (weights + n * size), for M rows and N weights.
 template <class Value, class Weight, int M, int N>
 inline void dot(const Value* const* rows, const Weight* weights, int64_t size, float* sums, int64_t stride) {
   using Type = Dot<Value, Weight>;
@@ -101,7 +101,7 @@ inline void dot(const Value* const* rows, const Weight* weights, int64_t size, f
     for (int n = 0; n < N; ++n) sums[m * stride + n] = sum(found[m][n]);
 }
 
-// Calls call(first, std::integral_constant) for parts of a count: as many as may be of MOST, then of half as many.
+// Calls call(first, std::integral_constant) for parts of a count: of MOST while possible, then of half as many, and so on.
 template <int MOST, class Call>
 inline void in_parts(int64_t first, int64_t count, const Call& call) {
   for (; count >= MOST; first += MOST, count -= MOST) call(first, std::integral_constant<int, MOST>{});
@@ -124,7 +124,7 @@ void shrink(const Value* const* rows, int height, const Weight* weights, int64_t
   for (; n < count; ++n) some(n, std::integral_constant<int, 1>{});
 }
 
-// outputs[m] += the sums of a row times weights [rank, outputs], of M rows and N vectors of outputs.
+// outputs[m] += the sums of a row times weights [rank, outputs], for M rows and N vectors of outputs.
 template <class Value, class Weight, int M, int N>
 inline void add_product(const float* sums, int64_t sums_stride, int64_t rank, const Weight* weights,
                         int64_t weights_stride, Value* const* outputs, int64_t count) {
@@ -135,7 +135,7 @@ inline void add_product(const float* sums, int64_t sums_stride, int64_t rank, co
     Floats right[N];
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n)
-      right[n] = N > 1 ? load(weights + n * LANES) : load(weights, count);  // one alone may be a part of one
+      right[n] = N > 1 ? load(weights + n * LANES) : load(weights, count);  // a single vector may be incomplete
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       Floats left = all(sums[m * sums_stride + r]);

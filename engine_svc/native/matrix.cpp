@@ -9,13 +9,13 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory of inputs that do not stay as they came
-constexpr int64_t ROWS_BYTES = 3 << 19;  // of inputs that stay in a second-level cache
+constexpr int64_t ROWS_AT_ONCE = 1024;  // bounds the memory of prepared inputs
+constexpr int64_t ROWS_BYTES = 3 << 19;  // bytes of inputs that stay in a second-level cache
 constexpr int64_t WORTH_A_THREAD = 1 << 18;            // multiplications
 constexpr int64_t WORTH_A_THREAD_TO_PREPARE = 1 << 15;  // values
 
-// In pieces of some rows by some panels. Of rows that fit a second-level cache together all are taken with one panel, which
-// is still in a cache for them; of others as many as fit with all panels.
+// Computes a product in pieces of some rows by some panels. If all rows fit in a second-level cache, all of them are taken
+// with each panel, which then stays cached for them; otherwise, as many rows as fit are taken with all panels.
 template <class Type, class Out>
 void run(const Operands<Type>& call, const Result& result, int64_t rows) {
   Pieces pieces(result.outputs, call.panel_bytes);
@@ -63,8 +63,8 @@ void multiply_matrix(const Value* input, int64_t rows, int64_t stride, int64_t s
 
 extern "C" {
 
-// input [rows, size], its rows `stride` values apart; bias [packed outputs], or null; output [rows, outputs], of the
-// same type or, if `wide`, float32. With int8 weights the input is quantized row by row.
+// input [rows, size], rows `stride` values apart; bias [packed outputs], or null; output [rows, outputs], of the same type
+// or, if `wide`, float32. With int8 weights, the input is quantized row by row.
 void quire_matrix(int type, const void* input, int64_t rows, int64_t stride, int64_t size, const Packed* weight,
                   const float* bias, void* output, int64_t outputs, int wide) {
   Result result{output, outputs, bias, weight->scale, weight->correction};

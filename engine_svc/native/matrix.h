@@ -1,12 +1,12 @@
 // output[m, n] = sum over k of input[m, k] * weight[n, k] + bias[n], with the weights packed beforehand.
 //
-// Packed, a weight is panels of PANEL outputs: [panels, steps, PANEL, GROUP]. A panel's outputs stand side by side, so
-// that a step over k reads some lines in a row and needs no horizontal sum; groups.h says what a GROUP is. Matrix registers
-// load TILE steps of TILE outputs at once: [panels, steps / TILE, PANEL / TILE, TILE, TILE, GROUP]. A tile is
-// some input rows by a panel (or a part of its width), with all of its sums in registers. With few rows, a panel is read
-// once from memory while what follows is prefetched. With many, it is taken in blocks over k that stay in the second-level
-// cache, which gives a tile its weights in a fraction of the time that it multiplies with them; sums wait in memory
-// between blocks. Blocks of narrow weights are widened once for all rows.
+// A packed weight consists of panels of PANEL outputs: [panels, steps, PANEL, GROUP]. A panel's outputs are side by side,
+// so that a step over k reads consecutive lines and needs no horizontal sum; for GROUP, see groups.h. Matrix registers load
+// TILE steps of TILE outputs at once: [panels, steps / TILE, PANEL / TILE, TILE, TILE, GROUP]. A tile is some input rows by
+// a panel (or a part of its width), with all of its sums in registers. With few rows, a panel is read once from memory
+// while the following data is prefetched. With many rows, a panel is processed in blocks over k that stay in the
+// second-level cache, from which loading weights takes a fraction of the time of multiplying them; sums are kept in memory
+// between blocks. Blocks of narrow weights are converted once for all rows.
 #pragma once
 
 #include <algorithm>
@@ -19,19 +19,19 @@ namespace quire {
 
 constexpr int VECTORS = 4;
 constexpr int PANEL = VECTORS * LANES;
-// Rows of a tile, and vectors of its width, whose sums and weights are all in registers.
-constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;                         // as wide as a panel
-constexpr int MOST_ROWS = 6, WIDTH = REGISTERS == 32 ? 4 : 2;             // one of several
-constexpr int TALL_ROWS = REGISTERS == 32 ? 12 : 6, TALL_WIDTH = 2;       // the only one, where that spares widening twice
-// Of a block: what a second-level cache has room for twice, or, of few tiles, which wait for memory, little, so that what
-// comes first comes soon.
+// Rows and width in vectors of a tile whose sums and weights are all in registers.
+constexpr int FEW_ROWS = REGISTERS == 32 ? 6 : 3;                         // a tile as wide as a panel
+constexpr int MOST_ROWS = 6, WIDTH = REGISTERS == 32 ? 4 : 2;             // one of several tiles
+constexpr int TALL_ROWS = REGISTERS == 32 ? 12 : 6, TALL_WIDTH = 2;       // a single tile, if that avoids converting twice
+// Bytes of a block: two of them fit in a second-level cache. With few tiles, which wait for memory, blocks are short, so
+// that the first data arrives soon.
 constexpr int64_t BLOCK_BYTES = 128 << 10, SHORT_BLOCK_BYTES = 16 << 10;
 constexpr int64_t FEW_TILES = 4;
 constexpr int64_t AHEAD_BYTES = 4 << 10;
 constexpr int64_t LINE = 64;
 constexpr int64_t TILE = 16;  // rows of a matrix register
 
-// What is prefetched meanwhile: some lines for each step.
+// Prefetches some lines for each step.
 struct Ahead {
   const char* next;
   int lines;
@@ -49,7 +49,7 @@ constexpr bool IS_CODED = false;
 template <class Wide>
 constexpr bool IS_CODED<Coded<Wide>> = true;
 
-// Rows of a task, at most: as many as keep their sums in a cache; of weights that are widened first, and of tiles, more.
+// The most rows of a task: as many as keep their sums in a cache; more for coded weights and tiles.
 template <class Type>
 constexpr int64_t ROWS = IS_CODED<Type> || Type::TILES ? 256 : 192;
 
@@ -62,25 +62,25 @@ struct Operands {
   int64_t steps, panel_bytes;
   const CodedForm* form = nullptr;  // of coded weights
   const float* input_sums = nullptr;  // [spans, rows]: see coded_spans.h
-  int64_t rows = 0;                   // that have been summed
+  int64_t rows = 0;                   // of input_sums
 
   const typename Type::Stored* panel(int64_t index) const {
     return (const typename Type::Stored*)(weight + index * panel_bytes);
   }
 };
 
-// Which of a panel's groups is that of a step and an output.
+// The index within a panel of the group of a step and an output.
 template <class Type>
 constexpr int64_t group_at(int64_t step, int64_t output) {
   if constexpr (!Type::TILES) return step * PANEL + output;
   return (step / TILE * PANEL + output / TILE * TILE + step % TILE) * TILE + output % TILE;
 }
 
-// Where a block of weights is left as it was widened, if anywhere.
+// Where to store a block of converted weights; null: nowhere.
 template <class Type>
 using Widening = typename Type::Wide::Stored*;
 
-// One addition to each of a tile's sums. The loop whose values stay in registers is the shorter one.
+// One addition to each of a tile's sums. The inner loop is the one whose values stay in registers.
 template <class Type, int ROWS, int W, bool KEEP>
 inline void add_part(const typename Type::Input* input, int64_t stride, const typename Type::Stored* panel, int part,
                      Widening<Type> wide, typename Type::Sum (&sums)[ROWS][W]) {
@@ -111,8 +111,8 @@ inline void add_part(const typename Type::Input* input, int64_t stride, const ty
   }
 }
 
-// What a call of `multiply` is about: input rows, `steps` steps of a panel, and sums [rows, W * LANES], PANEL values
-// apart, that start from zero if `fresh`.
+// The arguments of `multiply`: input rows, `steps` steps of a panel, and sums [rows, W * LANES] whose rows are PANEL values
+// apart, and which start from zero if `fresh`.
 template <class Type>
 struct Part {
   const typename Type::Input* input;
@@ -125,7 +125,7 @@ struct Part {
   Widening<Type> wide;
 };
 
-// Apart, so that its loop has the registers to itself.
+// Not inlined, so that its loop has all registers.
 template <class Type, int ROWS, int W, bool KEEP>
 [[gnu::noinline]] void multiply(Part<Type> part) {
   constexpr size_t BYTES = sizeof(typename Type::Sum);
@@ -168,7 +168,7 @@ void multiply_tile(int64_t rows, Part<Type> part) {
   }
 }
 
-// Rows in tiles of about the same height, against one block of a panel; lines before `end` are prefetched meanwhile.
+// Multiplies rows in tiles of about equal height with one block of a panel, and prefetches lines before `end`.
 template <class Type>
 void multiply_tiles(int64_t rows, Part<Type> part, const char* end) {
   for (int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS; tiles > 0; --tiles) {
@@ -180,7 +180,7 @@ void multiply_tiles(int64_t rows, Part<Type> part, const char* end) {
   }
 }
 
-// The first tile leaves the weights widened for the others. What comes next, as many bytes again, is prefetched meanwhile.
+// The first tile stores the converted weights for the others. The same number of following bytes is prefetched.
 template <class Type>
 void multiply_block(int64_t rows, Part<Type> part) {
   using Wide = typename Type::Wide;

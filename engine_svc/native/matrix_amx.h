@@ -1,8 +1,8 @@
 // Sums of a panel by AMX's matrix registers (tiles): 16 rows by 16 outputs, 16 groups at a time.
 //
-// A panel is taken in blocks over k, a block by all rows, 32 by half a panel at a time; sums wait in memory between blocks.
-// Meanwhile the next block comes into the second-level cache: a few lines at each load, for a burst of prefetches is dropped
-// in part, and what is not keeps loads from that cache waiting.
+// A panel is processed in blocks over k, each with all rows, 32 rows by half a panel at a time; sums are kept in memory
+// between blocks. Meanwhile the next block is prefetched into the second-level cache, a few lines at each load: of a burst
+// of prefetches, some would be dropped, and the others would delay loads from that cache.
 #pragma once
 
 #include "matrix.h"
@@ -16,14 +16,14 @@ constexpr int64_t LOADS = PANEL / TILE;                  // of weights, at each 
 constexpr int64_t AWAKE_STEPS = 8;                       // times TILE
 constexpr int64_t TILE_BLOCK_STEPS = 16 * TILE, FEW_AHEAD_BYTES = 2 * TILE_BYTES;
 
-// 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights; of a strip, 5 is of weights too.
+// Tiles 0 to 3 are sums, 4 and 5 inputs, 6 and 7 weights; with a strip, 5 is weights too.
 inline void shape_strip(int64_t rows) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) shapes.set(tile, tile < 5 ? rows : TILE, LINE);
   shapes.use();
 }
 
-// 0, 1 and 4 are of the first 16 rows; 2, 3 and 5 of the others.
+// Tiles 0, 1 and 4 are for the first 16 rows; 2, 3 and 5 for the others.
 inline void shape_square(int64_t rows) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) shapes.set(tile, TILE, LINE);
@@ -37,7 +37,7 @@ inline void shape_square(int64_t rows) {
   else                                            \
     _tile_dpbssd(sum, input, weight)
 
-// Up to 16 rows by a panel: what `chunks` times 16 steps add to the sums, while lines of `ahead` are fetched.
+// Up to 16 rows by a panel: adds the products of `chunks` times 16 steps to the sums, and prefetches lines of `ahead`.
 template <class Type>
 void multiply_strip(const typename Type::Input* rows, int64_t stride, const typename Type::Stored* block, int64_t chunks,
                     bool fresh, Ahead& ahead, typename Type::Total* sums) {
@@ -64,7 +64,7 @@ void multiply_strip(const typename Type::Input* rows, int64_t stride, const type
   store_sums(sums, sums + TILE, sums + 2 * TILE, sums + 3 * TILE, SUMS_PITCH);
 }
 
-// 17 to 32 rows by half a panel: what `chunks` times 16 steps add to the sums, while lines of `ahead` are fetched.
+// 17 to 32 rows by half a panel: adds the products of `chunks` times 16 steps to the sums, and prefetches lines of `ahead`.
 template <class Type>
 void multiply_square(const typename Type::Input* input, int64_t stride, const typename Type::Stored* block,
                      int64_t chunks, bool fresh, Ahead& ahead, typename Type::Total* sums) {
@@ -92,16 +92,16 @@ void multiply_square(const typename Type::Input* input, int64_t stride, const ty
 
 #undef QUIRE_TILE_PRODUCT
 
-// Some rows of inputs, whose sums [rows, PANEL] become theirs block by block.
+// Some rows of inputs, and their sums [rows, PANEL], which are updated block by block.
 template <class Type>
 struct TileRows {
   const typename Type::Input* input;
   int64_t stride, count, shaped = 0;
 
-  // How often their products walk through a panel.
+  // How many times their products go through a panel.
   int64_t walks() const { return count / (2 * TILE) * 2 + (count % (2 * TILE) > TILE ? 2 : count % (2 * TILE) > 0); }
 
-  // What a block of `steps` steps, of the inputs from `begin` on, adds to the sums [32, PANEL] of up to 32 rows.
+  // Adds the products of a block of `steps` steps, of the inputs from `begin` on, to the sums [32, PANEL] of up to 32 rows.
   void add(int64_t row, int64_t begin, const typename Type::Stored* block, int64_t steps, Ahead& ahead,
            typename Type::Total* sums) {
     tile_fence();
@@ -120,14 +120,14 @@ struct TileRows {
   }
 };
 
-// The sums of rows [first, last), at most ROWS, against one panel: take(row, end, sums [rows, PANEL]) is called for 32 rows
-// or less while these are in the first-level cache.
+// The sums of rows [first, last), at most ROWS, against one panel. Calls take(row, end, sums [rows, PANEL]) for up to 32
+// rows at a time, while these sums are in the first-level cache.
 template <class Type, class Take, std::enable_if_t<Type::TILES && !IS_CODED<Type>, int> = 0>
 void sum_panel(const Operands<Type>& call, int64_t first, int64_t last, int64_t index, const Take& take) {
   alignas(LINE) typename Type::Total sums[ROWS<Type> * PANEL];
   TileRows<Type> rows{call.input + first * call.stride, call.stride, last - first};
   const auto* block = call.panel(index);
-  // By few rows, which take a block no longer than memory does, what comes next in it.
+  // How far ahead to prefetch: with few rows, which need no more time for a block than memory does, only a little.
   int64_t distance = rows.count > TILE ? TILE_BLOCK_STEPS * LINE * LOADS : FEW_AHEAD_BYTES;
   for (int64_t step = 0, steps; step < call.steps; step += steps, block += steps * PANEL * Type::GROUP) {
     steps = std::min(TILE_BLOCK_STEPS, call.steps - step);

@@ -1,4 +1,4 @@
-// Noise that depends on a seed, a position and a token alone; the same numbers as engine_svc/sampling/noise.py.
+// Random numbers that depend only on a seed, a position and a token; the same as those of engine_svc/sampling/noise.py.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 namespace quire {
 
-// A row's keys, of Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011): the seed is its key, the position its counter.
+// A row's keys by Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011) with the seed as key and the position as counter.
 struct Noise {
   uint32_t first, second;
 
@@ -25,7 +25,7 @@ struct Noise {
     first = words[0], second = words[1];
   }
 
-  // 32 random bits of a token: `triple32` of Wellons' hash-prospector (2018), with a key before each half.
+  // A token's 32 random bits: `triple32` of Wellons' hash-prospector (2018), with a key added before each half.
   uint32_t word(uint32_t token) const {
     uint32_t x = token + first;
     x = (x ^ x >> 17) * 0xED5AD4BBu;

@@ -1,4 +1,4 @@
-// Puts rows of a weight where products find them: see matrix.h.
+// Packs rows of a weight for products; see matrix.h.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace quire {
 
-constexpr int64_t UNITS_PER_BLOCK = 64;  // groups of a row that are read in a row, while what is written stays in the cache
+constexpr int64_t UNITS_PER_BLOCK = 64;  // consecutive groups read from a row, while what is written stays in the cache
 
-// Up to PANEL rows [rows, size] into one panel, as group_at says; outputs and values that are not there are zeros.
+// Packs up to PANEL rows [rows, size] into one panel, see group_at; missing outputs and values are zeros.
 template <class Type, class Value>
 void pack_panel(const Value* from, int64_t rows, int64_t size, Value* panel) {
   struct Group {

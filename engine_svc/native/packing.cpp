@@ -7,7 +7,7 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t INT8 = 3;            // beside the types that types.h numbers
+constexpr int64_t INT8 = 3;            // in addition to the types in types.h
 
 template <class Type>
 int64_t packed_values(int64_t outputs, int64_t size) {
@@ -20,7 +20,7 @@ extern "C" {
 
 int64_t quire_panel() { return PANEL; }
 
-// Values that a weight of a type has when it is packed.
+// The number of values of a packed weight.
 int64_t quire_packed_values(int type, int64_t outputs, int64_t size) {
   int64_t count = packed_values<Int8Groups>(outputs, size);
   if (type != INT8) with_type(type, [&](auto value) { count = packed_values<Groups<decltype(value)>>(outputs, size); });
@@ -39,7 +39,7 @@ void quire_pack(int type, const void* weight, int64_t outputs, int64_t size, voi
   });
 }
 
-// values [rows, size] to int8, each row to 127 of its greatest value; scale [rows], what 1 stands for.
+// Quantizes values [rows, size] to int8 so that each row's greatest value becomes 127; scale [rows].
 void quire_quantize_rows(int type, const void* values, int64_t rows, int64_t size, int8_t* quantized, float* scale) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);

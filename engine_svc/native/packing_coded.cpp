@@ -7,14 +7,14 @@ using namespace quire;
 
 namespace {
 
-// What is packed: codes [outputs, size], scales and offsets [outputs, spans] of the form's types.
+// The source of packing: codes [outputs, size], scales and offsets [outputs, spans] of the form's types.
 struct Source {
   const uint8_t* codes;
   int64_t outputs, size;
   const char *scale, *offset;
 };
 
-// A chunk's scales of `width` bytes each, of `rows` outputs from `first` on; zeros for others. Returns where they end.
+// Packs a chunk's scales of `width` bytes each, of `rows` outputs from `first` on; zeros for the rest. Returns their end.
 char* pack_scales(const char* from, const CodedForm& form, int64_t width, int64_t first, int64_t rows, int64_t chunk,
                   int64_t chunks, char* to) {
   int64_t spans = CHUNK / form.span;
@@ -46,13 +46,13 @@ void pack_panel(const Source& from, const CodedForm& form, int64_t first, char* 
 
 extern "C" {
 
-// Bytes of a weight when it is packed.
+// The number of bytes of a packed weight.
 int64_t quire_packed_coded_bytes(const Packed* packed, int64_t outputs, int64_t size) {
   return panels_of(outputs) * chunks_of(size) * packed->form.chunk_bytes();
 }
 
-// For inputs of a type: codes [outputs, size]; scale and offset [outputs, spans that there are in whole chunks], of the
-// types that the form says.
+// Packs for inputs of a type: codes [outputs, size]; scale and offset [outputs, spans, filled up to whole chunks], of the
+// types in the form.
 void quire_pack_coded(int type, const Packed* packed, const uint8_t* codes, int64_t outputs, int64_t size,
                       const void* scale, const void* offset, char* to) {
   const CodedForm& form = packed->form;

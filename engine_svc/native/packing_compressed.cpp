@@ -1,4 +1,4 @@
-// Packs weights of bfloat16 in 12 bits each: see compressed.h.
+// Compresses bfloat16 weights to 12 bits each; see compressed.h.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -11,20 +11,20 @@ using namespace quire;
 
 namespace {
 
-constexpr int64_t PLAIN_STEPS = 16;  // no more than one step in so many is left as it is
+constexpr int64_t PLAIN_STEPS = 16;  // at most one step in this many may remain uncompressed
 constexpr int64_t SAMPLED = 4;
-constexpr int NUMBERS = 256;  // that an exponent may be
-constexpr uint16_t FREE_BITS = 0x7800;  // of a word
+constexpr int NUMBERS = 256;  // number of possible exponents
+constexpr uint16_t FREE_BITS = 0x7800;  // unused bits of a word
 
-// The least of the exponents that most of the values have: those of every SAMPLED-th step, for to count all takes
+// The least exponent of the range that most values are in. Counts only every SAMPLED-th step, as counting all would take
 // nearly as long as the rest.
 int choose(const uint16_t* values, int64_t steps) {
-  constexpr int AT_ONCE = 4;  // that do not wait for each other
+  constexpr int AT_ONCE = 4;  // independent counters
   uint32_t found[AT_ONCE][NUMBERS] = {};
   for (int64_t k = 0; k < steps; k += SAMPLED)
     for (int64_t i = k * STEP_VALUES; i < (k + 1) * STEP_VALUES; i += AT_ONCE)
       for (int j = 0; j < AT_ONCE; ++j) ++found[j][values[i + j] >> MANTISSA & (NUMBERS - 1)];
-  int64_t before[NUMBERS + 1] = {}, most = -1;  // how many have lower ones
+  int64_t before[NUMBERS + 1] = {}, most = -1;  // before: how many values have lower exponents
   for (int e = 0; e < NUMBERS; ++e)
     before[e + 1] = before[e] + found[0][e] + found[1][e] + found[2][e] + found[3][e];
   int best = 0;
@@ -35,7 +35,7 @@ int choose(const uint16_t* values, int64_t steps) {
   return best;
 }
 
-// A step's values as words. False: they have other exponents.
+// Compresses a step's values to words; false if any exponent is out of range.
 bool compress_step(const uint16_t* values, int least, uint16_t* to) {
   constexpr int64_t OF_ONE = STEP_VALUES / VECTORS;
   uint16_t words[STEP_VALUES], others = 0;
@@ -52,17 +52,17 @@ bool compress_step(const uint16_t* values, int least, uint16_t* to) {
   return !others;
 }
 
-// Where plain steps go, behind all panels, as far as there is room.
+// Allocates room for plain steps after all panels.
 class PlainSteps {
  public:
   PlainSteps(int64_t begin, int64_t end) : next(begin), end(end) {}
 
-  // Room for the numbers and values of so many, or -1.
+  // The offset of room for the numbers and values of `count` steps, or -1 if there is none.
   int64_t take(int64_t count) {
     int64_t bytes = numbers_bytes(count) + count * PLAIN_STEP, place = next.fetch_add(bytes);
     return place + bytes <= end ? place : -1;
   }
-  // Where what has been taken ends; 0: there was more than there is room for.
+  // The end of the allocated room; 0 if there was not enough.
   int64_t used() const { return next <= end ? next.load() : 0; }
 
  private:
@@ -70,7 +70,7 @@ class PlainSteps {
   const int64_t end;
 };
 
-// A packed panel. What there is no room for is left out, which the caller sees.
+// Compresses a packed panel. Steps that there is no room for are left out; the caller checks for this.
 void compress_panel(const uint16_t* values, int64_t steps, PlainSteps& plain, char* matrix, char* to) {
   int least = choose(values, steps);
   auto head = (CompressedHead*)to;
@@ -95,14 +95,14 @@ int64_t panels_bytes(int64_t outputs, int64_t steps) { return panels_of(outputs)
 
 extern "C" {
 
-// Bytes that a compressed weight has at most; 0 where this level has none.
+// The most bytes that a compressed weight can have; 0 if this level does not support compressed weights.
 int64_t quire_compressed_bytes(int64_t outputs, int64_t size) {
   if (!COMPRESSES<Bf16Groups>) return 0;
   int64_t steps = steps_of<Bf16Groups>(size), panels = panels_of(outputs);
   return panels_bytes(outputs, steps) + panels * (steps / PLAIN_STEPS * PLAIN_STEP + LINE);
 }
 
-// weight [outputs, size] of bfloat16. Returns the bytes that it has, or 0: its exponents are too many.
+// Compresses bfloat16 weight [outputs, size]. Returns its number of bytes, or 0 if it has too many exponents.
 int64_t quire_compress(const void* weight, int64_t outputs, int64_t size, char* to) {
   int64_t steps = steps_of<Bf16Groups>(size);
   PlainSteps plain(panels_bytes(outputs, steps), quire_compressed_bytes(outputs, size));
@@ -113,7 +113,7 @@ int64_t quire_compress(const void* weight, int64_t outputs, int64_t size, char* 
     std::unique_ptr<Group[]> panel(new Group[steps * PANEL]);
     int64_t rows = std::min<int64_t>(PANEL, outputs - index * PANEL);
     pack_panel<Bf16Groups>((const bf16*)weight + index * PANEL * size, rows, size, (bf16*)panel.get());
-    // Outputs that there are not are not read: zeros would have an exponent of their own.
+    // Fills missing outputs with an existing value, as zeros would need another exponent. They are never read.
     for (int64_t k = 0; k < steps; ++k) std::fill_n(&panel[k * PANEL + rows], PANEL - rows, panel[k * PANEL]);
     compress_panel((const uint16_t*)panel.get(), steps, plain, to, to + index * compressed_panel_bytes(steps));
   });

@@ -1,10 +1,10 @@
-// The paged cache of keys and values, laid out as attention multiplies them.
+// The paged cache of keys and values, in the layout that attention multiplies.
 //
-// A layer's cache is blocks of keys and values, each of [kv_heads, part]: what few tokens need lies in few pages. With
-// the GROUP of their type (groups.h), a part of keys is [dim / GROUP, block_size, GROUP]: a packed matrix whose outputs are
-// keys, so that scores are a product with queries. A part of values is [block_size / GROUP, dim, GROUP]: one whose outputs
-// are the head's values, so that their weighted sum is a product with weights. Keys that are values too are cached as
-// values alone.
+// A layer's cache consists of blocks of keys and blocks of values, each [kv_heads, part], so that a few tokens' data is in
+// few pages. With the GROUP of their type (groups.h), a part of keys is [dim / GROUP, block_size, GROUP]: a packed matrix
+// whose outputs are keys, so that scores are its product with queries. A part of values is [block_size / GROUP, dim,
+// GROUP]: a packed matrix whose outputs are the head's values, so that their weighted sum is its product with weights. Keys
+// that are also the values are cached only as values.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,15 @@
 
 namespace quire {
 
-constexpr int UNIT = 16;  // positions: blocks hold a multiple of them, and no unit is in two
+constexpr int UNIT = 16;  // positions: blocks hold a multiple of this, so no unit spans two blocks
 constexpr int64_t MOST_DIM = 576;
 
-// A head's cache, with those of the next heads behind it, and the blocks of one sequence in it. `Cached` is what stands
-// there for a value of `Stored`: itself, or EightBits.
+// A head's cache, followed by those of the next heads, and the blocks of one sequence in it. `Cached` is the type of the
+// cache's elements for values of `Stored`: the same type, or EightBits.
 template <class Stored, class Cached>
 struct Paged {
   static constexpr int GROUP = Groups<Stored>::GROUP;
-  const Cached *keys, *values;  // keys: null where they are values too
+  const Cached *keys, *values;  // keys: null if the values are also the keys
   const int32_t* blocks;
   int64_t block_stride, head_stride;  // values between blocks, and between a block's heads
   int64_t block_size, dim;
@@ -33,7 +33,7 @@ struct Paged {
   }
   int64_t start(int64_t position) const { return blocks[uint32_t(position) / uint32_t(block_size)] * block_stride; }
   int64_t within(int64_t position) const { return uint32_t(position) % uint32_t(block_size); }
-  // Of the unit that begins at `position`: where its first group is. Those of the next ones along dim are `step` behind.
+  // The place of the first group of the unit that begins at `position`. The next groups along dim are `step` apart.
   int64_t key_place(int64_t position) const { return start(position) + within(position) * GROUP; }
   int64_t step() const { return block_size * GROUP; }
   int64_t value_place(int64_t position) const { return start(position) + within(position) * dim; }
@@ -41,7 +41,7 @@ struct Paged {
   const Cached* values_at(int64_t position) const { return values + value_place(position); }
 };
 
-// A unit's values with zeros in place of all but positions [begin, end) of it: what stands there may be anything.
+// Copies a unit's values with zeros outside of its positions [begin, end), where the cache may have any data.
 template <class Stored>
 void clean_values(const Stored* values, int64_t dim, int64_t begin, int64_t end, Stored* to) {
   constexpr int GROUP = Groups<Stored>::GROUP;
@@ -56,7 +56,8 @@ void clean_values(const Stored* values, int64_t dim, int64_t begin, int64_t end,
   }
 }
 
-// The rows of a unit, `words` of 32 bits each and `stride` apart, become columns, those of neighbouring words `step` apart.
+// Transposes the rows of a unit, each `words` words of 32 bits and `stride` apart; columns of neighboring words are `step`
+// apart.
 inline void turn_unit(const float* rows, int64_t stride, int64_t words, float* to, int64_t step) {
   for (int64_t at = 0; at < UNIT; at += LANES)
     for (int64_t i = 0; i < words; i += LANES) {
@@ -67,8 +68,8 @@ inline void turn_unit(const float* rows, int64_t stride, int64_t words, float* t
     }
 }
 
-// A unit of values as keys: [dim * sizeof(Input) / 4, UNIT], where what stands together makes 32 bits. `rows`
-// [UNIT, dim] is for what lies between.
+// Rearranges a unit of values as keys: [dim * sizeof(Input) / 4, UNIT] of 32 bits each. `rows` [UNIT, dim] is temporary
+// memory.
 template <class Type>
 void turn_to_keys(const typename Type::Stored* values, int64_t dim, typename Type::Input* rows,
                   typename Type::Input* keys) {

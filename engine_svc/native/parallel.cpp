@@ -1,6 +1,7 @@
-// The pool behind parallel.h. A region is one count of the pieces that remain: whoever takes one off it and finds that
-// it was above zero has a piece of the region under way, which cannot end, nor its task vanish, before that piece is
-// reported. So the caller waits for pieces in hand and never for a thread, and a worker that wakes late finds nothing.
+// The thread pool of parallel.h. A parallel region is a counter of remaining pieces. A thread that decrements it and finds
+// that it was above zero owns a piece of the current region, which cannot end, nor its task be destroyed, before that piece
+// is reported as done. So the caller waits only for pieces in progress, never for a thread, and a worker that wakes up late
+// finds nothing to do.
 #include "parallel.h"
 
 #include <linux/futex.h>
@@ -27,9 +28,9 @@ struct Pool {
   void (*piece)(const void*, int64_t) = nullptr;
   const void* task = nullptr;
   alignas(APART) std::atomic<int64_t> done{0};    // pieces that workers have reported
-  alignas(APART) std::atomic<bool> taken{false};  // by the thread whose region it is, or who changes what follows
-  int started = 1;                                // threads, the caller's counted
-  alignas(APART) std::atomic<int> wanted{1};      // the same, from the next region on
+  alignas(APART) std::atomic<bool> taken{false};  // by the thread that runs a region, or changes the following fields
+  int started = 1;                                // number of threads including the caller
+  alignas(APART) std::atomic<int> wanted{1};      // the same from the next region on
   std::atomic<int> sleepers{0};
   std::atomic<uint32_t> alarm{0};       // counts up to wake the sleepers
   std::atomic<uint32_t> generation{0};  // workers of an older one leave
@@ -41,7 +42,7 @@ Pool& pool() {
   return instance;
 }
 
-// Takes pieces and does them while there are any; how many it did.
+// Takes and runs pieces while there are any; returns how many.
 int64_t work(Pool& pool) {
   if (pool.remaining.load() <= 0) return 0;
   int64_t left = pool.remaining.fetch_sub(1), did = 0;
@@ -67,7 +68,7 @@ void sleep_until(Pool& pool, const Ready& ready) {
 
 thread_local int own_index = 0;
 
-// What a worker is born with: its index, and the generation that it belongs to.
+// The main function of a worker. `born` has its index and the generation that it belongs to.
 void* serve(void* born) {
   pthread_setname_np(pthread_self(), "quire-kernels");
   Pool& own = pool();
@@ -82,8 +83,8 @@ void* serve(void* born) {
   return nullptr;
 }
 
-// It runs where the calling thread may. Signals are for the program's own threads. One that cannot be started is no
-// error: the caller does what is left.
+// Starts a worker. It inherits the calling thread's CPU affinity, and blocks all signals, which are for the program's own
+// threads. If it cannot be started, this is no error: the caller then does the remaining work.
 void start_worker(Pool& pool, int index) {
   sigset_t all, before;
   sigfillset(&all);
@@ -98,7 +99,7 @@ void start_worker(Pool& pool, int index) {
   pthread_attr_destroy(&attributes);
 }
 
-// Only the forking thread goes on in the child: it has no workers, and no region is under way.
+// After a fork, the child has only the forking thread: it has no workers, and no region is in progress.
 void forget_workers() {
   Pool& own = pool();
   own.remaining.store(0);
@@ -140,7 +141,7 @@ void run_pieces(int64_t count, void (*piece)(const void*, int64_t), const void* 
 
 }  // namespace quire
 
-// From the next region on so many threads share the work, the calling one among them, which starts the others anew.
+// Sets the number of threads, including the calling one, from the next region on; that region's caller restarts the others.
 extern "C" void quire_set_threads(int count) {
   using namespace quire;
   Pool& own = pool();

@@ -1,4 +1,4 @@
-// Work for all cores: pieces are handed out one by one, so that a thread which comes late costs little.
+// Parallel loops: pieces of work are handed out one by one, so that a late thread costs little.
 #pragma once
 
 #include <algorithm>
@@ -8,28 +8,28 @@
 
 namespace quire {
 
-// Of small work: so many that a thread which comes late leaves little, so few that taking them costs nothing.
+// Pieces per thread for small work items: enough that a late thread leaves little, few enough that taking them is cheap.
 constexpr int64_t PIECES_A_THREAD = 16;
 
-// The threads that share the work, the calling one among them.
+// The number of threads that share the work, including the calling one.
 int threads();
 
-// Which of them calls: 0 outside of the pool.
+// The index of the calling thread; 0 outside of the pool.
 int thread_index();
 
 // Calls piece(task, i) for each i below count; see parallel_for.
 void run_pieces(int64_t count, void (*piece)(const void* task, int64_t index), const void* task);
 
-// task(i) for each i below count, each by some thread; returns when all are done. Pieces start in order. Within a
-// piece, and while another thread has the pool, all are done by the caller.
+// Calls task(i) for each i below count on the threads of the pool, and returns when all are done. Pieces start in order.
+// Within a piece, and while another thread uses the pool, the caller does all the work itself.
 template <class Task>
 void parallel_for(int64_t count, const Task& task) {
   auto piece = [](const void* context, int64_t index) { (*static_cast<const Task*>(context))(index); };
   run_pieces(count, piece, &task);
 }
 
-// The same of what is small each: some in a row make a piece, for a piece costs its thread a look at a line that the
-// others write. In one thread where the whole is not `worth` waking them.
+// The same for small items: several consecutive ones make a piece, as taking a piece accesses a cache line that other
+// threads write. Runs on one thread if the whole is not `worth` waking the others.
 template <class Task>
 void parallel_for(int64_t count, bool worth, const Task& task) {
   int64_t pieces = worth ? std::min<int64_t>(count, PIECES_A_THREAD * threads()) : 1;
@@ -38,8 +38,8 @@ void parallel_for(int64_t count, bool worth, const Task& task) {
   });
 }
 
-// The same for what thread after thread reads in order, fetching what comes next: each has a part of its own to go through,
-// and helps with the others' when that is done.
+// The same for items that a thread should process in order, prefetching the next one: each thread has its own part, and
+// helps with the others' parts when it is done.
 template <class Task>
 void parallel_for_in_parts(int64_t count, bool worth, const Task& task) {
   struct alignas(128) Part {

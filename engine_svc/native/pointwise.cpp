@@ -1,5 +1,5 @@
-// What stands between the matrix products of a decoder: norms with their residual, rotary positions, gated
-// activations, sums. float, bfloat16 or float16 in memory, float32 in between.
+// The operations between a decoder's matrix products: norms with residuals, rotary embedding, gated activations, sums.
+// Tensors are float32, bfloat16 or float16; arithmetic is float32.
 #include <algorithm>
 #include <cmath>
 
@@ -32,7 +32,7 @@ inline void scale_row(const Value* row, float factor, const Value* weight, Value
     store(to + i, load(row + i, size - i) * all(factor) * load(weight + i, size - i), size - i);
 }
 
-// A row whose mean becomes 0 and whose deviation becomes 1, times a weight; plus a bias, if there is one.
+// Normalizes a row to mean 0 and deviation 1, multiplies it by a weight, and adds a bias if there is one.
 template <class Value>
 inline void layer_norm(const Value* row, const Value* weight, const Value* bias, Value* to, int64_t size,
                        float epsilon) {
@@ -55,8 +55,8 @@ inline void add_row(const Value* row, Value* to, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) store(to + i, load(row + i, size - i) + load(to + i, size - i), size - i);
 }
 
-// Rows of hidden [rows, size], `stride` values apart, by `norm(from, to)` to those of output, which may be the same. With a
-// residual [rows, size], residual += hidden first, and the sum is what is normalised.
+// Applies `norm(from, to)` to rows of hidden [rows, size], `stride` values apart, and writes to output, which may be the
+// same. With a residual [rows, size], first residual += hidden, and then the sum is normalized.
 template <class Value, class Norm>
 inline void norm_rows(const Value* hidden, int64_t stride, Value* residual, Value* output, int64_t output_stride,
                       int64_t rows, int64_t size, Norm norm) {
@@ -70,8 +70,8 @@ inline void norm_rows(const Value* hidden, int64_t stride, Value* residual, Valu
   });
 }
 
-// Normalises some heads in place, if there is a weight. Each one's sum of squares and its root take long: those of some
-// heads come first, which do not wait for each other.
+// Normalizes heads in place, if there is a weight. The sum of squares and its root have a long latency, so those of several
+// heads are computed first, independently of each other.
 template <class Value>
 inline void norm_heads(Value* heads, const Value* weight, int64_t count, int64_t dim, float epsilon) {
   constexpr int64_t AT_ONCE = 8;
@@ -83,7 +83,7 @@ inline void norm_heads(Value* heads, const Value* weight, int64_t count, int64_t
   }
 }
 
-// Rotates the halves of one head against each other; `table` holds the cosines, then the sines.
+// Rotates pairs of values from the two halves of a head; `table` has the cosines, then the sines.
 template <class Value>
 inline void rotate(Value* head, const Value* table, int64_t half) {
   for (int64_t i = 0; i < half; i += LANES) {
@@ -94,7 +94,7 @@ inline void rotate(Value* head, const Value* table, int64_t half) {
   }
 }
 
-// Up to LANES values that stand at even places, and as many at odd ones.
+// Up to LANES values from even places, and as many from odd places.
 struct Pairs {
   float left[LANES], right[LANES];
 
@@ -121,7 +121,7 @@ struct Pairs {
   }
 };
 
-// Rotates neighbours against each other.
+// Rotates pairs of neighboring values.
 template <class Value>
 inline void rotate_neighbours(Value* head, const Value* table, int64_t half) {
   for (int64_t i = 0; i < half; i += LANES) {
@@ -132,7 +132,7 @@ inline void rotate_neighbours(Value* head, const Value* table, int64_t half) {
   }
 }
 
-// The same, but they come to stand half a head apart.
+// The same, but writes the two values of a pair half a head apart.
 template <class Value>
 inline void rotate_pairs(const Value* from, const Value* table, Value* to, int64_t half) {
   for (int64_t i = 0; i < half; i += LANES) {
@@ -160,7 +160,7 @@ void quire_rms_norm(int type, const void* hidden, int64_t stride, void* residual
   });
 }
 
-// As quire_rms_norm, of the deviation from the mean. bias may be null.
+// Like quire_rms_norm, with a layer norm. bias may be null.
 void quire_layer_norm(int type, const void* hidden, int64_t stride, void* residual, const void* weight,
                       const void* bias, void* output, int64_t output_stride, int64_t rows, int64_t size,
                       float epsilon) {
@@ -173,7 +173,7 @@ void quire_layer_norm(int type, const void* hidden, int64_t stride, void* residu
   });
 }
 
-// to += values, both [rows, size]; values times sigmoid(gates[row]) where there are gates.
+// to += values, both [rows, size]; if there are gates, values are multiplied by sigmoid(gates[row]).
 void quire_add(int type, void* to, const void* values, const float* gates, int64_t rows, int64_t size) {
   with_type(type, [=](auto value) {
     using Value = decltype(value);
@@ -203,7 +203,7 @@ void quire_gate(int type, void* values, const void* gates, int64_t rows, int64_t
   });
 }
 
-// values [tokens, size], no farther from 0 than `limit`; what is no number stays.
+// Clamps values [tokens, size] to -limit … limit; NaN stays NaN.
 void quire_clip(int type, void* values, int64_t tokens, int64_t size, float limit) {
   with_type(type, [&](auto value) {
     using Value = decltype(value);
@@ -241,7 +241,7 @@ void quire_scale(int type, void* values, int64_t stride, int64_t rows, int64_t s
 
 // heads [tokens, heads, dim], tokens `stride` values apart, changed in place: the first `num_query` heads are queries,
 // the next `num_key` keys. Norms (null: none) come before the rotation of each head's first `rotary` values:
-// of neighbours if `interleaved`, else of halves. table [tokens, 2, rotary / 2].
+// of neighbors if `interleaved`, else of halves. table [tokens, 2, rotary / 2].
 void quire_rotate(int type, void* heads, int64_t stride, const void* table, const void* query_norm,
                   const void* key_norm, float epsilon, int64_t tokens, int64_t num_query, int64_t num_key,
                   int64_t dim, int64_t rotary, int interleaved) {
@@ -258,7 +258,7 @@ void quire_rotate(int type, void* heads, int64_t stride, const void* table, cons
   });
 }
 
-// pairs [tokens, heads, rotary], rotated, to output: tokens and heads so many values apart.
+// Rotates pairs [tokens, heads, rotary] into output; strides between tokens and between heads are in values.
 void quire_rotate_pairs(int type, const void* pairs, int64_t token_stride, int64_t head_stride, const void* table,
                         void* output, int64_t output_token_stride, int64_t output_head_stride, int64_t tokens,
                         int64_t heads, int64_t rotary) {
@@ -293,8 +293,8 @@ void quire_activate(int type, void* values, int64_t rows, int64_t size, int gate
   });
 }
 
-// parts [tokens, count, bytes], tokens and parts so many bytes apart, to output, whose tokens are too and whose parts
-// follow each other.
+// Copies parts [tokens, count, bytes] to output, whose parts are contiguous. Strides between tokens and between parts are
+// in bytes.
 void quire_copy_parts(const void* parts, int64_t token_stride, int64_t part_stride, void* output,
                       int64_t output_stride, int64_t tokens, int64_t count, int64_t bytes) {
   parallel_for(tokens, tokens * count * bytes > BYTES_WORTH_A_THREAD, [=](int64_t token) {

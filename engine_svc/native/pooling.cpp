@@ -1,4 +1,4 @@
-// What becomes of the hidden states of whole sequences.
+// Pooling of the hidden states of whole sequences.
 #include "parallel.h"
 #include "types.h"
 
@@ -21,7 +21,7 @@ void mean_of(const Value* rows, int64_t count, int64_t stride, int64_t width, fl
 
 }  // namespace
 
-// Means of the rows starts[i] to starts[i + 1] of a matrix [rows, size], one at least: output [count, size].
+// The mean of rows starts[i] to starts[i + 1] (at least one) of a matrix [rows, size], for each i: output [count, size].
 extern "C" void quire_mean_rows(int type, const void* matrix, int64_t size, const int32_t* starts, int64_t count,
                                 float* output) {
   with_type(type, [=](auto value) {

@@ -1,5 +1,5 @@
-// Sequences of a batch whose contexts begin with the same blocks, as prompts with a common beginning do where prefixes are
-// cached, and the choices of a request.
+// Finds sequences of a batch whose contexts begin with the same blocks: prompts with a common prefix if prefix caching is
+// on, and the choices of one request.
 #pragma once
 
 #include <algorithm>
@@ -8,35 +8,35 @@
 
 namespace quire {
 
-constexpr int64_t WORTH_SHARING = 256;  // positions that need not be read again: below, finding a place for sums costs more
+constexpr int64_t WORTH_SHARING = 256;  // positions saved: below this, handling the intermediate sums costs more
 
-// What they share is read once for all of them.
+// A prefix that is read once for all of its sequences.
 struct Prefix {
   std::vector<int64_t> sequences;
   int64_t positions;  // a multiple of a chunk
-  int64_t rows;       // of all their new tokens, of a key-value head
+  int64_t rows;       // of all their new tokens, per key-value head
 
   int64_t saved() const { return (int64_t(sequences.size()) - 1) * positions; }
 };
 
-// A batch's sequences: the blocks of each, how many positions were there before its new tokens, and these tokens' rows of
-// a key-value head.
+// A batch's sequences: for each, its blocks, its number of positions before the new tokens, and the number of rows of the
+// new tokens per key-value head.
 struct Contexts {
   const int32_t* block_table;
   int64_t table_stride, block_size;
   std::vector<int64_t> positions, rows;
 
   const int32_t* blocks(int64_t sequence) const { return block_table + sequence * table_stride; }
-  // Whole ones.
+  // The end of the blocks that are full before the new tokens.
   const int32_t* end_of_blocks(int64_t sequence) const { return blocks(sequence) + positions[sequence] / block_size; }
 };
 
-// Those worth sharing, of `most_rows` at most. Which ones are found says nothing of a row's result.
+// The prefixes worth sharing, with at most `most_rows` rows each. Which ones are found does not affect any row's result.
 inline std::vector<Prefix> find_prefixes(const Contexts& contexts, int64_t chunk, int64_t most_rows) {
   std::vector<int64_t> order;
   for (int64_t i = 0; i < int64_t(contexts.rows.size()); ++i)
     if (contexts.positions[i] >= WORTH_SHARING && 2 * contexts.rows[i] <= most_rows) order.push_back(i);
-  // Those that have the most in common come together.
+  // Sorts sequences so that those with the most in common are neighbors.
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return std::lexicographical_compare(contexts.blocks(a), contexts.end_of_blocks(a), contexts.blocks(b),
                                         contexts.end_of_blocks(b));

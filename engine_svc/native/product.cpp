@@ -1,4 +1,4 @@
-// The products of all kernels, of whatever type: most of what compiling them takes.
+// The products of all kernels and types: the largest part of compile time.
 #include "product.h"
 
 namespace quire {
@@ -25,8 +25,8 @@ void multiply_panels(const Operands<Type>& call, const Result& result, int64_t f
   }
 }
 
-// Never called: what it names is compiled here, for inputs of a type, all kinds of weights, and outputs of either type.
-// Explicit instantiations would name some twice: types may be multiplied alike at a level.
+// Never called: the templates it uses are instantiated here, for inputs of a type, all kinds of weights, and both types of
+// outputs. Explicit instantiations would name some of them twice, as types may use the same product at a level.
 template <class Value>
 void name_products(const Packed& packed) {
   with_groups<Value>(packed, [](auto groups) {

@@ -1,4 +1,4 @@
-// A product's pieces, from sums to outputs.
+// The pieces of a product, from sums to outputs.
 #pragma once
 
 #include "coded_wide.h"
@@ -16,7 +16,7 @@ constexpr int64_t WORTH_A_THREAD_TO_SUM = 1 << 16;  // values
 
 enum class Kind : int { PLAIN, INT8, CODED, COMPRESSED };
 
-// A packed weight as the caller describes it: matrices of a shape one behind the other. See Result for those of int8.
+// The caller's description of a packed weight: matrices of one shape, one after the other. For int8, see also Result.
 struct Packed {
   Kind kind;
   const void* weight;
@@ -31,7 +31,7 @@ struct TypeOf {
   using Type = T;
 };
 
-// Calls `call` with the type of groups that a weight is multiplied as by inputs of Value.
+// Calls `call` with the type of groups for the product of a weight and inputs of Value.
 template <class Value, class Call>
 void with_groups(const Packed& packed, const Call& call) {
   switch (packed.kind) {
@@ -45,7 +45,7 @@ void with_groups(const Packed& packed, const Call& call) {
 
 inline int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
 
-// The product of rows, `stride` values apart, with the `index`-th of some matrices [outputs, size].
+// The operands of rows, `stride` values apart, times the `index`-th of several matrices [outputs, size].
 template <class Type>
 Operands<Type> operands(const typename Type::Input* input, int64_t stride, const Packed& packed, int64_t index,
                         int64_t outputs, int64_t size) {
@@ -56,7 +56,8 @@ Operands<Type> operands(const typename Type::Input* input, int64_t stride, const
   return {input, stride, (const char*)packed.weight + index * matrix_bytes, steps, bytes, &packed.form};
 }
 
-// Sums up the spans of a product's rows, if that is what its offsets are multiplied by; the call needs what is returned.
+// Sums the inputs of each span of a product's rows, if offsets are multiplied by these sums. `call` points into the
+// returned memory.
 template <class Type>
 std::unique_ptr<float[]> sum_inputs(Operands<Type>& call, int64_t rows) {
   if constexpr (IS_CODED<Type>)
@@ -72,8 +73,8 @@ std::unique_ptr<float[]> sum_inputs(Operands<Type>& call, int64_t rows) {
   return nullptr;
 }
 
-// What the sums of a product become: output [rows, outputs]. The others are of the packed outputs: bias (null: none),
-// and of int8 what 1 stands for, and what undoes the inputs' OFFSET; input_scale is of the rows.
+// Converts the sums of a product to output [rows, outputs]. The packed outputs have a bias (null: none) and, for int8, a
+// scale and a correction that undoes the inputs' OFFSET; input_scale is that of the rows.
 struct Result {
   void* output;
   int64_t outputs;
@@ -108,12 +109,12 @@ struct Result {
   }
 };
 
-// Rows [first, last), at most ROWS, times panels [begin, end). Compiled once for all kernels that multiply, in product.cpp.
+// Rows [first, last), at most ROWS, times panels [begin, end). Compiled once for all kernels, in product.cpp.
 template <class Type, class Out>
 void multiply_panels(const Operands<Type>& call, const Result& result, int64_t first, int64_t last, int64_t begin,
                      int64_t end);
 
-// Rows in chunks of about the same number, ROWS at most; all but the last are of a multiple of 16.
+// Divides rows into chunks of about equal size, at most ROWS; all but the last have a multiple of 16.
 template <class Type>
 struct Chunks {
   int64_t rows, count = (rows + ROWS<Type> - 1) / ROWS<Type>;
@@ -123,7 +124,7 @@ struct Chunks {
   int64_t end(int64_t chunk) const { return std::min(rows, (chunk + 1) * height); }
 };
 
-// A matrix's panels, in pieces of PIECE_BYTES or of one.
+// Divides a matrix's panels into pieces of PIECE_BYTES, or of one panel if that is larger.
 struct Pieces {
   int64_t panels, width;
 

@@ -1,8 +1,8 @@
-// The two products of attention, of a few rows with what lies in the cache: scores, queries times keys, and the sums of
-// values by their weights.
+// The two products of attention, of a few rows with the cache: scores, which are queries times keys, and the weighted sums
+// of values.
 //
-// What is multiplied lies in up to SEGMENTS places, some steps of each along k, `stride` apart; a step has a group
-// for each output. Every output is one sum, in order, whatever is computed beside it.
+// The cache's operand is in up to SEGMENTS places, with some steps along k in each, `stride` apart; a step has a group for
+// each output. Every output is a single sum, in order, whatever is computed beside it.
 #pragma once
 
 #include <algorithm>
@@ -14,21 +14,21 @@
 namespace quire {
 
 constexpr int SEGMENTS = 16;
-constexpr int MOST_VECTORS = 4;  // of LANES outputs, at once
-constexpr int TILE_ROWS = 16;    // of matrix registers
-constexpr int FULL_ROWS = 6;     // whose sums fit in the others
-constexpr int FETCHING_STEPS = 2;  // of 8 that products have a multiple of, with what is fetched meanwhile: evenly
-constexpr int MOST_HEADS = 8;    // whose keys and values are wanted at once
+constexpr int MOST_VECTORS = 4;  // of LANES outputs, at a time
+constexpr int TILE_ROWS = 16;    // rows of a matrix register
+constexpr int FULL_ROWS = 6;     // rows whose sums fit in the vector registers
+constexpr int FETCHING_STEPS = 2;  // steps per prefetch; products have a multiple of 8 steps, so prefetches are even
+constexpr int MOST_HEADS = 8;    // heads whose keys and values are prefetched together
 constexpr int MOST_RUNS = 2 * SEGMENTS * MOST_HEADS;
 
-// Lines that are wanted soon, fetched a few at a time while others are computed with. In the order in which they lie: where
-// a few follow each other the processor goes on by itself.
+// Lines that are needed soon. They are prefetched a few at a time during computation, in the order of their addresses, so
+// that the hardware prefetcher continues consecutive lines.
 class Wanted {
  public:
-  // So many lines are fetched for each that is computed with.
+  // Starts over; `pace` lines are prefetched for each line that is computed with.
   void begin(int64_t pace) { number = place = 0, this->pace = pace; }
 
-  // `count` lines that begin `stride` bytes apart; no more than MOST_RUNS times.
+  // Adds `count` lines, `stride` bytes apart; at most MOST_RUNS times.
   void add(const void* first, int64_t stride, int64_t count) { runs[number++] = {(const char*)first, stride, count}; }
 
   void fetch(int64_t computed) {
@@ -59,22 +59,22 @@ struct Product {
   using Stored = typename Type::Stored;
   const typename Type::Input* input;
   int64_t input_stride;                        // between rows, in values
-  const Stored* from[SEGMENTS][MOST_VECTORS];  // of each vector of outputs
+  const Stored* from[SEGMENTS][MOST_VECTORS];  // for each vector of outputs
   int segments;
   int64_t steps[SEGMENTS], stride;  // stride in values
-  float* output;          // its vectors of outputs stand side by side
+  float* output;          // vectors of outputs are side by side
   int64_t output_stride;  // between rows
-  bool fresh;             // not added to what is there
-  Wanted* wanted;         // fetched meanwhile, as many lines as are read
+  bool fresh;             // overwrites the output instead of adding to it
+  Wanted* wanted;         // lines to prefetch in proportion to those read
 };
 
-// How many rows are best taken at once.
+// The best number of rows to take at a time.
 template <class Type>
 constexpr int most_rows() {
   return Type::TILES ? TILE_ROWS : FULL_ROWS;
 }
 
-// How many of so many vectors are taken at once, for so many rows.
+// How many of `vectors` vectors to take at a time, with `rows` rows.
 template <class Type>
 inline int most_vectors(int64_t rows, int64_t vectors) {
   int most = Type::TILES || REGISTERS == 32 || rows <= 2 ? MOST_VECTORS : 2;
@@ -118,7 +118,7 @@ void multiply(const Product<Type>& product) {
     store(product.output + i / W * product.output_stride + i % W * LANES, sums[i / W][i % W]);
 }
 
-// The same of so many rows, up to MOST.
+// The same for `rows` rows, up to MOST.
 template <class Type, int W, int MOST>
 void multiply_rows(const Product<Type>& product, int64_t rows) {
   if constexpr (MOST > 1)
@@ -127,7 +127,7 @@ void multiply_rows(const Product<Type>& product, int64_t rows) {
 }
 
 #ifdef __AMX_TILE__
-// Of tiles, 0 to 3 hold sums; 4 and 6 inputs and weights of 16 steps, 5 and 7 of 8.
+// Tiles 0 to 3 hold sums; 4 and 6 inputs and weights of 16 steps, 5 and 7 of 8 steps.
 inline void shape_tiles(int64_t rows) {
   TileShapes shapes;
   for (int tile = 0; tile < 4; ++tile) shapes.set(tile, rows, 64);
@@ -183,7 +183,7 @@ void multiply_tiles(const Product<Type>& product, int64_t vectors) {
 }
 #endif
 
-// Of so many rows and vectors of outputs: no more than most_rows and most_vectors say. Tiles have been shaped for them.
+// Computes a product of at most most_rows rows and most_vectors vectors of outputs. Tiles must have been shaped for them.
 template <class Type>
 void multiply(const Product<Type>& product, int64_t rows, int64_t vectors) {
 #ifdef __AMX_TILE__

@@ -1,5 +1,5 @@
-// Kernels whose calls can be noted and made again: the arguments lie behind each other, each in a word of 64 bits, as
-// they come from the caller (its lowest bytes first, as all processors of our levels have them).
+// Kernels whose calls can be recorded and replayed. Arguments are stored one after the other, each in a word of 64 bits as
+// passed by the caller (lowest bytes first: all processors of our levels are little-endian).
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,6 @@ const int64_t* call(void (*kernel)(Arguments...), const int64_t* words) {
 
 }  // namespace quire
 
-// quire_call_NAME calls quire_NAME with the arguments at `words`, and returns where the next words are.
+// quire_call_NAME calls quire_NAME with the arguments at `words`, and returns the address of the next words.
 #define RECORDABLE(name) \
   extern "C" const int64_t* quire_call_##name(const int64_t* words) { return quire::call(quire_##name, words); }

@@ -1,8 +1,9 @@
-// What recurrent layers keep of each sequence, and how a token changes it: short convolutions, selective state spaces
-// (Mamba, Mamba 2), gated linear units and the gated delta rule. float, bfloat16 or float16 in memory, float32 in between.
+// The operations of recurrent layers on per-sequence states: short convolutions, selective state space models (Mamba,
+// Mamba 2), gated linear recurrent units and the gated delta rule. Tensors are float32, bfloat16 or float16; arithmetic is
+// float32.
 //
-// A sequence's tokens go in one after the other, by the same operations for a prompt as for a single token. A piece of work
-// is a sequence's head, or some of its channels: its state stays in a core's cache while the tokens pass.
+// A sequence's tokens are processed one after the other, with the same operations for a prompt as for a single token. A
+// piece of work is a sequence's head or some of its channels, whose state stays in a core's cache for all tokens.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -14,15 +15,15 @@
 
 using namespace quire;
 
-// Which rows of a batch are whose, and where the states are: as the caller has them.
+// The sequences of a batch's rows, and their states' slots, as passed by the caller.
 struct Sequences {
   const int32_t* starts;  // [count + 1]
   const int64_t* slots;
-  const bool* is_fresh;  // what its slot holds is another's
+  const bool* is_fresh;  // whether a sequence's slot holds old data of another sequence
   int64_t count;
 };
 
-// Rows that stand `stride` values apart.
+// Rows that are `stride` values apart.
 struct Rows {
   const void* values;
   int64_t stride;
@@ -35,13 +36,13 @@ struct Rows {
 
 namespace {
 
-constexpr int64_t WORTH_A_THREAD = 1 << 14;  // values of states: below, waking a thread costs more than it saves
-constexpr int64_t CHANNELS = 256;            // of a piece
-constexpr int WIDE = 4;                      // vectors that are worked on side by side
+constexpr int64_t WORTH_A_THREAD = 1 << 14;  // values of states: below this, waking a thread costs more than it saves
+constexpr int64_t CHANNELS = 256;            // per piece
+constexpr int WIDE = 4;                      // vectors processed side by side
 
 inline Floats sigmoid(Floats x) { return all(1.0f) / (all(1.0f) + exponential(zero() - x)); }
 
-// log(1 + e^x) to 2 units in the last place: of log(1 + u), with u = e^-|x|, 2 * artanh(u / (2 + u)), by its series.
+// log(1 + e^x) to 2 units in the last place, by the series of log(1 + u) = 2 * artanh(u / (2 + u)) with u = e^-|x|.
 inline Floats softplus(Floats x) {
   Floats u = exponential(zero() - magnitude(x)), s = u / (all(2.0f) + u), z = s * s;
   Floats y = all(1.0f / 17);
@@ -49,7 +50,7 @@ inline Floats softplus(Floats x) {
   return fma(all(2.0f) * s, y, most(zero(), x));
 }
 
-// The same functions of one number: by the vectors' own arithmetic, whatever the machine's mathematical library has.
+// A vector function applied to a single number, so that results do not depend on the machine's math library.
 template <class Function>
 inline float of_one(Function function, float x) {
   float lanes[LANES];
@@ -67,7 +68,7 @@ inline void widen(const Value* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += LANES) store(to + i, load(from + i, count - i), count - i);
 }
 
-// As the type holds them.
+// Values rounded to a type.
 template <class Stored>
 inline Floats rounded(Floats values) {
   if (sizeof(Stored) == sizeof(float)) return values;
@@ -76,7 +77,7 @@ inline Floats rounded(Floats values) {
   return load(copy);
 }
 
-// work(first, vectors) for all vectors of `size` values, several side by side where there are so many left.
+// Calls work(first, vectors) for all vectors of `size` values, several at a time while enough are left.
 template <class Work>
 inline void for_vectors(int64_t size, const Work& work) {
   int64_t i = 0;
@@ -89,8 +90,8 @@ void with_types(int type, int stored, const Call& call) {
   with_type(type, [&](auto value) { with_type(stored, [&](auto state) { call(value, state); }); });
 }
 
-// LANES channels of one sequence, whose `tokens` new tokens come from `read(place)` as the state's type holds them, and of
-// which `put(place, sum)` takes what each comes to. Places before the first are in `history`.
+// Convolves LANES channels of one sequence. `read(place)` returns the input of each of its `tokens` new tokens, rounded to
+// the state's type, and `put(place, sum)` takes the result. Inputs before the first token are in `history`.
 template <class Stored, class Read, class Put>
 void convolve(int64_t tokens, const float* weight, const float* bias, Stored* history, bool is_fresh, int64_t channels,
               int64_t taps, int64_t count, const Read& read, const Put& put) {
@@ -107,7 +108,7 @@ void convolve(int64_t tokens, const float* weight, const float* bias, Stored* hi
   for (int64_t i = 0; i < taps - 1; ++i) store(history + i * channels, seen(tokens - taps + 1 + i), count);
 }
 
-// work(sequence, its first token, how many, channel, state, how many channels are left) for LANES channels at a time;
+// Calls work(sequence, first token, number of tokens, channel, state, remaining channels) for LANES channels at a time;
 // states [slots, rows, channels].
 template <class Stored, class Work>
 void for_channels(const Sequences& sequences, Stored* states, int64_t rows, int64_t channels, const Work& work) {
@@ -120,9 +121,8 @@ void for_channels(const Sequences& sequences, Stored* states, int64_t rows, int6
   });
 }
 
-// Each row of a state [rows, size] fades by its decay, the next of which stands `step` further (0: all by one), and gets
-// `values` [size] times `write` [rows]; output [size] is read of it. Code of its own: it is the same for all types of a
-// model.
+// Multiplies each row of a state [rows, size] by its decay (decays are `step` apart; 0: the same for all), adds `values`
+// [size] times `write` [rows], and reads output [size]. Not inlined, as the code is the same for all types of a model.
 template <class Stored>
 [[gnu::noinline]] void write_and_read(Stored* state, int64_t rows, int64_t size, const float* decays, int64_t step,
                                       const float* values, const float* write, const float* read, float* output) {
@@ -145,7 +145,7 @@ template <class Stored>
   });
 }
 
-// What is read of a state [rows, size].
+// Reads output [size] from a state [rows, size] without changing it.
 template <class Stored>
 [[gnu::noinline]] void read_only(const Stored* state, int64_t rows, int64_t size, const float* read, float* output) {
   for_vectors(size, [=](int64_t i, auto vectors) {
@@ -161,7 +161,7 @@ template <class Stored>
   });
 }
 
-// A vector of one as long as `length`.
+// Scales a vector to `length`.
 [[gnu::noinline]] void make_unit(float* vector, int64_t size, float length) {
   Floats squares = zero();
   for (int64_t i = 0; i < size; i += LANES) {
@@ -172,7 +172,7 @@ template <class Stored>
   for (int64_t i = 0; i < size; i += LANES) store(vector + i, load(vector + i, size - i) * factor, size - i);
 }
 
-// Some channels of one sequence: for each a state of `size` values, which stand `channels` apart.
+// The scan over some channels of one sequence: each has a state of `size` values, `channels` apart.
 template <class Value, class Stored>
 struct ChannelScan {
   const Value *hidden, *time_steps, *gates, *writes, *reads;
@@ -211,8 +211,8 @@ struct ChannelScan {
 
 extern "C" {
 
-// inputs [tokens, channels] to output [tokens, channels]; weight [taps, channels], bias [channels] or null; history
-// [slots, taps - 1, channels]. SiLU of the sums, if asked for.
+// Convolves inputs [tokens, channels] to output [tokens, channels]; weight [taps, channels], bias [channels] or null;
+// history [slots, taps - 1, channels]. Applies SiLU to the sums if asked for.
 void quire_convolve(int type, int stored, const Rows* inputs, const float* weight, const float* bias, void* history,
                     const Sequences* sequences, int64_t channels, int64_t taps, void* output, int activates) {
   with_types(type, stored, [&](auto value, auto state) {
@@ -228,7 +228,7 @@ void quire_convolve(int type, int stored, const Rows* inputs, const float* weigh
   });
 }
 
-// The same of inputs [tokens, 3, channels]: the first times the third goes in, the second is what comes out times.
+// The same for inputs [tokens, 3, channels]: convolves the first times the third, and multiplies the result by the second.
 void quire_gated_convolve(int type, int stored, const Rows* inputs, const float* weight, const float* bias, void* history,
                           const Sequences* sequences, int64_t channels, int64_t taps, void* output) {
   with_types(type, stored, [&](auto value, auto state) {
@@ -247,7 +247,7 @@ void quire_gated_convolve(int type, int stored, const Rows* inputs, const float*
 }
 
 // hidden, input_gates and decay_gates [tokens, channels], to output [tokens, channels]; the gates' biases and rates
-// [channels], states [slots, channels]. What goes in is times what the state loses, but for a sequence's first token.
+// [channels], states [slots, channels]. Inputs are scaled by what the state loses, except for a sequence's first token.
 void quire_gated_units(int type, int stored, const Rows* hidden, const Rows* input_gates, const Rows* decay_gates,
                        const float* input_bias, const float* decay_bias, const float* rates, void* states,
                        const Sequences* sequences, int64_t channels, void* output) {
@@ -369,8 +369,8 @@ void quire_delta_rule(int type, int stored, const Rows* query, const Rows* key, 
   });
 }
 
-// hidden and gates [rows, groups, size], weight [groups, size], to output [rows, groups, size]: norms of groups, of what
-// has been through the gate or before it goes through. The gate is SiLU, or the sigmoid alone.
+// hidden and gates [rows, groups, size], weight [groups, size], to output [rows, groups, size]: RMS norms of groups, after
+// gating or before it. The gate is SiLU, or only the sigmoid.
 void quire_gated_norm(int type, const Rows* hidden, const Rows* gates, const void* weight, float epsilon,
                       int gates_first, int is_sigmoid, int64_t rows, int64_t groups, int64_t size, void* output) {
   with_type(type, [&](auto value) {

@@ -1,5 +1,5 @@
-// Weights of 16 or 32 bits to codes of 4 bits while they are loaded: ops/rounding.py says the same in torch, and comes to
-// the same codes and scales.
+// Quantizes 16-bit or 32-bit weights to 4-bit codes while they are loaded; ops/rounding.py does the same in torch, with the
+// same codes and scales.
 #include <algorithm>
 #include <memory>
 
@@ -10,11 +10,11 @@ using namespace quire;
 
 namespace {
 
-// What the greatest weight of a group becomes, before it is cut to 8: see ops/rounding.py.
+// The magnitudes tried for a group's greatest weight before clamping; see ops/rounding.py.
 constexpr float ENDS[] = {8.0f, 7.3f, 8.7f, 9.4f};
 
-// Sums of products of a float32 with a whole number of four bits, of weights that are within a factor of 32: exact, and
-// so the same in any order.
+// Sums in double of products of a float32 with a four-bit integer, for weights within a factor of 32 of each other: exact,
+// and so the same in any order.
 struct Sum {
   double lanes[LANES] = {};
 
@@ -42,7 +42,7 @@ struct Group {
     size = count, whole = (count + LANES - 1) / LANES * LANES;
     for (int64_t k = 0; k < size; k += LANES) store(weights.get() + k, load(from + k, size - k));
   }
-  // The first of those with the greatest absolute value.
+  // The weight with the greatest absolute value; the first if there are several.
   float extreme() const {
     Floats most_yet = zero();
     for (int64_t k = 0; k < whole; k += LANES) most_yet = most(most_yet, magnitude(load(weights.get() + k)));
@@ -52,7 +52,7 @@ struct Group {
         return weights[k + __builtin_ctz(found)];
     return 0;
   }
-  // Codes by a step's inverse; returns their products with the weights, and their squares.
+  // Computes codes from a step's inverse; returns the sums of their products with the weights and of their squares.
   std::pair<double, double> round(float inverse) {
     Sum products;
     Floats squares = zero();
@@ -71,7 +71,7 @@ struct Group {
   }
 };
 
-// With given codes q, the scale w*q / q*q has the least error: so much less than w*w as (w*q)^2 / q*q. In bfloat16.
+// For given codes q, the scale w*q / q*q has the least error, which is w*w - (w*q)^2 / q*q. Returns it in bfloat16.
 float round_group(Group& group) {
   double best = -1, scale = 0;
   float extreme = group.extreme();

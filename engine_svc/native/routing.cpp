@@ -1,4 +1,4 @@
-// Which experts of a mixture a token goes through, and what each of them counts for.
+// Chooses a token's experts and their weights.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,7 @@ constexpr int64_t WORTH_A_THREAD = 1 << 13;  // scores
 enum Scoring { SOFTMAX, SIGMOID, SPARSEMIXER };  // as the caller numbers them
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// The `count` best of scores [size], the best first; of the same, the first come first. Few of few: no sort.
+// Takes the `count` best of scores [size], the best first, and of equal scores the first. Both are small, so without sorting.
 template <class Take>
 void take_best(const float* scores, int64_t size, int64_t count, const Take& take) {
   std::vector<char> taken(size);
@@ -32,7 +32,7 @@ void softmax(std::vector<float>& values) {
   for (float& value : values) value /= sum;
 }
 
-// Minus infinity for experts outside of the best `chosen` groups. A group is as good as its `judges` best together.
+// Sets experts outside of the best `chosen` groups to minus infinity; groups rank by the sum of their `judges` best experts.
 void keep_best_groups(std::vector<float>& scores, int64_t groups, int64_t chosen, int64_t judges) {
   int64_t size = scores.size() / groups;
   std::vector<float> sums(groups, 0.0f), kept(scores.size(), NEVER);
@@ -46,7 +46,7 @@ void keep_best_groups(std::vector<float>& scores, int64_t groups, int64_t chosen
   scores = kept;
 }
 
-// What the best of the experts that are `left` counts: its part of a softmax over those of them that are near it.
+// The weight of the best of the experts that are `left`: its part of a softmax over those of them that are near it.
 float part_of_near(const float* logits, const std::vector<float>& left, int64_t best, float near) {
   float sum = 0;
   for (size_t i = 0; i < left.size(); ++i)
@@ -55,7 +55,7 @@ float part_of_near(const float* logits, const std::vector<float>& left, int64_t 
   return 1 / sum;
 }
 
-// One expert after the other.
+// Chooses experts one after the other (sparsemixer).
 void mix_sparsely(const float* logits, int64_t experts, int64_t chosen, float near, float* weights, int64_t* ids) {
   std::vector<float> left(logits, logits + experts);
   take_best(logits, experts, chosen, [&](int64_t best) {
@@ -69,8 +69,8 @@ void mix_sparsely(const float* logits, int64_t experts, int64_t chosen, float ne
 
 extern "C" {
 
-// logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], where there is one, helps to choose and
-// does not count.
+// logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], if there is one, is added to scores for
+// choosing, but not to weights.
 void quire_choose_experts(const float* logits, const float* bias, int64_t tokens, int64_t experts, int64_t chosen,
                           int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring, float near,
                           float* weights, int64_t* ids) {
@@ -78,7 +78,7 @@ void quire_choose_experts(const float* logits, const float* bias, int64_t tokens
     float* weight = weights + token * chosen;
     int64_t* id = ids + token * chosen;
     if (scoring == SPARSEMIXER) return mix_sparsely(logits + token * experts, experts, chosen, near, weight, id);
-    // Both grow with their logits, which differ where scores are 1 or 0 already.
+    // Both scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
     std::vector<float> ranked(logits + token * experts, logits + (token + 1) * experts), scores = ranked;
     if (scoring == SOFTMAX)
       softmax(scores);

@@ -1,4 +1,4 @@
-// Looks up rows of matrices, as they came or as they are packed for products.
+// Looks up rows of matrices, plain or packed for products.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -15,14 +15,14 @@ namespace {
 
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // values
 
-// Of a matrix whose first row has the number `first`.
+// The rows to look up in a matrix whose first row has index `first`.
 struct Wanted {
   const int64_t* indices;
   int64_t count, first, rows, size;
   float factor;
 };
 
-// output [count, size]: what `read` puts there of each row, times the factor; zeros for those that there are not.
+// output [count, size]: each row, as written by `read`, times the factor; zeros for rows outside of the matrix.
 template <class Value, class Read>
 void look_up_rows(const Wanted& wanted, Value* output, const Read& read) {
   parallel_for(wanted.count, wanted.count * wanted.size > WORTH_A_THREAD, [=](int64_t i) {
@@ -35,7 +35,7 @@ void look_up_rows(const Wanted& wanted, Value* output, const Read& read) {
   });
 }
 
-// The n-th output of a panel, [size].
+// Unpacks the n-th output of a panel, [size].
 template <class Type, class Value>
 void unpack_row(const Value* panel, int64_t n, int64_t size, Value* to) {
   constexpr int64_t GROUP = Type::GROUP;
@@ -45,7 +45,7 @@ void unpack_row(const Value* panel, int64_t n, int64_t size, Value* to) {
   std::copy_n(group(whole), size - whole, to + whole);
 }
 
-// The same of a compressed one.
+// The same for a compressed panel.
 inline void decompress_row(const char* matrix, const char* panel, int64_t n, int64_t size, bf16* to) {
   constexpr int64_t GROUP = Bf16Groups::GROUP;
   Steps steps(matrix, panel);
@@ -58,15 +58,15 @@ inline void decompress_row(const char* matrix, const char* panel, int64_t n, int
 
 template <class Value>
 void widen_int8_row(const int8_t* panel, int64_t n, int64_t size, float scale, Value* to) {
-  std::unique_ptr<int8_t[]> row(new int8_t[size + LANES]);  // as much as is loaded
+  std::unique_ptr<int8_t[]> row(new int8_t[size + LANES]);  // whole vectors are loaded
   unpack_row<Int8Groups>(panel, n, size, row.get());
   for (int64_t k = 0; k < size; k += LANES) store(to + k, load(row.get() + k) * all(scale), size - k);
 }
 
-// What the codes of a panel's n-th output stand for, [size].
+// Dequantizes the codes of a panel's n-th output, [size].
 template <class Value>
 void widen_row(const char* chunk, const CodedForm& form, int64_t n, int64_t size, Value* to) {
-  bool raised = form.codes == E4M3_CODES || form.codes == E4M3_TABLES;  // as scales are, the other way round
+  bool raised = form.codes == E4M3_CODES || form.codes == E4M3_TABLES;  // undoes the factor in the scales
   Scales scales(form);
   for (int64_t begin = 0; begin < size; begin += CHUNK, chunk += form.chunk_bytes()) {
     uint8_t codes[CHUNK];
@@ -97,7 +97,7 @@ void quire_take_rows(int type, const void* matrix, const int64_t* indices, int64
   });
 }
 
-// The same of a packed weight [rows, size]: what its rows stand for, rounded to the type.
+// The same for a packed weight [rows, size]: its dequantized rows, rounded to the type.
 void quire_packed_rows(int type, const Packed* packed, const int64_t* indices, int64_t count, int64_t first,
                        int64_t rows, int64_t size, float factor, void* output) {
   with_type(type, [=](auto value) {

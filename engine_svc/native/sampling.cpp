@@ -1,10 +1,10 @@
-// Tokens from logits: the likeliest, or one that is drawn by temperature, min-p, top-k and top-p; and how likely tokens
-// are. engine_svc/sampling/truncation.py and logprobs.py define it.
+// Samples tokens from logits: the likeliest, or one drawn by temperature, min-p, top-k and top-p; and computes tokens'
+// log-probabilities. Defined by engine_svc/sampling/truncation.py and logprobs.py.
 //
-// A row is read once, in pieces: of each, the greatest logits and the sum of the weights are kept, and are put together
-// in the pieces' order, whoever looked at them. Of what is truncated, only tokens are looked at that may be kept: a
-// piece has 16 columns, and the n-th greatest of all columns' greatest logits is not above the n-th greatest logit.
-// All levels look at columns alike, so that they draw the same tokens.
+// A row is read once, in pieces. For each piece, the greatest logits and the sum of weights are kept, and combined in the
+// order of pieces, whichever threads computed them. With truncation, only tokens that may be kept are considered: a piece
+// has 16 columns, and the n-th greatest of all columns' maxima is not above the n-th greatest logit, so it is a safe lower
+// bound. All levels use the same columns, so that they draw the same tokens.
 #include <cfloat>
 #include <limits>
 
@@ -18,44 +18,44 @@ namespace {
 
 constexpr int64_t COLUMNS = 16, REGISTERS = COLUMNS / LANES;
 constexpr int64_t PIECE = 64 * COLUMNS;  // logits
-constexpr int64_t SPAN = 16;             // pieces that one thread looks at
-constexpr int64_t TOGETHER = 64;         // tokens whose noise is made at a time
-constexpr int64_t FIRST_LOOK = 64;       // columns whose greatest logits top-p is sought below first
-constexpr double ROUNDING = 0x1p-17;  // of a mass, at most: two sums of float32, 64 at a time
+constexpr int64_t SPAN = 16;             // pieces per thread at a time
+constexpr int64_t TOGETHER = 64;         // tokens whose random numbers are computed together
+constexpr int64_t FIRST_LOOK = 64;       // columns whose greatest logits bound the first attempt for top-p
+constexpr double ROUNDING = 0x1p-17;  // greatest relative error of a mass: two float32 sums, 64 at a time
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// As engine_svc/sampling/native.py lays them out, one for each slot.
+// Sampling parameters, one for each slot, as laid out by engine_svc/sampling/native.py.
 struct Wanted {
   uint64_t seed;
-  double temperature;  // 0: the likeliest token
+  double temperature;  // 0 takes the likeliest token
   double top_p, min_p;
-  int64_t top_k;  // 0: all
+  int64_t top_k;  // 0 keeps all tokens
 };
 
 struct Piece {
   float columns[COLUMNS];  // the greatest logit of each
   float greatest;
   bool has_numbers_only;
-  double mass;  // of e to the (logit - greatest) / temperature
+  double mass;  // sum of exp((logit - greatest) / temperature)
 };
 
 struct Row {
   const float* logits;
   int64_t size;
   float inverse_temperature;
-  bool weighs;  // all of the row's mass is needed
+  bool weighs;  // the mass of the whole row is needed
   std::vector<Piece> pieces;
-  int64_t first_token = 0;  // of the first logit, where these are some of a row's
+  int64_t first_token = 0;  // token of the first logit, if these are only a part of a row
   float greatest;
-  float above;  // what weights are of e to the power of the distance from: the greatest, of all of the row's
+  float above;  // the greatest logit of the whole row, to which weights are relative
   bool has_numbers_only;
-  bool is_broken;  // infinite, or not a number
+  bool is_broken;  // has infinite logits or NaN
 
   Row(const float* logits, int64_t size, float temperature, bool weighs)
       : logits(logits), size(size), inverse_temperature(1.0f / temperature), weighs(weighs),
         pieces((size + PIECE - 1) / PIECE) {}
 
-  // PIECE logits; in place of those behind the row's end, some that are never drawn.
+  // PIECE logits; past the row's end, values that are never drawn.
   const float* piece(int64_t index, float* room) const {
     int64_t count = std::min(PIECE, size - index * PIECE);
     if (count == PIECE) return logits + index * PIECE;
@@ -95,7 +95,7 @@ struct Row {
     return found;
   }
 
-  // Puts together what the pieces have; their masses are of e to the (logit - the row's greatest) / temperature then.
+  // Combines the pieces; their masses become sums of exp((logit - the row's greatest) / temperature).
   void merge() {
     greatest = NEVER;
     has_numbers_only = true;
@@ -113,14 +113,14 @@ struct Row {
     return found;
   }
 
-  // The first token of the greatest logit.
+  // The first token with the greatest logit.
   int64_t likeliest() const {
     int64_t index = 0;
     while (pieces[index].greatest < greatest) ++index;
     return std::find(logits + index * PIECE, logits + size, greatest) - logits;
   }
 
-  // At least `count` tokens have a logit of this or above.
+  // A logit that at least `count` tokens reach or exceed.
   float least_of(int64_t count) const {
     if (count > int64_t(pieces.size()) * COLUMNS) return NEVER;
     std::vector<float> columns;
@@ -130,7 +130,7 @@ struct Row {
     return columns[count - 1];
   }
 
-  // The tokens with a logit of `least` or above.
+  // Gathers the tokens with a logit of `least` or above.
   void gather(float least, Candidates& into) const {
     alignas(64) float room[PIECE];
     into.clear();
@@ -159,13 +159,13 @@ struct Row {
   }
 };
 
-// Which token is first: the one whose weight, divided by its number in the row's noise, is greatest.
+// The exponential race: the token whose weight divided by its random number is greatest wins.
 struct Race {
   Noise noise;
   double best = 0;
   int64_t token = -1;
 
-  // Numbers of greater words than this are too great for any token of this weight.
+  // A bound for random words: with a greater word, no token of this weight can win.
   uint32_t limit(double weight) const {
     return best > 0 ? uint32_t(std::min(weight / best * WORDS, WORDS - 1)) : UINT32_MAX;
   }
@@ -192,7 +192,8 @@ void race_within(Race& race, const Row& row, int64_t index) {
   }
 }
 
-// Of all logits only those are read whose numbers may win: few, once the piece of the likeliest token has raced.
+// Draws from all tokens. Reads only the logits of tokens whose random numbers can win: few, once the piece of the likeliest
+// token has raced.
 Race draw_from_all(const Row& row, Noise noise) {
   Race race{noise};
   int64_t likeliest = row.likeliest() / PIECE;
@@ -215,14 +216,14 @@ void drop_unlikely(Candidates& some, const Wanted& wanted) {
   if (wanted.min_p > 0) some.keep_if([&](uint32_t, float weight) { return weight >= wanted.min_p; });
 }
 
-// Top-p alone goes by the mass of all tokens.
+// Whether the mass of all tokens is needed: only for top-p alone.
 bool weighs_all(const Wanted& wanted) { return wanted.top_p < 1 && wanted.top_k == 0 && wanted.min_p == 0; }
 
-// Those that may be drawn, with what min-p drops already dropped. Of top-p alone, enough of them.
+// Gathers the tokens that may be drawn, without those that min-p drops; for top-p alone, enough of the likeliest.
 void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   float floor = -FLT_MAX;
   if (wanted.min_p > 0) {
-    float margin = 1e-5f * (1 + std::fabs(row.above));  // for roundings; what is below min-p goes below
+    float margin = 1e-5f * (1 + std::fabs(row.above));  // for rounding errors; tokens below min-p are dropped later
     floor = std::max(float(row.above + wanted.temperature * (std::log(wanted.min_p) - 1e-3)) - margin, -FLT_MAX);
   }
   bool needs_mass = weighs_all(wanted);
@@ -236,7 +237,7 @@ void gather_candidates(const Row& row, const Wanted& wanted, Candidates& some) {
   drop_unlikely(some, wanted);
 }
 
-// mass: of all tokens, where that counts.
+// Truncates by top-k, top-p and min-p. mass: of all tokens, if it is needed.
 void truncate(Candidates& some, const Wanted& wanted, double mass) {
   if (wanted.top_k > 0) some.keep(some.reach(wanted.top_k, false));
   if (wanted.top_p < 1) some.keep(some.reach(wanted.top_p * (weighs_all(wanted) ? mass : some.mass()), true));
@@ -251,7 +252,7 @@ Race draw(const Row& row, const Wanted& wanted, Noise noise) {
   return draw_from(some, row.first_token, noise);
 }
 
-// What one rank has of a row: the `most` likeliest tokens in the order of their ids, of the same the smallest ids.
+// One rank's candidates of a row: the `most` likeliest tokens in the order of their ids; of equal ones, the smallest ids.
 void gather_likeliest(const Row& row, int64_t first, int64_t most, float* logits, int32_t* tokens) {
   thread_local Candidates some;
   row.gather(std::max(row.least_of(most), -FLT_MAX), some);
@@ -260,8 +261,8 @@ void gather_likeliest(const Row& row, int64_t first, int64_t most, float* logits
   for (size_t i = 0; i < some.ids.size(); ++i) tokens[i] = int32_t(first + some.ids[i]);
 }
 
-// Whether no token can be kept of which nothing is known but that its logit is `least` or less. By how much sums of
-// mass by parts may differ from that of a whole row must not matter either.
+// Whether candidates suffice: no unknown token, whose logit is `least` or less, can be kept. The possible difference between
+// a sum of masses by parts and that of a whole row must not matter either.
 bool is_enough(const Candidates& some, const Wanted& wanted, double mass, float least, float above) {
   if (wanted.top_k > 0) return true;
   if (!weighs_all(wanted)) {
@@ -274,7 +275,7 @@ bool is_enough(const Candidates& some, const Wanted& wanted, double mass, float 
   return from.key == to.key && from.ties == to.ties && (least == NEVER || to.key > key_of(least));
 }
 
-// The `most` likeliest tokens, no more than there are, and their logits.
+// The `most` likeliest tokens, or all if there are fewer, and their logits.
 void rank(const Row& row, int64_t most, float* logits, int64_t* tokens) {
   thread_local Candidates some;
   row.gather(row.least_of(most), some);
@@ -288,7 +289,7 @@ void rank(const Row& row, int64_t most, float* logits, int64_t* tokens) {
   }
 }
 
-// Looks at all pieces of all rows, then calls finish(row index). Few rows are shared out by pieces.
+// Scans all pieces of all rows, then calls finish(row index). If there are few rows, threads share them by pieces.
 template <class Finish>
 void for_rows(std::vector<Row>& rows, const Finish& finish) {
   int64_t count = rows.size(), pieces = rows[0].pieces.size(), spans = (pieces + SPAN - 1) / SPAN;
@@ -304,7 +305,7 @@ void for_rows(std::vector<Row>& rows, const Finish& finish) {
   });
 }
 
-// What draws a token, or is to find the likeliest; it has nothing to weigh but for top-p alone.
+// A row for drawing a token or finding the likeliest; needs the row's mass only for top-p alone.
 Row row_of(const float* logits, int64_t size, const Wanted& wanted) {
   bool draws = wanted.temperature > 0;
   return Row(logits, size, draws ? float(wanted.temperature) : 1.0f, draws && weighs_all(wanted));
@@ -314,8 +315,8 @@ Row row_of(const float* logits, int64_t size, const Wanted& wanted) {
 
 extern "C" {
 
-// A token for each of `count` rows of logits, `stride` values apart. slots: which of `wanted` a row has; positions: of
-// its noise. broken: a byte each, 1 where nothing can be sampled, with token 0.
+// Samples a token for each of `count` rows of logits, `stride` values apart. slots: index into `wanted` for each row;
+// positions: for its random numbers. broken: a byte each, 1 if nothing can be sampled; then the token is 0.
 void quire_sample(const float* logits, int64_t stride, int64_t count, int64_t size, const Wanted* wanted,
                   const int64_t* slots, const int64_t* positions, int64_t* tokens, uint8_t* broken) {
   std::vector<Row> rows;
@@ -331,9 +332,9 @@ void quire_sample(const float* logits, int64_t stride, int64_t count, int64_t si
   });
 }
 
-// As quire_sample, of rows that draw, without top-k and top-p, and of whose logits those from token `first` on are here:
-// which of these is drawn if it is one of them, and by what score, which the greatest of all has. above: the greatest
-// logit of each whole row.
+// Like quire_sample for a rank that has only the logits from token `first` on, for rows that draw without top-k and top-p.
+// Returns the token that would be drawn among these, and its score; over all ranks, the greatest score wins. above: the
+// greatest logit of each whole row.
 void quire_sample_part(const float* logits, int64_t stride, int64_t count, int64_t size, int64_t first,
                        const float* above, const Wanted* wanted, const int64_t* slots, const int64_t* positions,
                        int64_t* tokens, double* scores) {
@@ -350,9 +351,9 @@ void quire_sample_part(const float* logits, int64_t stride, int64_t count, int64
   });
 }
 
-// Of rows that draw by top-k or top-p, and of whose logits those from token `first` on are here: the `most` likeliest
-// tokens [count, most] in the order of their ids, with logits of minus infinity behind where there are fewer; and the
-// mass of all that are here where it counts. above: the greatest logit of each whole row.
+// For a rank that has only the logits from token `first` on, and rows that draw by top-k or top-p: the `most` likeliest
+// tokens [count, most] in the order of their ids, padded with logits of minus infinity if there are fewer; and the mass of
+// the rank's tokens if it is needed. above: the greatest logit of each whole row.
 void quire_candidates(const float* logits, int64_t stride, int64_t count, int64_t size, int64_t first,
                       const float* above, const Wanted* wanted, const int64_t* slots, int64_t most, float* found,
                       int32_t* tokens, double* masses) {
@@ -370,8 +371,8 @@ void quire_candidates(const float* logits, int64_t stride, int64_t count, int64_
   });
 }
 
-// As quire_sample, of what all ranks have found by quire_candidates: logits and tokens [count, ranks, most], and the
-// mass of each whole row. enough: a byte each, 0 where a token depends on others than these.
+// Like quire_sample, from the results of quire_candidates on all ranks: logits and tokens [count, ranks, most], and the
+// mass of each whole row. enough: a byte each, 0 if the token depends on tokens that are not among these.
 void quire_sample_candidates(const float* found, const int32_t* ids, const double* masses, int64_t count, int64_t ranks,
                              int64_t most, const float* above, const Wanted* wanted, const int64_t* slots,
                              const int64_t* positions, int64_t* tokens, uint8_t* enough) {
@@ -381,7 +382,7 @@ void quire_sample_candidates(const float* found, const int32_t* ids, const doubl
     tokens[i] = 0, enough[i] = 1;
     if (!std::isfinite(above[i])) return;
     some.clear();
-    float least = NEVER;  // of those that a rank has named, all others of that rank being no greater
+    float least = NEVER;  // greatest of the full lists' least logits: a bound for all tokens that are not in a list
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const float* own = found + (i * ranks + rank) * most;
       for (int64_t at = 0; at < most; ++at)
@@ -396,10 +397,9 @@ void quire_sample_candidates(const float* found, const int32_t* ids, const doubl
   });
 }
 
-// What the log-probabilities of rows go by: the logarithm of the sum of e to the logits, or, where that is not asked
-// for or a row is no distribution, the greatest logit; how many logits are greater than one of each row; and the `most`
-// likeliest tokens, of the same the smallest ids first, with their logits: [count, most]. A row with something that is
-// no number has no number either.
+// What log-probabilities of rows are computed from: the log of the sum of exp(logits) or, if that is not asked for or a row
+// is no distribution, the greatest logit; the rank of one given logit per row (how many are greater); and the `most`
+// likeliest tokens with their logits [count, most], of equal ones the smallest ids first. A row with NaN gives NaN.
 void quire_score(const float* logits, int64_t stride, int64_t count, int64_t size, int sums, const float* own,
                  double* totals, int64_t* greater, int64_t most, float* best_logits, int64_t* best_tokens) {
   std::vector<Row> rows;

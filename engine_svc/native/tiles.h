@@ -1,4 +1,4 @@
-// The matrix registers of AMX: which shapes they have. levels.py asks the system for them.
+// The shapes of AMX's matrix registers (tiles). instructions.py asks the system for permission to use them.
 #pragma once
 
 #ifdef __AMX_TILE__
@@ -8,8 +8,8 @@
 
 namespace quire {
 
-// Rows, and bytes of a row, of each of the eight; as the processor reads them. Whoever computes with tiles sets their
-// shapes first, for other kernels of the same thread set others, and lets go of them (_tile_release) at the end.
+// Rows, and bytes of a row, of each of the eight tiles, in the processor's format. A kernel that uses tiles sets their
+// shapes first, as other kernels of the same thread set others, and releases them (_tile_release) at the end.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -20,17 +20,17 @@ struct alignas(64) TileShapes {
     bytes[tile] = uint16_t(row_bytes);
   }
   void use() const {
-    __asm__ volatile("" : : "r"(this) : "memory");  // a compiler may think that only the first bytes of it are read
+    __asm__ volatile("" : : "r"(this) : "memory");  // the compiler may assume that only the first bytes are read
     _tile_loadconfig(this);
   }
 };
 
-// The compiler takes loads and stores of tiles for arithmetic: what it wrote has to be in memory before the first, and
-// what it reads after the last is not what it knows.
+// The compiler treats loads and stores of tiles as arithmetic. This fence makes it write its values to memory before tiles
+// are loaded, and read memory again after tiles are stored.
 inline void tile_fence() { __asm__ volatile("" ::: "memory"); }
 
-// Whoever multiplies for long stores a tile now and then, for nothing: some processors (seen on family 6, model 167) take
-// 800 cycles for the first store of a tile after some 2,000 cycles without one.
+// Stores a tile now and then during long multiplications, to no purpose but this: some processors (seen on family 6, model
+// 167) take 800 cycles for the first store of a tile after about 2,000 cycles without one.
 struct StayAwake {
   void store() { _tile_stored(7, line, 0); }
 

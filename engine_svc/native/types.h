@@ -1,11 +1,11 @@
-// Which of the types of memory a tensor has, as the caller says it.
+// The element types of tensors, as numbered by the caller.
 #pragma once
 
 #include "vector.h"
 
 namespace quire {
 
-// Calls `call` with a value of the type that `type` numbers: 0 float, 1 bf16, 2 f16.
+// Calls `call` with a value of type number `type`: 0 float, 1 bf16, 2 f16.
 template <class Call>
 void with_type(int type, const Call& call) {
   switch (type) {

@@ -1,37 +1,37 @@
-// Vectors of float32 in registers, whatever the processor: one file for each instruction set says how.
+// Vectors of float32 in registers for any processor, with one file for each instruction set.
 //
-// bfloat16, float16 and numbers of 8 bits are types of memory only; they are widened as they are loaded, and the former
-// rounded (to nearest, ties to even) as they are stored. What a file has to define:
+// bfloat16, float16 and 8-bit numbers exist only in memory: they are converted when loaded, and bfloat16 and float16 are
+// rounded (to nearest, ties to even) when stored. A file has to define:
 //
 //   LANES                      float32 values of a register
 //   REGISTERS                  how many of them there are
 //   Floats, Ints               registers of LANES float32 or int32; +, -, * and / of the language work on Floats
-//   Mask                       a yes or no for each lane
+//   Mask                       a boolean for each lane
 //   zero, all, all_ints        the same value in each lane
-//   load, store                of float, bf16 and f16; with a count, of the first so many lanes only, others are 0
-//   load                       of int8_t and e5m2 too, and of e4m3 a 256th; what is not finite becomes anything
-//   even_halves, odd_halves    of LANES pairs of bf16 as ints, those that stand at even and at odd places
-//   pairs, store_pairs         the same, where the level has products of bf16
+//   load, store                of float, bf16 and f16; with a count, only of that many first lanes, the others are 0
+//   load                       also of int8_t, e5m2, and e4m3 divided by 256; non-finite numbers give undefined values
+//   even_halves, odd_halves    of LANES pairs of bf16 as ints, those at even and at odd places
+//   pairs, store_pairs         the same, if the level has products of bf16
 //   load_ints, store_ints      of int32
 //   fma(a, b, c)               a * b + c, rounded once; minus_product(a, b, c) is c - a * b
 //   least, most, magnitude     min, max, absolute value
 //   root                       square root
 //   sum, greatest              over the lanes
 //   first(n), between(a, b)    masks: lanes below n; lanes from a on and below b (any values)
-//   at_least(a, b)             a mask of a >= b: not where either is no number
+//   at_least(a, b)             a mask of a >= b: false if either is NaN
 //   bits(mask)                 as an integer, the first lane lowest
 //   select(mask, yes, no)
-//   nearest                    rounded to whole numbers
-//   times_power(x, n)          x * 2^n, of whole numbers n between -127 and 128
-//   to_ints, to_floats         of whole numbers; to_ints rounds
-//   shift_right<n>             of ints without a sign
+//   nearest                    rounded to integers
+//   times_power(x, n)          x * 2^n, for integers n between -127 and 128
+//   to_ints, to_floats         conversions; to_ints rounds
+//   shift_right<n>             logical shift of ints
 //   with_bits(a, b, mask)      a | (b & mask)
 //   Table, table               16 float32 values
 //   look_up(table, ints)       by each one's lowest 4 bits
-//   store_bytes                the lowest byte of each int, of the first so many lanes
-//   transpose                  LANES registers: what stood in rows stands in columns
-//   prefetch, prefetch_far     a line into the first-level cache, or the second-level one; always inlined, as is what calls
-//                              them and nothing else: GCC drops calls of functions that do nothing but this
+//   store_bytes                the lowest byte of each int, of the first `count` lanes
+//   transpose                  LANES registers: rows become columns
+//   prefetch, prefetch_far     a line into the first-level cache, or the second-level one; always inlined, like functions
+//                              that only call these: GCC drops calls of functions that do nothing but prefetch
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct f16 {
   uint16_t bits;
 };
 
-// Of 8 bits, 4 or 5 of them an exponent.
+// 8-bit floating-point numbers with an exponent of 4 or 5 bits.
 struct e4m3 {
   uint8_t bits;
 };
@@ -73,8 +73,8 @@ namespace quire {
 inline Floats load_even(const bf16* pairs) { return even_halves(load_ints((const int32_t*)pairs)); }
 inline Floats load_odd(const bf16* pairs) { return odd_halves(load_ints((const int32_t*)pairs)); }
 
-// 2 to the x, for x up to 127, to 2 units in the last place: by a polynomial (Cephes' exp2f) for what is between whole
-// numbers. Of what is no number it is none: most gives its second operand then.
+// 2^x for x up to 127, to 2 units in the last place, with a polynomial (Cephes' exp2f) for the fractional part. NaN stays
+// NaN, as `most` returns its second operand then.
 inline Floats power_of_two(Floats x) {
   x = most(all(-127.0f), x);
   Floats n = nearest(x), r = x - n;
@@ -87,8 +87,8 @@ inline Floats power_of_two(Floats x) {
   return times_power(fma(y, r, all(1.0f)), n);
 }
 
-// e to the x, to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction). Of what is no number it
-// is none: least and most give their second operand then.
+// e^x to 2 units in the last place: 2^n times a polynomial (Cody and Waite's reduction). NaN stays NaN, as `least` and
+// `most` return their second operand then.
 inline Floats exponential(Floats x) {
   x = most(all(-87.0f), least(all(88.0f), x));
   Floats n = nearest(x * all(1.44269504f));

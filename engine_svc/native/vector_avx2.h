@@ -38,7 +38,7 @@ inline __m128i narrow_bf16(Floats values) {
   return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
 }
 
-// The first `count` of 8 values of 16 bits, by way of the stack: there are no masks for so small ones.
+// Loads the first `count` of 8 16-bit values through the stack, as AVX2 has no masked loads for them.
 inline __m128i load_halves(const void* from, int64_t count) {
   alignas(16) uint16_t copy[LANES] = {};
   std::memcpy(copy, from, sizeof(uint16_t) * (count < LANES ? count : LANES));
@@ -62,7 +62,7 @@ inline Floats load(const f16* from, int64_t count) {
   return count >= LANES ? load(from) : _mm256_cvtph_ps(load_halves(from, count));
 }
 
-// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+// Converts through f16, which handles subnormal numbers at full speed; e4m3's exponents are 8 lower there.
 inline Floats load(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
 }
@@ -125,7 +125,7 @@ inline Floats nearest(Floats values) {
 inline Ints to_ints(Floats values) { return _mm256_cvtps_epi32(values); }
 inline Floats to_floats(Ints values) { return _mm256_cvtepi32_ps(values); }
 
-// In two factors, because 2^128 is more than a float32 holds.
+// With two factors, because a float32 cannot hold 2^128.
 inline Floats times_power(Floats values, Floats power) {
   Ints whole = to_ints(power), half = _mm256_srai_epi32(whole, 1);
   auto factor = [](Ints exponent) {

@@ -47,7 +47,7 @@ inline Floats load(const f16* from, int64_t count) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(count), from));
 }
 
-// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+// Converts through f16, which handles subnormal numbers at full speed; e4m3's exponents are 8 lower there.
 inline Floats load(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
 }

@@ -50,7 +50,7 @@ inline int16x4_t load_bytes(const void* from) {
   return vget_low_s16(vmovl_s8(vcreate_s8(bytes)));
 }
 
-// By way of f16, which has subnormal numbers at full speed: e4m3's exponents are 8 less there.
+// Converts through f16, which handles subnormal numbers at full speed; e4m3's exponents are 8 lower there.
 inline Floats load(const int8_t* from) { return vcvtq_f32_s32(vmovl_s16(load_bytes(from))); }
 inline Floats load(const e4m3* from) {
   return widen_f16(vand_u16(vreinterpret_u16_s16(vshl_n_s16(load_bytes(from), 7)), vdup_n_u16(0xbf80)));
@@ -74,7 +74,7 @@ inline void store_pairs(bf16* to, Floats even, Floats odd) {
 }
 #endif
 
-// By way of the stack: there are no masks for loads and stores.
+// Through the stack, as NEON has no masked loads and stores.
 template <class Value>
 inline Floats load(const Value* from, int64_t count) {
   if (count >= LANES) return load(from);
@@ -110,7 +110,7 @@ inline Floats nearest(Floats values) { return vrndnq_f32(values); }
 inline Ints to_ints(Floats values) { return vcvtnq_s32_f32(values); }
 inline Floats to_floats(Ints values) { return vcvtq_f32_s32(values); }
 
-// In two factors, because 2^128 is more than a float32 holds.
+// With two factors, because a float32 cannot hold 2^128.
 inline Floats times_power(Floats values, Floats power) {
   Ints whole = to_ints(power), half = vshrq_n_s32(whole, 1);
   auto factor = [](Ints exponent) {

@@ -1,4 +1,4 @@
-// Waiting for what another thread or process is about to write.
+// Waits for a value that another thread or process is about to write.
 #pragma once
 
 #include <sched.h>
@@ -8,10 +8,10 @@
 
 namespace quire {
 
-// The kernels of a step follow each other within microseconds, steps within a millisecond. In between who waits first
-// keeps its core, then offers it to whoever else can run, then sleeps.
+// The kernels of a step follow each other within microseconds, steps within a millisecond. So a waiting thread first spins,
+// then yields its core, then sleeps.
 constexpr int64_t SPIN_NANOSECONDS = 30'000, YIELD_NANOSECONDS = 300'000;
-constexpr int PAUSES = 16;  // between two looks at the clock
+constexpr int PAUSES = 16;  // between two checks of the clock
 
 inline int64_t now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -26,7 +26,7 @@ inline void pause() {
 #endif
 }
 
-// Waits until `ready`; false if it has not come about when it is time to sleep.
+// Waits until `ready` returns true; returns false if that has not happened when it is time to sleep.
 template <class Ready>
 bool wait_awake(const Ready& ready, int64_t nanoseconds) {
   int64_t start = now(), waited = 0;
