@@ -133,7 +133,7 @@ def attend_keys(
                 key_rest = widen(load_columns(cache_ptr, rows, present, section != 1, MAIN, REST, DIM), query.dtype)
                 scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
             if SOFTCAP:
-                scores = 2.0 * tl.sigmoid(2.0 * scale / softcap * scores) - 1.0  # the hyperbolic tangent
+                scores = 2.0 * tl.sigmoid(2.0 * scale / softcap * scores) - 1.0  # tanh
             if ALIBI:
                 where = (keys if CONTEXT_PARTS == 1 else keys * CONTEXT_PARTS + part_of_context)[None, :]
                 scores = tl.fma(tl.abs(positions[:, None] - where).to(tl.float32), -slopes[:, None], scores * factor)

@@ -124,7 +124,7 @@ def _experts_of(id_ptr, begin, num_rows, EXPERTS: tl.constexpr, CHUNK: tl.conste
 
 
 class SortedRows(NamedTuple):
-    """Which rows each tile computes."""
+    """The rows that each tile computes."""
 
     row: torch.Tensor  # int32 [tiles * tile], the row at each place, or `num_rows` for a gap
     expert: torch.Tensor  # int32 [tiles], the expert of each tile, or -1 for none

@@ -15,7 +15,7 @@ _VALUES = 512  # roughly how many values a program rotates, with one warp, which
 
 
 class Slots(NamedTuple):
-    """Where keys and values go; see write_cache."""
+    """The cache and the slots in it to write keys and values to; see write_cache."""
 
     cache: torch.Tensor
     slot_mapping: torch.Tensor

@@ -55,7 +55,7 @@ def _descend(
 
     Returns (the weight's bits, number of tokens with a greater weight, their mass).
     """
-    bins = tl.arange(0, 8)  # of the next three bits, the greatest first
+    bins = tl.arange(0, 8)  # values of the next three bits, the greatest first
     prefix = 0
     count_above = 0.0
     mass_above = 0.0

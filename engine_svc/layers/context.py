@@ -104,7 +104,7 @@ class PresentRows:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """One per model and rank."""
+    """The context that layers are constructed with; one per model and rank."""
 
     groups: ParallelGroups
     dtype: torch.dtype

@@ -31,7 +31,7 @@ class EmbeddedRows:
 
 
 class VocabParallelEmbedding(PackedLayer):
-    """Rows of the embedding matrix, an equal range on each rank; the last rank may have fewer."""
+    """The embedding matrix, sharded by rows: an equal range on each rank, except that the last one may have fewer."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, context: LayerContext, is_input: bool = True,

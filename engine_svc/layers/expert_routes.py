@@ -11,7 +11,7 @@ from engine_svc.parallel.placement import Placement
 
 
 class Routes(NamedTuple):
-    """Where chosen experts are: both int64 [tokens, chosen]."""
+    """The places of chosen experts: both int64 [tokens, chosen]."""
 
     data: torch.Tensor  # the data rank; -1 if another rank of this rank's tensor group handles the expert
     slots: torch.Tensor  # on that data rank

@@ -136,7 +136,7 @@ class Experts(PackedLayer):
         """
         if self._counts is not None:
             chosen = expert_ids.flatten()
-            self._counts.scatter_add_(0, chosen, torch.ones_like(chosen))  # torch.bincount waits for a GPU
+            self._counts.scatter_add_(0, chosen, torch.ones_like(chosen))  # torch.bincount would wait for the GPU
         output = self._exchange(hidden, weights, expert_ids, self._compute)
         return self._context.groups.tensor.all_reduce(output) if len(output) else output
 

@@ -107,7 +107,7 @@ class HeadLayerNorm(torch.nn.Module):
 
 
 class ParallelRMSNorm(torch.nn.Module):
-    """RMSNorm over features of which every rank has a range."""
+    """RMSNorm over features that are divided among ranks."""
 
     def __init__(self, part: Part, epsilon: float, *, context: LayerContext) -> None:
         super().__init__()

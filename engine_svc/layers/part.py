@@ -1,4 +1,4 @@
-"""What a rank holds of a matrix."""
+"""A rank's part of a matrix."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Activation = PlainActivation | ClampedSwish
 
 
 class Product(Protocol):
-    """A product with a weight."""
+    """A function that multiplies inputs by a weight."""
 
     def __call__(self, hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """[rows, input_size] → [rows, output_size]; float32 if `wide`, else in the input's dtype."""
@@ -204,11 +204,11 @@ class Routing:
     """
 
     experts_per_token: int
-    renormalize: bool  # the chosen experts' weights are made to sum to one
+    renormalize: bool  # normalizes the chosen experts' weights to sum to one
     scoring: Scoring = "softmax"
     num_groups: int = 1  # only experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
-    scale: float = 1.0  # on the chosen experts' weights
+    scale: float = 1.0  # factor on the chosen experts' weights
     near: float = 0.0  # for sparsemixer
 
 
@@ -239,7 +239,7 @@ class RowTiles(NamedTuple):
 
 
 class Ops(ABC):
-    """One instance per rank."""
+    """The operations of a rank, with one instance per rank."""
 
     # Each row's result depends on that row alone: not on the other rows, their number or its position among them.
     batch_invariant: ClassVar[bool] = False

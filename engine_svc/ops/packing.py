@@ -1,4 +1,4 @@
-"""Weights packed for the C++ kernels, and the products with them."""
+"""Packs weights for the C++ kernels, and makes the products with them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def pack_compressed(kernels: Kernels, weight: torch.Tensor) -> PackedCompressed 
     matrices = weight.reshape(-1, outputs, size)
     packed = zeros_when_touched((len(matrices), most), torch.uint8)
     for matrix, target in zip(matrices, packed, strict=True):
-        source = matrix.contiguous()  # which lives until it is read
+        source = matrix.contiguous()  # named, so that it lives until it has been read
         if not (used := kernels.compress(source.data_ptr(), outputs, size, target.data_ptr())):
             return None
     # Of several matrices, each keeps the maximum size: another one of its shape, from any rank, may replace it.
@@ -152,7 +152,7 @@ def pack_plain(kernels: Kernels, weights: torch.Tensor) -> Packed:
     kind = TYPES[weights.dtype]
     packed = zeros_when_touched((count, kernels.packed_values(kind, outputs, size)), weights.dtype)
     for weight, target in zip(weights, packed, strict=True):
-        source = weight.contiguous()  # which lives until it is read
+        source = weight.contiguous()  # named, so that it lives until it has been read
         kernels.pack(kind, source.data_ptr(), outputs, size, target.data_ptr())
     return Packed(packed)
 

@@ -43,7 +43,7 @@ class ParallelGroup:
     sums_in_order: bool = False  # sums ranks in a fixed order, for any size of tensor and place of a value in it
     shared: SharedMemory | None = None  # for ranks on one machine's CPU; always sums in order
     peers: PeerMemory | None = None  # for ranks on GPUs that can access each other's memory
-    dual_batch: DualBatch = field(default_factory=DualBatch)  # whose other half computes during a pass's collectives
+    dual_batch: DualBatch = field(default_factory=DualBatch)  # lets the other half of a pass compute during collectives
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks. May work in place: use only the returned tensor."""

@@ -183,5 +183,5 @@ def _keep_alive(line: socket.socket) -> None:
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # Linux has them all
+        if hasattr(socket, name):  # Linux has all of them
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -36,8 +36,8 @@ deadlock. To see this, number the passes through all waves. In pass `k` of stage
 
 All of these come before (k, s) if ordered by pass and then by stage, so the first of the waiting ranks in this order
 waits for nothing. If the ranks of each stage exchanged counts themselves, in an order of their own, there could be a
-deadlock: a pass waits for hidden states of another data rank, which waits for a token that cannot be computed because
-of that same pass.
+deadlock: within a pass, a rank waits for its own hidden states, and these wait for another data rank, which waits for a
+token that the same pass keeps it from computing.
 
 A wave may be over in the first stage, and the next one called, while later stages are still in the one before. They
 enter waves one by one.

@@ -52,7 +52,7 @@ class _Layer(ReplicatedLinear):
 
 
 class Head(torch.nn.Sequential):
-    """Layers, one after the other: float32 [rows, hidden_size] → [rows, outputs]."""
+    """A head of several layers: float32 [rows, hidden_size] → [rows, outputs]."""
 
     def __init__(self, hidden_size: int, layers: tuple[HeadLayer, ...], context: LayerContext) -> None:
         """

@@ -68,7 +68,7 @@ def load_pooled(
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         kind = Encoder if isinstance(config, EncoderConfig) else Decoder
-        model: Encoder | Decoder = kind(config, context, attention, longest)  # type: ignore[arg-type]  # as it is
+        model: Encoder | Decoder = kind(config, context, attention, longest)  # type: ignore[arg-type]  # kind fits config
         narrow = in_float32(context, attention.kernels)
         stands = _head(config, form, head, tokens, narrow)
         if isinstance(stands, Head) or (stands is not None and not config.tie_word_embeddings):

@@ -42,7 +42,7 @@ class SentenceTransformers:
     pooling: str | None = None  # CLS, MEAN or LAST; None means nothing is pooled
     dense: tuple[Dense, ...] = ()
     normalizes: bool = False
-    max_length: int | None = None  # in tokens
+    max_length: int | None = None  # limit in tokens
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str = ""
 

@@ -62,7 +62,7 @@ class Awq(QuantizationMethod):
 
     form: ModelForm
     group: int | None
-    ignored: Sequence[str]  # modules
+    ignored: Sequence[str]  # modules that are not quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Awq:

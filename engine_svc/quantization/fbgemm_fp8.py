@@ -18,7 +18,7 @@ class FbgemmFp8(QuantizationMethod):
     """See QuantizationMethod."""
 
     plain: PlainLayer
-    ignored: Sequence[str]  # modules
+    ignored: Sequence[str]  # modules that are not quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> FbgemmFp8:

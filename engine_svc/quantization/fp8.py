@@ -25,7 +25,7 @@ class Fp8(QuantizationMethod):
 
     quantized: LayerMethod
     plain: PlainLayer
-    ignored: Sequence[str] = ()  # modules
+    ignored: Sequence[str] = ()  # modules that are not quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Fp8:

@@ -112,7 +112,7 @@ class Gptq(QuantizationMethod):
     form: ModelForm
     settings: Settings
     rules: Sequence[Rule]
-    ignored: Sequence[str]  # modules
+    ignored: Sequence[str]  # modules that are not quantized
     chosen: Sequence[str] | None  # if given, only these modules are quantized
 
     @classmethod

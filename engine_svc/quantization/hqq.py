@@ -75,7 +75,7 @@ class Hqq(QuantizationMethod):
     form: ModelForm
     bits: int
     group: int
-    ignored: Sequence[str]  # modules
+    ignored: Sequence[str]  # modules that are not quantized
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Hqq:

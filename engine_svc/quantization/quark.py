@@ -26,7 +26,7 @@ class Quark(QuantizationMethod):
     plain: PlainLayer
     ignored: Modules
     named: Sequence[tuple[Modules, LayerMethod]]
-    quantized: LayerMethod  # all others
+    quantized: LayerMethod  # for all other modules
 
     @classmethod
     def of_checkpoint(cls, settings: Mapping[str, Any], form: ModelForm) -> Quark:

@@ -136,7 +136,7 @@ class TorchAo(QuantizationMethod):
 
     form: ModelForm
     quantized: BytesLayer | FloatsLayer | HalvesLayer
-    ignored: Sequence[str]  # modules
+    ignored: Sequence[str]  # modules that are not quantized
     is_on_load: bool
 
     @classmethod

@@ -65,7 +65,7 @@ class LayerState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A filter for each channel."""
+    """A causal filter for each channel."""
 
     weight: torch.Tensor  # float32 [taps, channels], the token's own last
     bias: torch.Tensor | None  # float32 [channels]

@@ -42,7 +42,7 @@ class PlainRecurrence(Recurrence):
         return (behind * self._filter(before * values, convolution, state)).to(inputs.dtype)
 
     def _filter(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
-        """float32 [tokens, channels]."""
+        """Applies the filters and updates the state: float32 [tokens, channels]."""
         held, sequences = state.convolution, state.sequences
         before, tokens = held.shape[1], len(inputs)
         # All sequences one after the other, each preceded by its kept inputs.
