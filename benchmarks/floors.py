@@ -53,16 +53,18 @@ def weights(config: ModelConfig, tokens: int) -> tuple[float, float]:
 
     Of a mixture's experts, a step reads those that any token chose; the choice is taken to be even.
     """
-    read = used = 0.0
-    for moe in config.moe:
-        size = 3 * config.hidden_size * (moe.expert_size if moe else config.intermediate_size)
-        chosen, count = (moe.experts_per_token, moe.num_experts) if moe else (1, 1)
-        for_all = attention_weights(config)
-        if moe:
-            for_all += config.hidden_size * (moe.num_experts + 3 * (moe.shared_size or 0))
-        read += for_all + size * count * (1 - (1 - chosen / count) ** tokens)
-        used += for_all + size * chosen
-    return read, used
+    layers = [layer_weights(config, index, tokens) for index in range(config.num_layers)]
+    return sum(read for read, _ in layers), sum(used for _, used in layers)
+
+
+def layer_weights(config: ModelConfig, index: int, tokens: int) -> tuple[float, float]:
+    """The same of one layer."""
+    moe, for_all = config.moe[index], attention_weights(config)
+    size = 3 * config.hidden_size * (moe.expert_size if moe else config.intermediate_size)
+    chosen, count = (moe.experts_per_token, moe.num_experts) if moe else (1, 1)
+    if moe:
+        for_all += config.hidden_size * (moe.num_experts + 3 * (moe.shared_size or 0))
+    return for_all + size * count * (1 - (1 - chosen / count) ** tokens), for_all + size * chosen
 
 
 def attention_weights(config: ModelConfig) -> int:
@@ -80,24 +82,29 @@ def attention_weights(config: ModelConfig) -> int:
     )
 
 
-def positions_seen(config: ModelConfig, context: int) -> int:
-    """Of a context, by one token, in all layers together."""
-    return sum(min(context, window or context) for window in config.sliding_windows)
+def positions_seen(config: ModelConfig, context: int) -> list[int]:
+    """How much of a context one token attends to in each layer."""
+    return [min(context, window or context) for window in config.sliding_windows]
 
 
 def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, form: Form) -> Cost:
-    """A step of so many tokens, over the context that each sequence has."""
+    """The cost of a step of so many tokens, over the context that each sequence has.
+
+    In the last layer, only keys and values are computed for tokens that nothing is sampled from.
+    """
     size = torch.finfo(form.torch_dtype).bits // 8
     read, used = weights(config, tokens)
     output = config.vocab_size * config.hidden_size
     latent, seen = config.latent, positions_seen(config, context)
     cached = latent.rank + latent.rotated_dim if latent else 2 * config.num_kv_heads * config.head_dim
     dims = latent.plain_dim + latent.rotated_dim + latent.value_dim if latent else 2 * config.head_dim
-    kv_bytes = cached * size * seen * sequences
-    attention = 2 * config.num_heads * dims * seen * tokens
+    kv_bytes = cached * size * sum(seen) * sequences
+    attention = config.num_heads * dims
+    _, last = layer_weights(config, config.num_layers - 1, tokens)
+    skipped = last - config.hidden_size * cached + attention * seen[-1]
     return Cost(
         bytes=read * (1 if form.quantization else size) + output * size + kv_bytes,
-        operations=2 * (used * tokens + output * sequences) + attention,
+        operations=2 * ((used + attention * sum(seen)) * tokens + output * sequences - skipped * (tokens - sequences)),
         rows=tokens,
     )
 

@@ -64,6 +64,15 @@ def test_what_a_step_reads_of_its_context(tmp_path: Path) -> None:
     assert more("gpt-oss-20b") == 12 * 2 * 8 * 64 * 2  # the other layers see 128 tokens
 
 
+def test_what_a_prompt_computes(tmp_path: Path) -> None:
+    """In the last layer, all but keys and values is computed for one token of a prompt."""
+    config, form = config_of("llama-3.1-8b", tmp_path), Form("auto", "bfloat16", None)
+    one, two = (step_cost(config, tokens, 1, 0, form).operations for tokens in (1, 2))
+    _, used = weights(config, 1)
+    assert one == 2 * (used + config.vocab_size * config.hidden_size)
+    assert two - one == 2 * (used * 31 / 32 + config.hidden_size * 2 * 8 * 128)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SMALL)
 def test_small_ones_run(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
