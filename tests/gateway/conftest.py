@@ -1,5 +1,4 @@
-"""Gateways: one for each module of tests, whose fake engine says A, H, O, V, ] to the prompt A; others before fakes of
-several routers."""
+"""Gateways: one per test module, whose fake engine answers A, H, O, V, ] to the prompt A; some with fake routers."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tests.support.waiting import eventually
 
 @dataclass
 class Replicas:
-    """A gateway before several fake routers."""
+    """A gateway in front of several fake routers."""
 
     gateway: Gateway
     routers: list[FakeRouter]
@@ -32,11 +31,11 @@ class Replicas:
 
     @property
     def started(self) -> list[int]:
-        """Generations that each router was given."""
+        """Number of generations that each router was given."""
         return [len(router.state.started) for router in self.routers]
 
     def owner(self) -> tuple[FakeRouter, FakeRouter]:
-        """(the router that has something, the other one)."""
+        """(the router that has live streams, the other one)."""
         first, second = self.routers
         return (first, second) if first.live else (second, first)
 
@@ -66,7 +65,7 @@ async def tokenizer(tokenizer_folder: Path) -> AsyncIterator[GrpcServer]:
 
 @pytest.fixture
 def start_replicas(tokenizer: GrpcServer) -> StartReplicas:
-    """Starts so many fake routers and a gateway before them, all of which end with the context."""
+    """Starts `count` fake routers and a gateway in front of them; all end with the context."""
 
     @contextlib.asynccontextmanager
     async def start(count: int = 2, **options: Any) -> AsyncIterator[Replicas]:

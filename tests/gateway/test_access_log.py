@@ -1,4 +1,4 @@
-"""What of the requests stands in the log."""
+"""What the access log shows of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs beside a gateway's requests."""
+"""Background jobs of a gateway."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.waiting import WAIT_SECONDS
 
 
 async def shown(port: int) -> bytes:
-    """The certificate that a new connection gets."""
+    """The certificate that a new connection is shown."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
@@ -30,7 +30,7 @@ async def shown(port: int) -> bytes:
 
 
 async def close(writer: asyncio.StreamWriter) -> None:
-    """Returns once nothing is left of the connection: it would be found when the event loop is gone."""
+    """Waits until the connection is fully closed; a leftover would be reported after the event loop is gone."""
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
@@ -63,7 +63,7 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     first = await shown(port)
-    put("two", "one")  # the key has not come yet
+    put("two", "one")  # the new key has not arrived yet
     certificates.refresh()
     assert await shown(port) == first
     put("two", "two")
@@ -79,7 +79,7 @@ async def test_new_connections_get_what_the_files_hold(tmp_path: Path) -> None:
 
 
 def answered(port: int, client: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
-    """The session of a connection that the server answers, for the next; a refusal is an OSError."""
+    """Returns the TLS session of an answered connection, to resume in the next; raises OSError if refused."""
     with (
         socket.create_connection(("127.0.0.1", port)) as raw,
         client.wrap_socket(raw, server_hostname="localhost", session=session) as connection,

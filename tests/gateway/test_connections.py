@@ -1,4 +1,4 @@
-"""Clients that go, dawdle or flood; services that vanish."""
+"""Clients that disconnect, stall or flood; services that vanish."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENDLESS = {"model": "fake", "prompt": "A", "max_tokens": 4000}
-# A stream of a second or more at `strict`'s engine, whose gateway gives headers and bodies 0.3 s.
+# A stream of a second or more on the engine of `strict`, whose gateway allows 0.3 s for headers and bodies.
 LONG = {"model": "fake", "prompt": "A", "max_tokens": 100, "stream": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def strict(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
-    """A gateway with short deadlines, and an engine that is slow enough to be left."""
+    """A gateway with short deadlines, and an engine slow enough for clients to disconnect midway."""
     options = {"header_timeout_seconds": 0.3, "body_timeout_seconds": 0.3}
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.01), **options) as stack:
         yield stack
@@ -38,7 +38,7 @@ async def strict(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
 
 @contextlib.asynccontextmanager
 async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A bare connection."""
+    """A raw TCP connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         async with asyncio.timeout(WAIT_SECONDS):
@@ -48,7 +48,7 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 async def send(port: int, data: bytes) -> bytes:
-    """What the server says to raw bytes until it closes the connection."""
+    """Everything the server answers to raw bytes until it closes the connection."""
     async with connection(port) as (reader, writer):
         writer.write(data)
         return await reader.read()
@@ -62,7 +62,7 @@ def request(body: dict[str, Any], **headers: str) -> bytes:
 
 
 def chunked(**headers: str) -> bytes:
-    """A request for one token, but for the last chunk, of no bytes."""
+    """A request for one token in chunked encoding, without the final empty chunk."""
     head, _, body = request({"model": "fake", "prompt": "A", "max_tokens": 1}, **headers).partition(b"\r\n\r\n")
     lines = [line for line in head.split(b"\r\n") if not line.startswith(b"content-length")]
     head = b"\r\n".join([*lines, b"transfer-encoding: chunked"])
@@ -70,7 +70,7 @@ def chunked(**headers: str) -> bytes:
 
 
 def has_connection(port: int, client: socket.socket) -> bool:
-    """Whether the server at this port has the client's connection still, and has not closed it."""
+    """Whether the server at this port still has the client's connection open."""
     ports = f":{port:04X}", f":{client.getsockname()[1]:04X}"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     found = [line[3] for line in lines if line[1].endswith(ports[0]) and line[2].endswith(ports[1])]
@@ -99,7 +99,7 @@ async def test_a_client_that_goes_with_a_request_in_line_frees_the_one_that_runs
 
 
 async def test_idle_connections_are_the_clients_to_close(strict: GatewayStack) -> None:
-    """A server that is first would close some just as their clients send a request."""
+    """If the server closed idle connections first, some would close just as their clients send a request."""
     assert make_server(strict.context).config.timeout_keep_alive > 60
 
 
@@ -121,7 +121,7 @@ async def test_a_silent_connection_is_closed(strict: GatewayStack) -> None:
 
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
 async def test_a_line_end_after_the_body_is_ignored(strict: GatewayStack, version: bytes) -> None:
-    """RFC 9112 wants it so: old clients send one. The stream takes several times the headers' time."""
+    """RFC 9112 requires it, because old clients send one. The stream outlasts the header timeout several times over."""
     async with connection(strict.port) as (reader, writer):
         writer.write(request(LONG, connection="close").replace(b"HTTP/1.1", version))
         answer = await reader.readuntil(b"data: ")
@@ -135,7 +135,7 @@ async def test_the_next_request_may_come_slowly_while_an_answer_runs(strict: Gat
     second = request({"model": "fake", "prompt": [1, 2], "max_tokens": 3}, connection="close")
     started = len(strict.engine.record.started)
     async with connection(strict.port) as (reader, writer):
-        writer.write(request(LONG) + second[:-4])  # it waits for its turn, and then for the rest of its body
+        writer.write(request(LONG) + second[:-4])  # waits for its turn, and then for the rest of its body
         whole = await reader.readuntil(b"data: [DONE]")
         assert len(strict.engine.record.started) == started + 1
         writer.write(second[-4:])
@@ -186,7 +186,7 @@ async def test_what_comes_behind_a_body_is_limited_too(strict: GatewayStack, siz
 
 
 async def test_what_comes_behind_a_body_is_no_header(strict: GatewayStack) -> None:
-    """A proxy that takes headers away, or sets them, does not look there."""
+    """A proxy that strips or sets headers does not look at trailers."""
     answer = await send(strict.port, chunked(connection="close") + b"0\r\nx-tenant: no name!\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200")
     answer = await send(strict.port, chunked(**{"connection": "close", "x-tenant": "no name!"}) + b"0\r\n\r\n")
@@ -197,7 +197,7 @@ async def test_what_comes_behind_a_body_is_no_header(strict: GatewayStack) -> No
 async def test_a_client_that_does_not_read_is_left(
     tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """Whole answers, streams, and requests in line."""
+    """The connection is closed for a whole answer, a stream, and pipelined requests."""
     monkeypatch.setattr("gateway.http_protocol._STALL_SECONDS", 0.2)
     body = {"model": "fake", "prompt": ["A" * 4000] * 200, "n": 5, "echo": True, "max_tokens": 1}
     data = request(body) if path == "/v1/completions" else f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * 1000
@@ -224,7 +224,7 @@ async def test_a_client_that_reads_slowly_gets_all(tokenizer_folder: Path, monke
             await loop.sock_sendall(client, request(body, connection="close"))
             while piece := await loop.sock_recv(client, 2**16):
                 answer += piece
-                await asyncio.sleep(0.03)  # a megabyte in a second or two
+                await asyncio.sleep(0.03)  # a megabyte takes a second or two
     head, _, content = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert len(json.loads(content)["choices"]) == 1000
@@ -268,7 +268,7 @@ async def test_an_engine_that_refuses(strict: GatewayStack) -> None:
 
 @pytest.mark.slow
 async def test_an_engine_that_dies_in_the_middle_of_a_stream(tokenizer_folder: Path) -> None:
-    """And no other one comes for as long as requests wait for one."""
+    """The stream ends with 503 when no other engine appears within the queueing time."""
     patience = {"max_queue_seconds": 1.0}
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.02), patience) as stack:
         async with stack.client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as response:

@@ -1,4 +1,4 @@
-"""Pieces of a body that go out without a message."""
+"""Body chunks written directly, without an ASGI message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.http_protocol import write_piece
 
 
 def cycle(**changes: Any) -> Any:
-    """Of a request whose answer is under way, of unknown length."""
+    """A request cycle whose answer is under way with unknown length."""
     written: list[bytes] = []
     paused = changes.pop("write_paused", False)
     state = {"disconnected": False, "response_complete": False, "chunked_encoding": True, **changes}

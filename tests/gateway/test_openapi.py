@@ -1,4 +1,4 @@
-"""What `/openapi.json` says of the server; that it is so, schemathesis finds out (tests/clients)."""
+"""What `/openapi.json` says about the server; schemathesis checks that it is true (tests/clients)."""
 
 from __future__ import annotations
 

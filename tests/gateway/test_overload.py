@@ -1,4 +1,4 @@
-"""What is full says so, wherever it is: 503 with Retry-After, never 500; and the next request is served."""
+"""Whatever part is full answers 503 with Retry-After, never 500, and the next request is served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def stack(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
 
 
 async def overloaded(stack: GatewayStack, path: str, body: dict[str, Any]) -> str:
-    """The message of the error, whether a stream is asked for or not."""
+    """The error message of the refusal, the same for streaming and non-streaming requests."""
     messages = set()
     streams = ({}, {"stream": True}) if path.startswith("/v1") else ({},)
     for more in streams:
@@ -49,7 +49,7 @@ async def overloaded(stack: GatewayStack, path: str, body: dict[str, Any]) -> st
 
 @contextlib.contextmanager
 def full(owner: Any, name: str) -> Any:
-    """A function that refuses as long as the context lasts."""
+    """Makes a function raise Overloaded until the context ends."""
 
     async def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Overloaded("Full.")

@@ -1,4 +1,4 @@
-"""Choices that a stop string ends: ordinary endings, with what they cost."""
+"""Choices ended by a stop string finish like any other, with their usage."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ DETAILS = {"enable_prompt_tokens_details": True}
 
 
 async def spell(gateway: Gateway, *texts: str) -> list[list[int]]:
-    """Token ids of texts."""
+    """Returns the token ids of each text."""
     return [(await gateway.post("/tokenize", {"prompt": text})).json()["tokens"] for text in texts]
 
 
 async def sample(gateway: Gateway, name: str) -> float:
-    """The sum of a metric's samples."""
+    """The sum of all samples of a metric."""
     metrics = (await gateway.client.get("/metrics")).text
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", metrics, re.M))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_was_cached_is_told(tokenizer_folder: Path, stream: bool) -> None:
-    """Through a real router, which books the requests as ended well."""
+    """Goes through a real router, which must record the requests as completed."""
     body: dict[str, Any] = {"model": "fake", "prompt": [32] + 99 * [0], "max_tokens": 1000, "stop": ["V]"]}
     async with running_gateway(tokenizer_folder, **DETAILS) as stack:
         for cached in (0, 96):
@@ -74,7 +74,7 @@ async def test_a_stopped_choice_decodes_no_further(tokenizer_folder: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["killed", "silent"])
 async def test_an_answer_whose_cost_nobody_tells(start_replicas: StartReplicas, ending: str) -> None:
-    """The router dies, or says nothing, between the stop and the usage: the answer is whole all the same."""
+    """The answer is complete although the router dies or stays silent between the stop and the usage."""
     async with start_replicas(**DETAILS) as replicas:
         gateway = replicas.gateway
         for router in replicas.routers:
@@ -96,7 +96,7 @@ async def test_an_answer_whose_cost_nobody_tells(start_replicas: StartReplicas, 
 
 
 async def test_an_abort_ends_all_choices(start_replicas: StartReplicas) -> None:
-    """Somebody else's, at the engine: it says so once."""
+    """An abort by someone else is reported by the engine only once, and ends all unfinished choices."""
     async with start_replicas(1) as replicas:
         (router,) = replicas.routers
         router.state.outputs, router.state.hold = await spell(replicas.gateway, "abcd", "abcd", "a"), 2
@@ -111,7 +111,7 @@ async def test_an_abort_ends_all_choices(start_replicas: StartReplicas) -> None:
 async def test_a_request_of_several_prompts(start_replicas: StartReplicas) -> None:
     async with start_replicas(1, **DETAILS) as replicas:
         (router,) = replicas.routers
-        # Long enough that none has ended by itself before its stop comes, on a busy machine either.
+        # Long enough that none ends by itself before its stop arrives, even on a busy machine.
         router.state.outputs = await spell(replicas.gateway, "abX" + "c" * 300, "ghijkX" + "l" * 300)
         body = {"prompt": ["A", "B"], "n": 2, "max_tokens": 400, "stop": ["X"]}
         answer = (await replicas.gateway.post("/v1/completions", body)).json()
@@ -123,7 +123,7 @@ async def test_a_request_of_several_prompts(start_replicas: StartReplicas) -> No
 
 
 async def test_a_choice_that_is_stopped_while_its_stream_waits_for_a_router(start_replicas: StartReplicas) -> None:
-    """The text that ends it comes when its router is gone already."""
+    """The text with the stop string arrives only after its router is gone."""
     async with start_replicas(1) as replicas:
         gateway, (router,) = replicas.gateway, replicas.routers
         router.state.outputs, router.state.hold = await spell(gateway, "abXcdef"), 2

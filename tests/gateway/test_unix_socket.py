@@ -1,4 +1,4 @@
-"""Two gateways of a `quire serve` at one Unix socket (--uds), and the clients that reach them there."""
+"""Two gateways of one `quire serve` share a Unix socket (--uds), and clients reach them there."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 @dataclass(frozen=True)
 class Served:
-    """A stack that has told that it is ready."""
+    """A stack that has reported that it is ready."""
 
     process: asyncio.subprocess.Process
     path: Path
     summary: str
-    log: Path  # by --log-config-file
+    log: Path  # set by --log-config-file
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -84,7 +84,7 @@ async def test_logs_of_all_processes_go_where_their_configuration_says(served: S
 
 
 async def test_both_gateways_answer(served: Served) -> None:
-    """Each connection is taken by whichever is there; figures are those of both."""
+    """Either gateway may accept a connection, and metrics cover both."""
     for _ in range(20):
         transport = httpx.AsyncHTTPTransport(uds=str(served.path))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20) as client:

@@ -1,4 +1,4 @@
-"""Who may come to the admin port, and that its routes are nowhere else."""
+"""Who may reach the admin port, and that its routes are served nowhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATHS = [(route.path, method) for route in ADMIN_ROUTES for method in sorted(rou
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def locked(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
-    """With keys of clients and keys of operators."""
+    """A stack with both client keys and operator keys."""
     async with running_admin_stack(
         tokenizer_folder, engines=1, api_key=("client",), admin=admin_options("operator", "second")
     ) as stack:
@@ -40,7 +40,7 @@ async def locked(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_stack(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
-    """Without any keys, and with the routes on the clients' port as well."""
+    """A stack without any keys and with the admin routes on the clients' port as well."""
     async with running_admin_stack(tokenizer_folder, engines=1, server_dev_mode=True) as stack:
         yield stack
 
@@ -75,7 +75,7 @@ async def test_odd_spellings_lead_nowhere(locked: AdminStack, path: str) -> None
         keyless = await _raw(locked.admin_port, method, path, "")
         assert keyless == 401, path
     status = await _raw(locked.admin_port, "POST", path, "authorization: Bearer operator\r\n")
-    assert status == (200 if path == "/%70ause" else 404)  # a path is the same, however it is spelt
+    assert status == (200 if path == "/%70ause" else 404)  # a percent-encoded path is the same path
     await locked.admin.post("/resume", headers=KEY)
 
 
@@ -90,7 +90,7 @@ async def test_methods_and_what_is_no_http(locked: AdminStack) -> None:
 
 
 async def test_pages_that_a_browser_shows_are_not_answered(open_stack: AdminStack) -> None:
-    """Nor are names that were made to mean this machine; on neither port."""
+    """On both ports, foreign origins and unknown host names (DNS rebinding) get 403."""
     for client in (open_stack.admin, open_stack.gateway.client):
         for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example"}):
             answer = await client.post("/pause", headers=headers)
@@ -181,7 +181,7 @@ async def test_a_gateways_process_listens_on_loopback_and_ends_with_its_clients_
 
 
 def _listening_on(port: int) -> list[str]:
-    """The addresses, in hexadecimal as the kernel has them."""
+    """Addresses that listen on the port, in hexadecimal as the kernel lists them."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [line[1].partition(":") for line in lines if line[3] == "0A"]
     return [address for address, _, number in listening if int(number, 16) == port]
@@ -195,7 +195,7 @@ async def _status(client: httpx.AsyncClient) -> int | None:
 
 
 async def _raw(port: int, method: str, path: str, headers: str) -> int:
-    """The status that a request gets whose path goes out as it is."""
+    """Sends the path unmodified and returns the response's status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 0\r\n"

@@ -1,4 +1,4 @@
-"""What operators ask for by HTTP, and what clients see of it; two engines, one stack."""
+"""HTTP commands of operators and their effect on clients: one stack with two engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def shared(tokenizer_folder: Path) -> AsyncIterator[AdminStack]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(shared: AdminStack) -> AsyncIterator[AdminStack]:
-    """The shared one, with its engines awake and at work."""
+    """The shared stack; afterwards its engines are woken, undrained and idle again."""
     yield shared
     await shared.ask("/wake_up")
     await shared.ask("/undrain", params={"worker": shared.workers})
@@ -48,7 +48,7 @@ async def complete(stack: AdminStack, count: int = 6, **fields: Any) -> tuple[li
 
 
 async def stream(stack: AdminStack, tokens: list[int], count: int, **fields: Any) -> str:
-    """Reads a stream's tokens as they come; why it ended."""
+    """Appends a stream's tokens to `tokens` as they arrive, and returns its finish reason."""
     body = {"model": "fake", "prompt": PROMPT, "max_tokens": count, "temperature": 0, "return_token_ids": True}
     reason = ""
     async with stack.gateway.client.stream("POST", "/v1/completions", json=body | {"stream": True} | fields) as answer:
@@ -62,7 +62,7 @@ async def stream(stack: AdminStack, tokens: list[int], count: int, **fields: Any
 
 
 async def started(stack: AdminStack, count: int, streams: int = 4, **fields: Any) -> tuple[list[list[int]], list[Any]]:
-    """Streams that run, on both engines: what comes of each, and their tasks."""
+    """Starts streams on both engines; returns their token lists, which keep growing, and their tasks."""
     found: list[list[int]] = [[] for _ in range(streams)]
     tasks = [asyncio.create_task(stream(stack, tokens, count, **fields)) for tokens in found]
     await eventually(lambda: all(len(tokens) > 3 for tokens in found), "the streams do not run")
@@ -136,7 +136,7 @@ async def test_by_default_requests_end(stack: AdminStack) -> None:
     assert all(tokens == expected(PROMPT, len(tokens)) for tokens in found)
     await stack.ask("/resume")
     _, usage = await complete(stack)
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 0  # nor is the cache kept
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0  # the cache is not kept either
 
 
 async def test_requests_are_waited_for(stack: AdminStack) -> None:

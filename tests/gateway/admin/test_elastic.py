@@ -1,4 +1,4 @@
-"""More ranks or fewer, by the admin port of a gateway whose supervisor is made up."""
+"""Scaling the number of ranks through a gateway's admin port, with a fake supervisor."""
 
 from __future__ import annotations
 

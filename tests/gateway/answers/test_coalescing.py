@@ -1,4 +1,4 @@
-"""Updates of one choice that go out together say what they would have said one by one."""
+"""Coalesced updates of one choice carry the same content as the separate updates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UPDATES = st.builds(
 
 
 def pieces(deltas: list[Delta]) -> list[tuple[type, Any]]:
-    """Character by character."""
+    """Splits deltas into characters, so that differently chunked streams compare equal."""
     found: list[tuple[type, Any]] = []
     for delta in deltas:
         match delta:
@@ -61,7 +61,7 @@ def test_nothing_is_lost_or_out_of_order(updates: list[ChoiceUpdate], interval: 
 def test_a_choices_end_and_scores() -> None:
     coalescer = Coalescer(10)
     score, prompt = TokenScore((1,), (-0.5,), (b"a",), 1), (PromptScore((3,), (-1.0,), 1),)
-    assert coalescer.add(ChoiceUpdate(0, (), ())) == ChoiceUpdate(0, (), ())  # no token has come yet
+    assert coalescer.add(ChoiceUpdate(0, (), ())) == ChoiceUpdate(0, (), ())  # no token yet
     assert coalescer.add(ChoiceUpdate(0, (), (1,), (score,), prompt)) is not None
     assert coalescer.add(ChoiceUpdate(0, (Content("x"),), (2,), (score,))) is None
     end = Finish(FinishReason.STOP)
@@ -72,7 +72,7 @@ def test_a_choices_end_and_scores() -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_streams(gateway: GatewayStack) -> None:
-    """Of both endpoints, with several choices; chunks have so many tokens, and their usage counts them."""
+    """Each choice's chunks after the first hold `stream_interval` tokens, and usage counts all tokens."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {
         "prompt": "A",

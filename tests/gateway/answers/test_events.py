@@ -1,4 +1,4 @@
-"""Server-sent events as they go over the wire."""
+"""The wire format of server-sent events."""
 
 from __future__ import annotations
 

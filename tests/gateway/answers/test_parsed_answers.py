@@ -1,4 +1,4 @@
-"""Chats whose text a chain of parsers reads, streamed and whole; and answers that need no text at all."""
+"""Chats whose text passes through a chain of parsers, streamed and whole; and answers that need no text at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def spell(gateway: Gateway, text: str) -> list[int]:
 
 
 async def streamed(gateway: Gateway, body: dict[str, Any]) -> tuple[str, str, list[dict[str, Any]], str]:
-    """(reasoning, content, pieces of calls, finish reason) of the only choice."""
+    """(reasoning, content, tool call deltas, finish reason) of the only choice."""
     *chunks, done = await gateway.events("/v1/chat/completions", body)
     assert done == "[DONE]"
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
@@ -39,7 +39,7 @@ async def test_reasoning_is_told_apart_from_content(start_replicas: StartReplica
         whole = (await gateway.post("/v1/chat/completions", CHAT)).json()
         message = whole["choices"][0]["message"]
         assert message == {"role": "assistant", "content": "yes<", "refusal": None, "reasoning": "hm"}
-        # Completions are text as it is.
+        # Completions return the text unchanged.
         text = (await gateway.complete(max_tokens=40, stop=["§"]))["choices"][0]["text"]
         assert text == "<think>hm</think>yes<"
 

@@ -1,4 +1,4 @@
-"""A bound on waits, and what it does for streamed answers."""
+"""Time limits on waits, and their effect on streamed answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = 3600.0
 
 
 class Writer:
-    """Tells every update in a byte."""
+    """Writes one byte for every update."""
 
     def opening(self) -> Iterable[bytes]:
         return ()
@@ -48,7 +48,7 @@ async def test_the_first_wait_that_takes_too_long_is_told_once() -> None:
     for _ in range(3):
         patience.begin(LONG)
         patience.end()
-    patience.begin(0.01)  # sooner than the timer that is set
+    patience.begin(0.01)  # earlier than the timer already set
     await asyncio.wait_for(lost.wait(), WAIT_SECONDS)
     lost.clear()
     await asyncio.sleep(0.05)
@@ -109,7 +109,7 @@ async def test_pieces_go_straight_to_a_server_that_takes_them() -> None:
     task = asyncio.create_task(EventStream(queue, Writer())(scope, receive, sent.put))
     assert (await asyncio.wait_for(sent.get(), WAIT_SECONDS))["type"] == "http.response.start"
     assert await asyncio.wait_for(written.get(), WAIT_SECONDS) == b"u"
-    takes = False  # its client is slow: what comes now waits with the message
+    takes = False  # the client is slow: from now on, data is queued behind the message
     queue.push(update())
     assert (await asyncio.wait_for(sent.get(), WAIT_SECONDS))["body"] == b"u"
     queue.close()

@@ -1,4 +1,4 @@
-"""Chats with a model that thinks: text, usage and what the services are told, over real sockets."""
+"""Chats with a reasoning model: text, usage and what the services are told, over real sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 QWEN = {"reasoning": ReasoningOptions("qwen3")}
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 40}
-# The answer goes on with the model's thinking.
+# The answer continues the model's thinking.
 OPEN = {
     "messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": "<think>\nI "}],
     "add_generation_prompt": False,
@@ -23,13 +23,13 @@ STREAM = {"stream_options": {"include_usage": True}}
 
 
 async def says(replicas: Replicas, *texts: str) -> None:
-    """The model says these, one for each choice."""
+    """Makes the model output these texts, one per choice."""
     tokens = [(await replicas.gateway.post("/tokenize", {"prompt": text})).json()["tokens"] for text in texts]
     replicas.routers[0].state.outputs = tokens
 
 
 async def answers(replicas: Replicas, **fields: Any) -> tuple[list[tuple[str, str]], int]:
-    """((reasoning, content) of each choice, tokens of reasoning), the same whether it is streamed or not."""
+    """((reasoning, content) of each choice, reasoning tokens), after checking that streaming gives the same."""
     body = CHAT | fields
     whole = (await replicas.gateway.post("/v1/chat/completions", body)).json()
     messages = [choice["message"] for choice in whole["choices"]]
@@ -43,7 +43,7 @@ async def answers(replicas: Replicas, **fields: Any) -> tuple[list[tuple[str, st
 
 
 async def test_thinking_that_the_prompt_has_opened(start_replicas: StartReplicas) -> None:
-    """Of three choices, one never closes it. The tokens of this vocabulary are bytes."""
+    """One of three choices never closes its thinking. In this vocabulary every token is one byte."""
     async with start_replicas(1, **QWEN) as replicas:
         await says(replicas, "wonder.\n</think>\n\nso", "hm</think>no", "think on")
         expected = [("wonder.", "so"), ("hm", "no"), ("think on", "")]
@@ -108,7 +108,7 @@ async def test_nor_do_log_probabilities_tell_of_it(
 @pytest.mark.parametrize(
     ("fields", "may_think"),
     [
-        ({}, True),  # the template leaves it to the model
+        ({}, True),  # the template decides
         ({"reasoning_effort": "low"}, True),
         ({"reasoning_effort": "none"}, False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),

@@ -1,4 +1,4 @@
-"""Rows of values in other forms, equal to torch's where that has them."""
+"""Embedding rows converted to other dtypes and encodings match torch where torch has the dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters as clients see them: listed, asked for by their names, loaded and unloaded where the server allows it."""
+"""Adapters as clients see them: listed, requested by name, and loaded and unloaded where the server allows it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_metrics_tell_which_are_in_use(stack: GatewayStack) -> None:
         await eventually(lambda: True, "")
     assert labels in found
     assert float(found.rsplit(" ", 1)[1]) > 1.7e9
-    await stack.engine.rpc.set_serving(False)  # it drains: what it runs with is in use as before
+    await stack.engine.rpc.set_serving(False)  # it drains: its adapters are still in use
     await eventually(lambda: not stack.context.fleet.ready, "it takes requests on")
     assert labels in await line()
     assert "vllm:cache_config_info{" in (await stack.client.get("/metrics")).text

@@ -156,7 +156,7 @@ async def test_a_beam_search_for_no_tokens_finds_none(gateway: GatewayStack) -> 
 
 
 async def test_offsets_are_those_of_the_text(gateway: GatewayStack) -> None:
-    """A character of several tokens begins where its first one does."""
+    """A character of several tokens has the same offset for each of them."""
     prompt = "é🙂A"
     choice = (await gateway.complete(prompt=prompt, max_tokens=1, logprobs=0, echo=True))["choices"][0]
     assert choice["text"].startswith(prompt)
@@ -189,7 +189,7 @@ async def test_an_echo_is_what_was_sent_and_not_what_the_tokenizer_adds(tmp_path
         assert choice["logprobs"]["text_offset"][:5] == [0, 0, 0, 1, 2]
         *chunks, _ = await stack.events("/v1/completions", {"model": "fake", **asked})
         assert "".join(each["choices"][0]["text"] for each in chunks) == choice["text"]
-        # The model gets less of it than was sent.
+        # The model gets fewer tokens than were sent.
         choice = (await stack.complete(**asked, truncate_prompt_tokens=2))["choices"][0]
         assert choice["text"].startswith("\N{REPLACEMENT CHARACTER}A")
 

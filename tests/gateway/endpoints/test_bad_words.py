@@ -1,4 +1,4 @@
-"""Words as runs of tokens: alone, and behind a space where that makes others of them."""
+"""Bad words as token sequences: bare, and with a leading space where that tokenizes differently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.services.tokenizer import Tokenizer
 from quire.errors import InvalidRequest
 from quire.v1 import tokenizer_pb2
 
-# Some words have their space in their first token, one is nothing, and one is very long.
+# Some words have the space in their first token, one tokenizes to nothing, and one is very long.
 VOCABULARY = {
     "cat": [1], " cat": [2], "dog": [3, 4], " dog": [5, 4], "long": [6] * 256, " long": [9, *[6] * 256],
     "ant": [7, 8], " ant": [10], "bee": [11], " bee": [12, 11], " ": [12], "  ": [13], "": [], "longer": [6] * 257,
@@ -32,7 +32,7 @@ async def runs(*words: str) -> list[Any]:
 async def test_runs() -> None:
     assert await runs() == []
     assert await runs("cat", "dog", "ant") == [(1,), (2,), (3, 4), (5, 4), (7, 8), (10,)]
-    assert await runs("bee") == [(11,)]  # behind a space it ends in itself
+    assert await runs("bee") == [(11,)]  # ' bee' ends with the same token
     assert await runs(" cat", "  cat", "cat") == [(1,), (2,)]
     assert await runs(" ", "long") == [(12,), (13,), (6,) * 256]
 

@@ -1,4 +1,4 @@
-"""Many conversations in one request, and the path that takes whatever comes."""
+"""Several conversations in one request, and the path that accepts any kind of request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes that docs/compatibility.md calls served are."""
+"""The routes that docs/compatibility.md lists as served exist."""
 
 from __future__ import annotations
 

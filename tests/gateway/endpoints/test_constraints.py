@@ -1,4 +1,4 @@
-"""What a request asks of its outputs reaches every engine that works for it, compiled once."""
+"""A request's output constraint reaches every engine that works on it, and is compiled once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ both = pytest.mark.parametrize(("path", "body"), [CHAT, COMPLETION], ids=["chat"
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """What the tokenizer service has compiled."""
+    """Messages that the tokenizer service was asked to compile."""
     messages: list[Message] = []
     ask = ChildPool.ask
 

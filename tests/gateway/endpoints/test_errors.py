@@ -1,4 +1,4 @@
-"""Bad input: the right status, OpenAI's shape, the field and its value named; and the next request is served."""
+"""Bad input gets the right status in OpenAI's shape, naming the field and its value; and the next request is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each route of the application, asked without a key, with a wrong one, by other spellings and with other methods."""
+"""Every route of the application: without a key, with a wrong key, under other spellings and with other methods."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KEY = {"authorization": "Bearer key-one"}
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ASSETS = {"/page/{asset}": next(iter(PAGE_ASSETS)), "/docs/{asset}": "docs.js"}
 PARAMETERS = {"{response_id}": "resp_x", "{model:path}": "fake"}
-# What a request that the server has no quarrel with may come to, without a body.
+# Statuses that an acceptable request without a body may get.
 ANSWERS = (200, 400, 403, 404, 501, 503)
 
 
 def all_switches() -> dict[str, bool]:
-    """Options that add routes, whatever they are called."""
+    """All options that add routes, found by trying each."""
     plain = GatewayOptions()
     names = [field.name for field in fields(GatewayOptions) if isinstance(getattr(plain, field.name), bool)]
     return {name: True for name in names if len(routes(replace(plain, **{name: True}))) > len(routes(plain))}
@@ -48,7 +48,7 @@ class Answer:
 
 
 class Connection:
-    """One connection, on which paths go out as they are."""
+    """One connection that sends paths unmodified."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -64,7 +64,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Served:
-    """The server, and what it answers to."""
+    """The server, its routes and a connection to it."""
 
     connection: Connection
     table: list[Route]
@@ -72,18 +72,18 @@ class Served:
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """(a path, a method that it takes), of all routes."""
+        """(path, method) of every route and method except HEAD."""
         found = [(route.path, route.methods or set()) for route in self.table]
         return [(filled(path), method) for path, methods in found for method in sorted(methods - {"HEAD"})]
 
     @property
     def harmless(self) -> list[tuple[str, str]]:
-        """Those that change no worker, which have tests of their own."""
+        """The paths that change no worker; the others have tests of their own."""
         changing = {(route.path, method) for route in admin_routes(has_keys=True) for method in route.methods or ()}
         return [pair for pair in self.paths if pair not in changing]
 
     def methods_of(self, path: str) -> set[str]:
-        """All that a path takes."""
+        """All methods that the path accepts."""
         scope = {"type": "http", "path": path, "method": "GET"}
         matching = [route for route in self.table if route.matches(scope)[0] is not Match.NONE]
         return {method for route in matching for method in route.methods or ()}
@@ -108,7 +108,7 @@ async def served(request: pytest.FixtureRequest, stack: GatewayStack, admin_port
     is_admin = request.param == "admin"
     app = (create_admin_app if is_admin else create_app)(stack.context)
     table = [route for route in app.routes if isinstance(route, Route)]
-    assert len(table) == len(app.routes)  # of another kind, a test has to know
+    assert len(table) == len(app.routes)  # a route of another type would need a test of its own
     reader, writer = await asyncio.open_connection("127.0.0.1", admin_port if is_admin else stack.port)
     yield Served(Connection(reader, writer), table, frozenset() if is_admin else PUBLIC_PATHS)
     writer.close()
@@ -121,7 +121,7 @@ def a_machine_that_is_quickly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def filled(path: str) -> str:
-    """A path of the route."""
+    """The route's path with its parameters filled in."""
     if path in ASSETS:
         return path.replace("{asset}", ASSETS[path])
     for parameter, value in PARAMETERS.items():
@@ -131,7 +131,7 @@ def filled(path: str) -> str:
 
 
 def expect_shape(answer: Answer, path: str, where: str) -> None:
-    """An error looks as the API of its path has it."""
+    """Asserts that an error has the shape of the API that the path belongs to."""
     body: Any = json.loads(answer.body)
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         assert (body["type"], set(body["error"])) == ("error", {"type", "message"}), where
@@ -172,7 +172,7 @@ async def test_with_a_key_each_answers_as_its_api_does(served: Served) -> None:
 
 
 def spellings_of(path: str) -> set[str]:
-    """Other ways to write a path, which servers and proxies take for the same here and there."""
+    """Other spellings of a path, which some servers and proxies treat as equivalent."""
     inner = path.rstrip("/").rpartition("/")[0]
     last = path[len(inner) :]
     found = {
@@ -195,13 +195,13 @@ async def test_other_spellings_are_other_paths(served: Served) -> None:
     for path, method in served.paths:
         for spelled in spellings_of(path) - known:
             answer = await served.connection.ask(method, spelled)
-            taken = served.methods_of(unquote(spelled))  # a path's parameter may look like anything
+            taken = served.methods_of(unquote(spelled))  # a path parameter accepts any text
             assert answer.status == (405 if taken and method not in taken else 404), f"{method} {spelled}: {answer}"
             expect_shape(answer, spelled, spelled)
 
 
 def encoded(path: str) -> str:
-    """The same path, by HTTP's rules."""
+    """The same path with its first letter percent-encoded."""
     return f"/%{ord(path[1]):02x}{path[2:]}" if len(path) > 1 else path
 
 

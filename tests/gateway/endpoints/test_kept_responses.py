@@ -1,4 +1,4 @@
-"""Responses that are kept: retrieved, gone on with, followed, cancelled; by one gateway and by another."""
+"""Stored responses: retrieved, continued, followed and cancelled, by the same gateway and by another."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-HELD = 3  # tokens of a generation that is held
-ENDED = "incomplete"  # what the fake router says ends because it is long enough
+HELD = 3  # tokens sent before a generation is held
+ENDED = "incomplete"  # how the fake router ends a generation: by its length
 
 
 @dataclass
 class Shared:
-    """Two gateways with one store, before one router."""
+    """Two gateways that share a store and a router."""
 
     one: Gateway
     other: Gateway
@@ -63,7 +63,7 @@ async def stack(tokenizer: GrpcServer, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def shared(stack: Shared) -> AsyncIterator[Shared]:
-    """As if it had just started."""
+    """The shared gateways with a fresh router state; afterwards nothing may be left running."""
     stack.router.state = FakeRouterState()
     yield stack
     stack.one.context.responses.cut(stopping())
@@ -90,14 +90,14 @@ async def ended(gateway: Gateway, identity: str) -> dict[str, Any]:
 
 
 async def begun(shared: Shared, **fields: Any) -> dict[str, Any]:
-    """A response in the background, of which some tokens have come and no more do."""
+    """A background response that has sent some tokens and is then held."""
     shared.router.state.hold = HELD
     found = await answer(shared.one, background=True, **fields)
     await eventually(lambda: shared.router.holding, "nothing comes")
     path = f"/v1/responses/{found['id']}?stream=true"
     async with shared.one.client.stream("GET", path) as events:
         lines, text = events.aiter_lines(), ""
-        while len(text) < HELD:  # sent is not received yet
+        while len(text) < HELD:  # sent does not mean received yet
             line = await anext(lines)
             if line.startswith("data: ") and '"response.output_text.delta"' in line:
                 text += msgspec.json.decode(line.removeprefix("data: "))["delta"]

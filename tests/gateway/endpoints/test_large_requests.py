@@ -1,4 +1,4 @@
-"""Large requests and answers: worked on beside the event loop, which goes on serving others."""
+"""Large requests and answers are processed off the event loop, which keeps serving others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = "some words that go on "
 
 
 class Watched:
-    """In which threads functions were called."""
+    """Records the threads in which functions were called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -40,7 +40,7 @@ class Watched:
 
     @property
     def beside(self) -> bool:
-        """Whether all calls, and there was one, were in other threads than this one."""
+        """Whether there were calls, and all of them ran in other threads than this one."""
         return bool(self.threads) and threading.get_ident() not in self.threads
 
 
@@ -54,7 +54,7 @@ async def test_a_large_body_is_decoded_beside_the_event_loop(gateway: GatewaySta
     assert (await gateway.post("/tokenize", {"prompt": "A" * LARGE_BODY})).status_code == 200
     assert watched.beside
     assert (await gateway.post("/tokenize", {"prompt": "A"})).status_code == 200
-    assert not watched.beside  # a small one is decoded at once
+    assert not watched.beside  # a small body is decoded on the event loop
 
 
 async def test_a_body_of_unknown_length_is_decoded_beside_the_event_loop(
@@ -87,7 +87,7 @@ async def test_large_answers_are_encoded_beside_the_event_loop(
 
 
 async def test_the_event_loop_goes_on_while_a_large_text_is_encoded(gateway: GatewayStack) -> None:
-    """All services run on this test's event loop, which ticks while they work."""
+    """All services run on this test's event loop, which must keep ticking while they work."""
     ticks = 0
 
     async def tick() -> None:
@@ -150,7 +150,7 @@ async def test_too_many_large_requests(gateway: GatewayStack, monkeypatch: pytes
     held.set()
     await holding
     jobs = (gateway.context.large_requests.run(int) for _ in range(2))
-    first, second = await asyncio.gather(*jobs, return_exceptions=True)  # both have ended
+    first, second = await asyncio.gather(*jobs, return_exceptions=True)  # waits for both
     assert first == 0
     assert isinstance(second, Overloaded)
     assert "large requests" in second.message

@@ -1,4 +1,4 @@
-"""Anthropic's API: what its clients send and read. The SDKs themselves are run in tests/clients."""
+"""Anthropic's Messages API: what clients send and read. The SDKs themselves are run in tests/clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def stream(gateway: Gateway, **fields: Any) -> list[tuple[str, dict[str, A
 
 
 def put_together(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The content of a stream as clients collect it: one block is open at a time, in order."""
+    """Assembles a stream's content as clients do, checking that one block is open at a time and in order."""
     blocks: list[dict[str, Any]] = []
     is_open = False
     for name, data in events:
@@ -107,7 +107,7 @@ async def test_stop_sequences(start_replicas: StartReplicas) -> None:
 
 
 async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
-    """Each conversation comes to the tokens that its OpenAI form comes to."""
+    """Each conversation is rendered to the same tokens as its OpenAI equivalent."""
     call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     cases: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         ({"system": "S"}, [{"role": "system", "content": "S"}, {"role": "user", "content": "A"}]),
@@ -140,7 +140,7 @@ async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
 async def test_what_is_counted_depends_on_the_effort_too(
     gateway: GatewayStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Templates write of it, or of the thinking that it turns on."""
+    """Templates may mention the effort, or the thinking that it turns on."""
     told: list[Any] = []
     render = gateway.context.tokenizer.render_chat
 

@@ -20,7 +20,7 @@ from tests.support.gateway_stack import GatewayStack, running_gateway
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PUBLIC = {"/health", "/ping", "/livez", "/readyz"}
-# vLLM's names → type, as its dashboards ask for them.
+# vLLM's metric names → type, as its dashboards query them.
 VLLM_METRICS = {
     "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_perc": "gauge",
     "prefix_cache_queries": "counter", "prefix_cache_hits": "counter", "num_preemptions": "counter",
@@ -44,7 +44,7 @@ async def locked(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
 
 
 async def test_below_a_proxys_path_the_same_is_public(tokenizer_folder: Path) -> None:
-    """Some proxies take their path off and some do not; orchestrators do not know of it."""
+    """Public paths work with and without a proxy's prefix: some proxies strip it, and orchestrators do not know it."""
     async with running_gateway(tokenizer_folder, root_path="/llm/", api_key=("key",)) as stack:
         for path, keyless, keyed in (
             ("/health", 200, 200), ("/llm/health", 200, 200), ("/llm/llm/health", 401, 404),

@@ -1,4 +1,4 @@
-"""The page at `/`: its files, who may have them, and what they may do. A browser looks at it in tests/integration."""
+"""The page at `/`: its files, who may load them, and what they may do. A browser opens it in tests/integration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""However many tokens of an answer come at once, each API tells the same of it, in the order that its clients expect.
+"""However many tokens of an answer arrive at once, each API reports the same, in the order that its clients expect.
 
-What parsers make of pieces is in tests/conformance/test_answer_parsers.py.
+How parsers handle pieces is tested in tests/conformance/test_answer_parsers.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS: Told = {
 F = '<tool_call>\n{"name": "f", "arguments": {"ü": "<tool_call>"}}\n</tool_call>'
 G = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 THOUGHT = "why §?\n</think>\n\n"
-# They end by the stop string §, by their length, or in the middle of something.
+# They end with the stop string §, at their length limit, or in the middle of something.
 ANSWERS = {
     "text": f"{THOUGHT}so é 🙂 <tool §more",
     "text to the stop string": f"{THOUGHT}so é§",
@@ -71,12 +71,12 @@ def some_of(seed: int) -> Callable[[], int]:
     return lambda: drawn.choice((1, 1, 2, 5, 30))
 
 
-# How many tokens come next.
+# How many tokens arrive in each next piece.
 CUTS: Sequence[Callable[[], int]] = (lambda: 1, lambda: 1000, some_of(0), some_of(1))
 
 
 async def differently_cut(replicas: Replicas, *names: str) -> AsyncIterator[Gateway]:
-    """The gateway, to be asked again and again for these answers, whose tokens come in other pieces each time."""
+    """Yields the gateway once for each way to cut the tokens of these answers into pieces."""
     gateway, state = replicas.gateway, replicas.routers[0].state
     tokens = {name: (await gateway.post("/tokenize", {"prompt": ANSWERS[name]})).json()["tokens"] for name in names}
     state.outputs = [ids[:-2] if name == "half a character" else ids for name, ids in tokens.items()]
@@ -91,7 +91,7 @@ async def whole(gateway: Gateway, path: str, asked: Told) -> Told:
 
 
 async def chunks_of(gateway: Gateway, path: str, asked: Told) -> tuple[list[Told], Told]:
-    """(chunks; usage, to which that of the chunks rises). A choice has one end, and nothing behind it."""
+    """(chunks, final usage), checking that usage never decreases and that each choice ends once, with nothing after."""
     *chunks, last, done = await gateway.events(path, asked)
     assert done == "[DONE]"
     counts = [chunk["usage"]["completion_tokens"] for chunk in (*chunks, last)]
@@ -104,7 +104,7 @@ async def chunks_of(gateway: Gateway, path: str, asked: Told) -> tuple[list[Told
 
 
 def chat_put_together(chunks: list[Told]) -> tuple[list[Told], list[tuple[Any, ...]]]:
-    """(choices as OpenAI's client collects them, calls that it tells to be done)"""
+    """(choices as OpenAI's client assembles them, calls that it reports as done)."""
     state = ChatCompletionStreamState()
     calls: list[tuple[Any, ...]] = []
     reasoning, token_ids, stops = ({index: start() for index in range(len(ANSWERS))} for start in (str, list, list))
@@ -125,7 +125,7 @@ def chat_put_together(chunks: list[Told]) -> tuple[list[Told], list[tuple[Any, .
 
 
 def plain(choice: Told) -> Told:
-    """What a choice says, without its calls' ids and what is empty."""
+    """The content of a choice without call ids and empty fields."""
     message = choice["message"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     said = {name: message.get(name) or "" for name in ("role", "content", "reasoning")}
@@ -183,7 +183,7 @@ async def test_texts(start_replicas: StartReplicas, api: str) -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_messages_of_anthropics(start_replicas: StartReplicas, name: str) -> None:
-    """Blocks come in the order in which they were written, whole and in pieces."""
+    """Blocks come in the order in which the model wrote them, whether streamed or whole."""
     async with start_replicas(1, **OPTIONS) as replicas:
         first = None
         async for gateway in differently_cut(replicas, name):
@@ -205,7 +205,7 @@ def without_id(block: Told) -> Told:
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_responses_of_openais(start_replicas: StartReplicas, name: str) -> None:
-    """Scores are those of the text's own tokens, and not of a call's beside it."""
+    """Logprobs cover the text's own tokens, not those of a call beside it."""
     async with start_replicas(1, **OPTIONS) as replicas:
         first = None
         async for gateway in differently_cut(replicas, name):

@@ -1,4 +1,4 @@
-"""The endpoints of pooling models, of several models behind one gateway, whose fakes make values that are known."""
+"""The endpoints of pooling models: several models behind one gateway, with fake engines that return known values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = {
 
 @dataclass
 class Stack:
-    """A gateway, and the engine of each model."""
+    """A gateway and one engine per model."""
 
     gateway: Gateway
     engines: dict[str, FakeEngine]
@@ -68,7 +68,7 @@ class Stack:
         return list((await self.post("/tokenize", {"prompt": text, "model": "writer"}))["tokens"])
 
     def inputs(self, model: str) -> list[common_pb2.PoolingInput]:
-        """Of the last request that the model's engine got."""
+        """The inputs of the last request that the model's engine received."""
         return list(self.engines[model].pooling.received[-1].inputs)
 
 
@@ -110,7 +110,7 @@ async def test_vectors_of_every_form_of_input(stack: Stack) -> None:
 
 
 async def test_openais_own_client(stack: Stack) -> None:
-    """Asks for base64 by itself, and reads it."""
+    """The OpenAI client requests base64 by default and decodes it."""
     async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{stack.gateway.port}/v1", api_key="none") as client:
         answer = await client.embeddings.create(model="embedder", input=["hello", "hi"])
         for each, text in zip(answer.data, ("hello", "hi"), strict=True):
@@ -174,7 +174,7 @@ async def test_bytes(stack: Stack) -> None:
 
 async def test_pooling_tells_what_the_model_makes(stack: Stack) -> None:
     ids = await stack.ids("hello")
-    answer = await stack.post("/pooling", {"model": "embedder", "input": "hello"})  # the model's first task
+    answer = await stack.post("/pooling", {"model": "embedder", "input": "hello"})  # uses the model's first task
     assert (answer["object"], answer["data"][0]["object"]) == ("list", "pooling")
     assert answer["data"][0]["data"] == pytest.approx(embedding(ids), abs=1e-6)
     answer = await stack.post("/pooling", {"model": "embedder", "input": "hello", "task": "token_embed"})
@@ -289,7 +289,7 @@ async def test_coheres_vectors(stack: Stack) -> None:
 
 
 async def test_likely_labels(stack: Stack) -> None:
-    """Whose log-probabilities are -1 and -2, in their order."""
+    """Scores are the softmax over two labels with log-probabilities -1 and -2, in their order."""
     body = {"model": "writer", "query": "Is it? ", "items": ["yes", "no"], "label_token_ids": [7, 9]}
     answer = await stack.post("/generative_scoring", body)
     expected = math.exp(-1) / (math.exp(-1) + math.exp(-2))
@@ -301,7 +301,7 @@ async def test_likely_labels(stack: Stack) -> None:
         sampling = generation.sampling
         assert list(sampling.logprob_token_ids) == [7, 9]
         assert (sampling.max_tokens, sampling.processed_logprobs) == (1, True)
-        assert not sampling.HasField("temperature")  # 1
+        assert not sampling.HasField("temperature")  # temperature 1
     texts = [list(each.prompt_token_ids) for each in stack.engines["writer"].record.started[-2:]]
     assert texts == [await stack.ids("Is it? yes"), await stack.ids("Is it? no")]
     plain = await stack.post("/generative_scoring", body | {"apply_softmax": False, "item_first": True})
@@ -333,7 +333,7 @@ async def test_a_model_of_the_other_kind_is_refused_with_what_serves_it(stack: S
     for path, body in generating.items():
         await stack.refused(path, body | {"model": "embedder"}, "'embedder' is served with --runner pooling")
     await stack.refused("/v1/embeddings", {"model": "none", "input": "a"}, "does not exist", status=404)
-    # Without a name, one of their own kind.
+    # Without a model name, requests go to a model of the matching kind.
     assert (await stack.post("/pooling", {"input": "a"}))["model"] in set(KINDS) - {"writer"}
     assert (await stack.post("/v1/completions", {"prompt": [65], "max_tokens": 1}))["model"] == "writer"
     listed = {each["id"] for each in (await stack.gateway.client.get("/v1/models")).json()["data"]}
@@ -405,7 +405,7 @@ async def test_metrics_and_request_ids(stack: Stack) -> None:
     answer = await stack.post("/v1/embeddings", {"model": "embedder", "input": ["a", "b"]}, **headers)
     assert answer["id"] == "embd-mine"
     many = await stack.post("/v1/embeddings", {"model": "embedder", "input": ["a"] * 300}, **headers)
-    assert many["id"] == "embd-mine"  # it is written in a thread
+    assert many["id"] == "embd-mine"  # it is encoded in a thread
     seen = stack.engines["embedder"].pooling.received[-3]
     assert seen.request_id == "mine"
     assert seen.tenant

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: what its clients send and read. The SDK itself is run in tests/clients."""
+"""OpenAI's Responses API: what clients send and read. The SDK itself is run in tests/clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def spell(gateway: Gateway, text: str) -> list[int]:
 
 
 def read(response: httpx.Response) -> dict[str, Any]:
-    """A response, which is one by the SDK's types too."""
+    """The response body, after validating it with the SDK's types."""
     assert response.status_code == 200, response.text
     Response.model_validate(response.json())
     return dict(response.json())
@@ -42,7 +42,7 @@ async def answer(gateway: Gateway, **fields: Any) -> dict[str, Any]:
 
 
 def events_of(response: httpx.Response, first: int = 0) -> list[dict[str, Any]]:
-    """The events of a stream, which have the SDK's types, and numbers without a gap."""
+    """The events of a stream, after checking that they have the SDK's types and consecutive numbers."""
     assert response.headers["content-type"].startswith("text/event-stream"), response.text
     found = []
     for text in filter(None, response.text.split("\n\n")):
@@ -60,7 +60,7 @@ async def stream(gateway: Gateway, **fields: Any) -> list[dict[str, Any]]:
 
 
 def put_together(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The output as clients collect it, event by event; each item is what its last event says it is."""
+    """Assembles the output as clients do, checking that each item equals its final event."""
     output: list[dict[str, Any]] = []
     for each in copy.deepcopy(events):
         kind = each["type"].removeprefix("response.")
@@ -120,7 +120,7 @@ async def test_the_events_of_a_stream(gateway: GatewayStack) -> None:
 
 
 async def test_what_the_model_is_asked(gateway: GatewayStack) -> None:
-    """Each conversation comes to the tokens that its chat comes to."""
+    """Each conversation is rendered to the same tokens as the equivalent chat."""
     call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     user = {"role": "user", "content": "A"}
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "B"}]}

@@ -1,4 +1,4 @@
-"""Requests taken apart: rendered, generated as token ids and derendered, they come to the same as in one go."""
+"""Requests split into render, generate (token ids only) and derender give the same result as a single request."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ async def stream_of(gateway: Gateway, body: dict[str, Any]) -> list[Any]:
 
 
 def told(answer: dict[str, Any]) -> dict[str, Any]:
-    """What does not differ from one time to the next."""
+    """The answer without the fields that differ between calls."""
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
 
 async def in_parts(gateway: Gateway, chat: dict[str, Any]) -> dict[str, Any]:
-    """A chat completion by three requests."""
+    """A chat completion made by three separate requests."""
     rendered = await post(gateway, "/v1/chat/completions/render", chat)
     generated = await post(gateway, GENERATE, rendered)
     body = {"generate_response": generated, "prompt_token_ids": rendered["token_ids"], "chat_request": chat}
@@ -201,7 +201,7 @@ async def test_constraints_are_rendered_in_one_form(
 
 
 async def pieces_of(gateway: Gateway, chat: dict[str, Any]) -> list[dict[str, Any]]:
-    """A streamed chat by many requests: the chunks."""
+    """The chunks of a streamed chat, made by many separate requests."""
     rendered = await post(gateway, "/v1/chat/completions/render", chat)
     state, found = None, []
     for chunk in await stream_of(gateway, rendered | {"stream_options": {"include_usage": True}}):
@@ -327,7 +327,7 @@ async def test_log_probabilities_get_their_texts(split: GatewayStack) -> None:
 
 
 async def test_requests_are_aborted_by_their_ids(tokenizer_folder: Path) -> None:
-    """Those of the same key alone; what they have until then is their answer."""
+    """Only requests with the same API key are aborted, and they return what they have so far."""
     keys = {"one": {"authorization": "Bearer key-one"}, "two": {"authorization": "Bearer key-two"}}
     options = {"enable_scale_out": True, "api_key": ("key-one", "key-two")}
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.01), **options) as stack:

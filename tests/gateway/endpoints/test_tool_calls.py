@@ -36,7 +36,7 @@ async def choices_of(gateway: Gateway, **fields: Any) -> list[dict[str, Any]]:
 
 
 async def deltas_of(gateway: Gateway, **fields: Any) -> list[dict[str, Any]]:
-    """Choices of the chunks, one after another."""
+    """The choices of all chunks, in order."""
     *chunks, done = await gateway.events("/v1/chat/completions", CHAT | fields)
     assert done == "[DONE]"
     return [choice for chunk in chunks for choice in chunk["choices"]]
@@ -77,8 +77,11 @@ async def test_calls_come_whole_and_in_pieces_that_are_the_same(start_replicas: 
 
 
 async def test_pieces_that_come_at_once_are_a_call_and_then_its_end(start_replicas: StartReplicas) -> None:
-    """OpenAI's client for Python takes pieces in a call's first chunk for calls of their own, and with an end in that
-    chunk it does not tell that the call is done."""
+    """The finish reason comes in a chunk of its own, after all calls.
+
+    OpenAI's Python client takes pieces in a call's first chunk for separate calls, and with a finish reason in that
+    chunk it does not report that the call is done.
+    """
     async with start_replicas(1, tools=HERMES) as replicas:
         gateway, (router,) = replicas.gateway, replicas.routers
         router.state.outputs = [await spell(gateway, f"{F}\n{G}§")]
@@ -179,7 +182,7 @@ async def test_a_schema_that_cannot_be_followed_is_the_tools_fault(start_replica
         body = CHAT | {"tools": [tool], "tool_choice": "required"}
         response = await replicas.gateway.post("/v1/chat/completions", body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
-        await choices_of(replicas.gateway, tools=[tool])  # where nothing is held to it, it is the client's matter
+        await choices_of(replicas.gateway, tools=[tool])  # without enforcement, the schema is the client's concern
 
 
 async def test_the_template_gets_tools_and_the_calls_and_results_of_a_conversation(

@@ -1,4 +1,4 @@
-"""The metrics that docs/compatibility.md calls working are exported."""
+"""Every metric that docs/compatibility.md lists as working is exported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.compatibility.names import METRICS, METRICS_WITHOUT
 from tests.support.gateway_stack import GatewayStack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-# Of engines; some only of those that guess, or have adapters, a host tier or steps behind them: see the tests beside.
+# Metrics of engines, some only with speculation, adapters, a host tier or asynchronous steps: see the tests nearby.
 _OF_SOME = "".join(map(inspect.getsource, (adapters, fleet, speculation)))
 
 

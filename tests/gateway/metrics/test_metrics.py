@@ -1,4 +1,4 @@
-"""`/metrics` tells what is: of the whole fleet, through changes and under load."""
+"""`/metrics` is accurate for the whole fleet, through changes and under load."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def figures(gateway: Gateway) -> dict[str, float]:
-    """By the name and the labels but the model's: the values of the model `fake`."""
+    """Metric name plus labels (without model_name) → value, for the model `fake`."""
     text = (await gateway.client.get("/metrics")).text
     found = re.findall(r'^vllm:(\w+)\{(.*)model_name="fake"\} (\S+)$', text, re.M)
     return {name + labels: float(value) for name, labels, value in found}
 
 
 async def wait_for(gateway: Gateway, **wanted: float) -> None:
-    """Until the figures are these."""
+    """Waits until the metrics have these values."""
     seen: dict[str, float] = {}
     try:
         async with asyncio.timeout(WAIT_SECONDS):
@@ -55,7 +55,7 @@ async def test_counters_never_fall(tokenizer_folder: Path) -> None:
         await wait_for(stack, generation_tokens_total=1900, iteration_tokens_total_count=9)
         while len(stack.context.fleet.workers) > 1:
             await asyncio.sleep(0.01)
-        stack.engine.counters.generation_tokens = 7  # it has restarted
+        stack.engine.counters.generation_tokens = 7  # after a restart
         await wait_for(stack, generation_tokens_total=1907, iteration_tokens_total_count=9)
         stack.router.registry.announce("test", [second.address])
         second.counters.generation_tokens = 910
@@ -73,7 +73,7 @@ async def test_requests_that_wait_in_the_router_are_waiting(tokenizer_folder: Pa
         await asyncio.gather(*answers)
         await wait_for(stack, num_requests_waiting=0, num_requests_running=0)
         told = await figures(stack)
-        # The fake tells of no time of its own.
+        # The fake engine reports no times of its own.
         assert told["request_queue_time_seconds_count"] == told["time_in_queue_requests_count"] == 8
         assert told["request_queue_time_seconds_sum"] == told["time_in_queue_requests_sum"] > 0
 
@@ -124,7 +124,7 @@ async def test_the_host_tier(
 
 
 async def test_speculation(tokenizer_folder: Path) -> None:
-    """Of ten guesses of four tokens two were right as a whole, three at their first token, and five not at all."""
+    """Of ten four-token drafts, two are fully accepted, three have one accepted token, and five none."""
     counts = [0] * 66
     counts[0], counts[1], counts[4] = 5, 3, 2
     accepted = common_pb2.Histogram(bounds=range(65), counts=counts, sum=11)

@@ -1,4 +1,4 @@
-"""Figures of gateways that share a port."""
+"""Combined metrics of gateways that share a port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.histogram import Histogram
 
 
 class Gateway(Collector):
-    """With figures of its own, and one that it was told of the fleet."""
+    """Has metrics of its own, and one about the fleet that it was told."""
 
     def __init__(self, folder: Path, name: str, fleet_tokens: int = 0) -> None:
         self.seconds = Histogram((1.0, 2.0))

@@ -1,4 +1,4 @@
-"""Middleware that an operator brings (`--middleware`)."""
+"""Middleware supplied by an operator (`--middleware`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Naming:
 
 
 class Retelling:
-    """Changes what events say."""
+    """Rewrites the events of a response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A gateway's process that is told to stop: what it is busy with ends with an answer, and no client has to guess."""
+"""A gateway process told to stop ends every request with an answer, so no client has to guess."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = {"prompt": "A", "max_tokens": 4000}
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def router() -> AsyncIterator[FakeRouter]:
-    """One that gives each generation two tokens and no more."""
+    """A router that gives each generation two tokens and then holds it."""
     router = await FakeRouter().start()
     router.state.hold = 2
     yield router
@@ -45,7 +45,7 @@ async def start(port: int, router: FakeRouter, tokenizer: GrpcServer, *arguments
 async def gateway_process(
     router: FakeRouter, tokenizer: GrpcServer, *arguments: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
-    """A gateway and a client of it, once it is ready."""
+    """A gateway process and a client of it, once the gateway is ready."""
     port = free_port()
     process = await start(port, router, tokenizer, *arguments)
     try:
@@ -90,7 +90,7 @@ async def test_what_is_cut_says_so(
         lines: list[str] = []
         streaming = asyncio.create_task(stream(client, lines))
         await eventually(lambda: router.holding and lines, "no tokens come")
-        router.state.hold = 0  # a stream that has no head yet is no stream
+        router.state.hold = 0  # a stream without response headers does not count as a stream yet
         waiting = [
             asyncio.create_task(client.post("/v1/completions", json=ENDLESS | {"stream": streams}))
             for streams in (False, True)

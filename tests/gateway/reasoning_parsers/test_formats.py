@@ -1,4 +1,4 @@
-"""How each family of models marks its thinking, as their chat templates write it."""
+"""How each model family marks its thinking, following its chat template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END = Finish(FinishReason.STOP)
 
 
 def read(name: str, text: str, is_open: bool = False) -> tuple[str, str]:
-    """(reasoning, content)"""
+    """Parses the text and returns (reasoning, content)."""
     parser = parser_class(REASONING_PARSERS, name)(AnswerContext(thinking_is_open=is_open))
     choice = CollectedChoice()
     choice.add(ChoiceUpdate(0, (*parser.feed(Content(text)), *parser.feed(END)), ()))
@@ -27,7 +27,7 @@ def test_tags(name: str) -> None:
     assert read(name, "\n<think>why</think>so") == ("why", "so")
     assert read(name, "why\n</think>\n\nso", is_open=True) == ("why", "so")
     assert read(name, "\n<think>\nwhy\n</think>\nso", is_open=True) == ("why", "so")
-    # What an answer says of tags is its own, and so is what it is given instead.
+    # Tags inside an answer are content, whether or not thinking comes first.
     assert read(name, "<think></think>a <think>b</think>") == ("", "a <think>b</think>")
     assert read(name, "a <think>b</think>") == ("", "a <think>b</think>")
 
@@ -83,17 +83,17 @@ def test_channels() -> None:
     assert read("openai_gptoss", f"{analysis}why<|end|>{preamble}{more}<|start|>assistant{final}so") == (
         "why and how", "first, so",
     )  # fmt: skip
-    # Cut off, in a text and in a header.
+    # Truncated in the text and in a header.
     assert read("openai_gptoss", f"{analysis}why") == ("why", "")
     assert read("openai_gptoss", f"{analysis}why<|end|><|start|>assistant<|channel|>fin") == ("why", "")
-    # Of a tool that nobody has given, and what is no header.
+    # A tool that was not offered, and text that is not a header.
     assert read("openai_gptoss", " to=browser.search<|channel|>commentary <|message|>{}<|call|>") == ("{}", "")
     assert read("openai_gptoss", "<|channel|>" + "x" * 400) == ("", "<|channel|>" + "x" * 400)
     assert read("openai_gptoss", " to=you") == ("", " to=you")
 
 
 def test_calls_in_channels() -> None:
-    """A preamble, two calls with thinking between them, and the answer."""
+    """A preamble, two calls with thinking between them, and the final answer."""
     text = (
         "<|channel|>commentary<|message|>I look.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
@@ -122,7 +122,7 @@ def test_calls_in_channels() -> None:
     "word", ["\n", " \n", "<", "[", "<|end|>", "<|start|>", "<|channel|>", "</think", "\n</answer>", "H"]
 )
 def test_what_waits_stays_small(name: str, word: str) -> None:
-    """However much of a text could begin something: nobody's output makes a parser slow."""
+    """A parser holds back little text, even if all of it could start a marker, so no output makes it slow."""
     parser = reasoning_parser(name)(AnswerContext((Tool("f"),), thinking_is_open=True))
     for _ in range(1000):
         parser.feed(Content(word))

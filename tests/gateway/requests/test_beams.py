@@ -1,4 +1,4 @@
-"""The search by itself: what it finds is what Transformers finds with the same model."""
+"""Beam search on its own finds what Transformers finds with the same model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    # Less sure of itself than the others' model: the beams differ.
+    # Less confident than the model of the other tests, so that the beams differ.
     return load_reference(make_model(tmp_path_factory.mktemp("llama"), "llama", initializer_range=0.06))
 
 
@@ -58,14 +58,14 @@ def test_outputs_are_those_of_transformers(
 
 
 def common_tokens(model: Any) -> list[int]:
-    """Tokens that the likeliest outputs have, rarest first: as ends, they end some of them soon and others late."""
+    """Tokens of the likeliest outputs, rarest first: as end tokens, they end some outputs early and others late."""
     outputs = search(model, BeamSearchParameters(8, frozenset()))
     tokens = [token for output in outputs for token in output]
     return sorted(set(tokens), key=lambda token: (tokens.count(token), token))
 
 
 def cut(output: list[int], ending: list[int]) -> list[int]:
-    """Up to the token that ends it, without what pads it."""
+    """The output up to and including its end token, without the padding after it."""
     return next((output[: at + 1] for at, token in enumerate(output) if token in ending), output)
 
 

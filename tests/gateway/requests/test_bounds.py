@@ -1,4 +1,4 @@
-"""What one request, or one caller, may ask for: refused before anything is made for it, and no trace is left of it."""
+"""Limits per request and per caller: what exceeds them is refused before anything is allocated, without a trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHAT = {"model": "fake", "messages": [{"role": "user", "content": "A"}], "max_to
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
-    """A gateway with limits that tests reach."""
+    """A gateway with limits low enough for tests to reach."""
     limits = {"max_choices_per_request": 100, "max_tokens_per_request": 5000}
     async with running_gateway(tokenizer_folder, **limits) as stack:
         yield stack
@@ -42,7 +42,7 @@ async def small(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
 
 
 async def refused(stack: GatewayStack, path: str, body: dict[str, Any], parameter: str, *parts: str) -> None:
-    """The request gets 400, which names all that matters; nobody has heard of it."""
+    """Asserts that the request gets a 400 naming all that matters, and that no service has seen it."""
     started = len(stack.engine.record.started)
     response = await stack.post(path, body)
     error = response.json()["error"]
@@ -107,7 +107,7 @@ async def test_tokens_are_counted_over_all_choices(
 async def test_a_session_that_fills_midway(
     small: GatewayStack, monkeypatch: pytest.MonkeyPatch, many: dict[str, Any], stream: bool
 ) -> None:
-    """The request is told to come later, the others go on, and no service is left with what was begun."""
+    """The request gets a retryable error, others continue, and no service keeps what was opened for it."""
     replica = small.context.pipeline.texts.replicas.pick()
     assert replica
     open_sequence, opened = replica.open, itertools.count()
@@ -129,7 +129,7 @@ async def test_a_session_that_fills_midway(
 
 
 async def test_a_full_outbox_forgets_what_it_was_given(small: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing what was opened cannot fail where opening more did."""
+    """Closing what was opened must not fail when the outbox is too full for further opens."""
     monkeypatch.setattr(session_module, "MAX_PENDING_ITEMS", 8)
     response = await small.post("/v1/completions", COMPLETION | {"n": 20})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
@@ -145,7 +145,7 @@ async def test_a_tokenizer_service_that_does_not_read_is_given_up_and_its_text_g
     link, post, refusals = replica.link, replica.link.post, [Overloaded("Full.")]
 
     def full(items: int = 1, num_bytes: int = 0, **options: Any) -> Any:
-        if refusals and small.engine.live:  # tokens, not what opens a sequence
+        if refusals and small.engine.live:  # refuses tokens, not what opens a sequence
             raise refusals.pop()
         return post(items, num_bytes, **options)
 
@@ -202,7 +202,7 @@ async def test_a_caller_with_too_many_choices_waits_while_others_are_served(
 
 
 async def test_embeddings_under_way_are_bounded(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that they leave no room for takes none of any kind, and those without them do not care."""
+    """A request whose embeddings do not fit reserves no room at all, and requests without embeddings are unaffected."""
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001, prompt_embeds_size=8)) as stack:
         monkeypatch.setattr(stack.context.pipeline, "_embeds_room", ChoiceRoom(100, "bytes of prompt_embeds"))
         monkeypatch.setattr(stack.context.pipeline, "_room", ChoiceRoom(4))

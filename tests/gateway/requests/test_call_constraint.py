@@ -1,4 +1,4 @@
-"""Calls held to their schemas in every family: what the grammar allows, the parser reads as calls that fit."""
+"""Tool calls constrained to their schemas, in every family: whatever the grammar allows is parsed as a valid call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RIGHT, WRONG = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": 33}'
 
 
 class Unwritten(Hermes):
-    """As a plugin may be: it does not say how calls are written."""
+    """A parser, as a plugin may provide, that does not define how calls are written."""
 
     @classmethod
     def syntax(cls, name: str) -> None:
@@ -72,13 +72,13 @@ def parser_of(family: str) -> type[ToolParser] | None:
 
 
 def written(family: str, arguments: str) -> str:
-    """A call of get_weather in the family's form. In Python calls, strings are as JSON has them."""
+    """A get_weather call in the family's form, with JSON's double quotes for strings in Python calls."""
     text = render(family, Turn("", (Call("get_weather", json.loads(arguments)),)))
     return text.lstrip().replace("'", '"')
 
 
 def asked(family: str, options: ToolOptions = OPTIONS, **fields: Any) -> tuple[ToolUse, NamedConstraint | None]:
-    """What a request says of tools, and what its answer is held to."""
+    """How a request uses tools, and the constraint on its answer."""
     body = {"messages": [{"role": "user", "content": "A"}], "tools": tools(), **fields}
     request = decode_json(json.dumps(body).encode(), ChatCompletionRequest)
     use = tool_use(request, parser_of(family), options)
@@ -101,7 +101,7 @@ def takes(grammar: Grammar, text: str) -> bool:
 
 
 def walk(matcher: Matcher, choose: random.Random) -> str | None:
-    """A text of tokens at random; None where it does not end in time."""
+    """A random text that the matcher allows; None if it does not end within 400 tokens."""
     token_ids: list[int] = []
     row = np.empty(mask_words(VOCABULARY_SIZE), np.int32)
     while not matcher.is_stopped and len(token_ids) < 400:
@@ -174,7 +174,7 @@ def test_a_strict_call_fits_once_it_is_begun(family: str) -> None:
     for text in ("", "plain text, 1 < 2", right, *(() if use.reader.bare else ("I look. " + right,))):
         assert takes(grammar, text), text
     assert not takes(grammar, wrong)
-    for word in use.reader.begins:  # however it begins
+    for word in use.reader.begins:  # for every way a call may begin
         begun = word + wrong.removeprefix(word).removeprefix(syntax.before)
         assert not takes(grammar, begun), begun
         assert not takes(grammar, "so: " + begun), begun
@@ -182,7 +182,7 @@ def test_a_strict_call_fits_once_it_is_begun(family: str) -> None:
 
 @pytest.mark.parametrize("family", ONE_OF_EACH_FORMAT)
 def test_whatever_is_put_together_reads_as_calls_that_fit(family: str) -> None:
-    """What the grammar takes and the parser reads otherwise would be a way around it."""
+    """If the parser read a text differently from the grammar, models could bypass the constraint."""
     use, constraint = asked(family, tools=tools(strict=True))
     grammar = grammar_of(constraint)
     assert use.reader is not None
@@ -271,7 +271,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required"])
 def test_no_nesting_of_a_schema_is_too_deep_to_be_told(choice: str) -> None:
-    """What a body may hold by its last brackets, what is made of it may not."""
+    """A schema nested as deep as a body allows may be too deep for the constraint made from it, and is then refused."""
     tool = function("f", strict=True, parameters={"x": "HERE"})
     body = json.dumps({"messages": [{"role": "user", "content": "A"}], "tool_choice": choice, "tools": [tool]})
     told = []

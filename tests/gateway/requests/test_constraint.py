@@ -1,4 +1,4 @@
-"""One constraint of the many fields that can ask for it."""
+"""A single constraint from the many fields that can request one."""
 
 from __future__ import annotations
 

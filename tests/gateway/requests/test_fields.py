@@ -1,4 +1,4 @@
-"""No field that clients of vLLM send is dropped in silence: it works, or it is refused unless it asks for nothing."""
+"""No field that vLLM clients send is silently dropped: it works, or is refused unless its value is a no-op."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.gateway_stack import GatewayStack
 
 CHAT = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
 COMPLETION = {"prompt": "A", "max_tokens": 2}
-# vLLM's, of both endpoints and of one of them.
+# vLLM's fields, of both endpoints and of each alone.
 BOTH = """
     model frequency_penalty presence_penalty logit_bias logprobs max_tokens n response_format seed stop stream
     stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty length_penalty stop_token_ids

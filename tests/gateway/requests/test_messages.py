@@ -1,4 +1,4 @@
-"""Messages as chat templates get them."""
+"""Messages in the form that chat templates receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an answer may be: what the request asks for, what the generation config allows, and what fits the model."""
+"""The output limit: the minimum of the request, the generation config and what fits the model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MAX_NEW_TOKENS = 4000
-MAX_MODEL_LEN = 4096  # the fake engine's
+MAX_MODEL_LEN = 4096  # of the fake engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def limited(tokenizer_folder: Path) -> AsyncIterator[GatewayStack]:
-    """A gateway before a model whose generation config has a max_new_tokens."""
+    """A gateway for a model whose generation config sets max_new_tokens."""
     async with running_gateway(tokenizer_folder, FakeOptions(max_new_tokens=MAX_NEW_TOKENS)) as stack:
         yield stack
 
 
 async def reaches_engine(stack: GatewayStack, path: str, body: dict[str, Any], prompts: int = 1) -> list[int]:
-    """max_tokens of each of the request's generations; the client leaves then."""
+    """max_tokens of each of the request's generations, after which the client disconnects."""
     started = stack.engine.record.started
     before = len(started)
     request = asyncio.create_task(stack.post(path, body))

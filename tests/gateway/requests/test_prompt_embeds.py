@@ -1,4 +1,4 @@
-"""Safetensors files in base64, and what is not one."""
+"""Prompt embeddings as base64 safetensors files, and the refusal of anything else."""
 
 from __future__ import annotations
 

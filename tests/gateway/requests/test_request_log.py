@@ -1,5 +1,7 @@
-"""What requests say, in the log: with `--enable-log-requests`, `--enable-log-outputs`, `--max-log-len` and
-`--log-error-stack`, and never without."""
+"""Request contents in the log: never without the options that ask for them.
+
+Those are `--enable-log-requests`, `--enable-log-outputs`, `--max-log-len` and `--log-error-stack`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def logged(folder: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> str:
-    """What a gateway logs of a request that succeeds and of one that fails."""
+    """What a gateway logs for a request that succeeds and one that fails."""
     with caplog.at_level(logging.INFO, logger="gateway"):
         async with running_gateway(folder, **options) as stack:
             await stack.complete(prompt=["A"], max_tokens=3, request_id="r1", temperature=0.5)
@@ -40,7 +42,7 @@ async def test_requests_and_outputs(tokenizer_folder: Path, caplog: pytest.LogCa
 
 @contextmanager
 def json_lines() -> Iterator[io.StringIO]:
-    """What `--log-format json` writes meanwhile."""
+    """Captures what `--log-format json` writes within the context."""
     root, records = logging.getLogger(), logging.getLogRecordFactory()
     handlers, level, lines = root.handlers[:], root.level, io.StringIO()
     try:
@@ -53,7 +55,7 @@ def json_lines() -> Iterator[io.StringIO]:
 
 
 async def test_every_line_has_its_request_s_id(tokenizer_folder: Path) -> None:
-    """Outputs come by tasks that work for all requests."""
+    """Outputs are logged by tasks shared by all requests, so the id has to be passed along."""
     with json_lines() as lines:
         async with running_gateway(tokenizer_folder, enable_log_requests=True, enable_log_outputs=True) as stack:
             for request_id in ("r1", "r2"):

@@ -1,4 +1,4 @@
-"""What a prompt says of the thinking of its answers, and what templates and services are told."""
+"""What a prompt implies about the thinking in its answers, and what templates and services are told."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def thinking(name: str, prompt: str, *continued: str) -> Thinking:
         ("glm45", "<|assistant|><think>", True),
         ("glm45", "<|assistant|>\n<think></think>\n", False),
         ("deepseek_r1", "<|Assistant|><think>\n", True),
-        ("deepseek_r1", "<|Assistant|>", True),  # it thinks even so
+        ("deepseek_r1", "<|Assistant|>", True),  # this model thinks regardless
         ("deepseek_r1", "<think>hm</think>so<|User|>and?<|Assistant|>", True),
         ("deepseek_r1", "<|Assistant|></think>", False),
         ("hunyuan_a13b", "<|extra_0|><think>\n\n</think>\n", False),
@@ -85,8 +85,8 @@ def test_marks_for_services() -> None:
     ("name", "prompt", "thinks"),
     [
         ("qwen3", "assistant\n", False),
-        ("qwen3", "assistant\n<think>\n", True),  # its template opens it, whatever the request says
-        ("deepseek_r1", "<|Assistant|>", True),  # it cannot do without
+        ("qwen3", "assistant\n<think>\n", True),  # the template opens it, whatever the request says
+        ("deepseek_r1", "<|Assistant|>", True),  # thinking cannot be turned off
         ("openai_gptoss", "<|start|>assistant", True),
     ],
 )
@@ -98,7 +98,7 @@ def test_thinking_that_only_the_prompt_may_open(name: str, prompt: str, thinks: 
 def test_channels_are_counted_each_time() -> None:
     tokens = MarkTokens((1, 2), (1, 5), (3,), ())
     counters = thinking_after("<|start|>assistant", reasoning_parser("openai_gptoss"), tokens).counters(1)
-    # Analysis of two tokens, a call, analysis of one, the answer.
+    # Analysis of two tokens, a call, analysis of one token, the answer.
     counters[0].advance([1, 2, 9, 9, 3, 8, 1, 7, 9, 9, 3, 8, 1, 2, 9, 3, 8, 1, 5, 9])
     assert counters[0].num_tokens == 3
 
@@ -138,7 +138,7 @@ def test_messages_have_their_reasoning_under_both_names(name: str) -> None:
 
 
 def test_what_was_thought_before_a_call_has_a_third_name() -> None:
-    """gpt-oss's template reads it, and refuses it beside content."""
+    """gpt-oss's template reads `thinking` beside a call, and refuses it beside content."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turn = {"role": "assistant", "reasoning": "why", "tool_calls": [call]}
     (silent,) = msgspec.json.decode(template_messages([turn | {"content": None}]))

@@ -1,4 +1,4 @@
-"""What requests say of tools: what is called, what the template gets, and what is refused."""
+"""Tools in requests: what may be called, what the template receives, and what is refused."""
 
 from __future__ import annotations
 

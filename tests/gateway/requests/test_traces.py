@@ -1,4 +1,4 @@
-"""What traces tell of requests, from the gateway to the engine: each service's part, and whose part it is."""
+"""Traces of requests from the gateway to the engine: the spans of each service, and their parents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Start = Callable[[MemoryTracer], AbstractAsyncContextManager[Gateway]]
 
 @pytest.fixture
 def start(tokenizer_folder: Path) -> Start:
-    """All four services, which trace by the one tracer."""
+    """All four services, sharing one tracer."""
 
     @contextlib.asynccontextmanager
     async def run(tracer: MemoryTracer) -> AsyncIterator[Gateway]:
@@ -80,7 +80,7 @@ async def test_a_search_for_beams_took_all_of_its_steps(start: Start) -> None:
         metrics = (await gateway.client.get("/metrics")).text
     told = {span.name: span.attributes for span in tracer.spans()}["llm_request"]
     assert 4 * 0.005 <= told["gen_ai.latency.time_in_model_decode"] < told["gen_ai.latency.e2e"]
-    # Its choices come whole: no time of theirs is that of a token.
+    # Choices that arrive whole have no time per token.
     assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 0.0' in metrics
 
 

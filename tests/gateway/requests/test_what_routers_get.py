@@ -1,4 +1,4 @@
-"""What the gateway tells routers for their placements, and which router it asks."""
+"""What the gateway tells routers for placement, and which router it picks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = ("key-one", "key-two")
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def alone(start_replicas: StartReplicas) -> AsyncIterator[Replicas]:
-    """One router."""
+    """A gateway with a single router."""
     async with start_replicas(1) as replicas:
         yield replicas
 
@@ -34,7 +34,7 @@ async def alone(start_replicas: StartReplicas) -> AsyncIterator[Replicas]:
 async def ask(
     replicas: Replicas, path: str = "/v1/completions", headers: dict[str, str] | None = None, **fields: Any
 ) -> common_pb2.Generation:
-    """What the router gets of a request."""
+    """What the router receives for a request."""
     body = {"max_tokens": 1} | ({"prompt": "A"} if "completions" in path and "chat" not in path else {}) | fields
     response = await replicas.gateway.post(path, body, **(headers or {}))
     assert response.status_code == 200, response.text
@@ -88,7 +88,7 @@ async def test_seeds(alone: Replicas) -> None:
         assert not (await ask(alone, temperature=greedy)).sampling.HasField("seed")
     await ask(alone, prompt=["A", "A"])
     first, second = (generation.sampling.seed for generation in alone.routers[0].state.started[-2:])
-    assert first != second  # as two requests would have
+    assert first != second  # like two separate requests
     answer = await alone.gateway.complete(n=2)
     assert str(alone.routers[0].state.started[-1].sampling.seed) not in str(answer)
 
@@ -117,7 +117,7 @@ async def test_tenants_by_header(alone: Replicas) -> None:
     assert named[0] == named[2] != named[1]
     assert len(named[0]) == 16
     assert (await ask(alone)).tenant == ""
-    assert (await ask(alone, headers={"x-tenant": "acme"})).cache_salt == ""  # who takes turns may share prefixes
+    assert (await ask(alone, headers={"x-tenant": "acme"})).cache_salt == ""  # fairness tenants may share prefixes
 
 
 async def test_sessions(alone: Replicas) -> None:
@@ -156,14 +156,14 @@ async def test_names_that_are_refused(
 async def test_a_conversation_stays_with_its_router(
     start_replicas: StartReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.rpc.session.LATE_SECONDS", 60.0)  # a busy machine makes no router late
+    monkeypatch.setattr("quire.rpc.session.LATE_SECONDS", 60.0)  # so that a busy machine makes no router count as late
     async with start_replicas(3) as replicas:
         for name in range(40):
             before = replicas.started
             for _ in range(2):
                 await replicas.gateway.complete(user=f"user {name}")
             assert sorted(now - then for now, then in zip(replicas.started, before, strict=True)) == [0, 0, 2]
-        assert all(replicas.started)  # one of three gets none of 40 names once in millions of times
+        assert all(replicas.started)  # the chance that one of three gets none of 40 names is below one in a million
         before = replicas.started
         for _ in range(4):
             await replicas.gateway.complete(prompt=TEXT)
@@ -204,7 +204,7 @@ async def test_picking() -> None:
     chosen.up = False
     assert pick(places, "key", ()) in others  # type: ignore[arg-type]
     chosen.up = True
-    chosen.live = routers_module._SLACK  # far more than its share, but few
+    chosen.live = routers_module._SLACK  # far more than its share, but within the slack
     assert pick(places, "key", ()) is chosen  # type: ignore[arg-type]
     chosen.live = 100
     for place in others:

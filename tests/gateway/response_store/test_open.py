@@ -1,4 +1,4 @@
-"""Places that options name."""
+"""Store locations given by options."""
 
 from __future__ import annotations
 

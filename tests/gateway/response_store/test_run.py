@@ -1,4 +1,4 @@
-"""Responses that are kept while they come, whatever happens to their store and their followers."""
+"""Responses stored while they are generated, whatever happens to the store and to followers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 
 class Writer:
-    """Its events are what updates say."""
+    """Turns updates into events."""
 
     def __init__(self) -> None:
         self.body = ResponseBody(
@@ -41,7 +41,7 @@ class Writer:
 
 
 class Flaky(SqliteStore):
-    """Cannot be written to, so many times."""
+    """A store whose next `failures` writes fail."""
 
     failures = 0
 
@@ -80,7 +80,7 @@ def store(tmp_path: Path) -> Flaky:
 
 
 async def work(store: Flaky, *updates: ChoiceUpdate, failures: int = 0, is_known: bool = False) -> Sequence[bytes]:
-    """What a follower gets of a response of which these updates come."""
+    """What a follower receives of a response that consists of these updates."""
     queue = AnswerQueue(1)
     run = Run(store, queue, Writer())
     if is_known:

@@ -1,4 +1,4 @@
-"""From what routers and tokenizer services send to updates of choices."""
+"""Conversion of messages from routers and tokenizer services to updates of choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams go on at another router when theirs is lost, and nobody can tell but by the time it takes."""
+"""Streams whose router is lost continue at another one, and clients notice only a delay."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 async def spell(gateway: Gateway, *texts: str) -> list[list[int]]:
-    """Token ids of texts."""
+    """Returns the token ids of each text."""
     return [(await gateway.post("/tokenize", {"prompt": text})).json()["tokens"] for text in texts]
 
 
 async def hold(
     replicas: Replicas, count: int, path: str, body: dict[str, Any]
 ) -> tuple[Reader, FakeRouter, FakeRouter]:
-    """A stream whose client has got `count` tokens of each choice, and the router that holds it, and the other one."""
+    """A stream whose client has received `count` tokens of each choice, its router, and the other router."""
     for router in replicas.routers:
         router.state.hold = count
     reader = Reader(replicas.gateway, path, body)
@@ -47,7 +47,7 @@ async def hold(
         ("/v1/completions", COMPLETION | USAGE, ["one two three"], 4),
         ("/v1/chat/completions", CHAT | USAGE, ["one two three"], 1),
         ("/v1/completions", COMPLETION | USAGE | {"n": 2}, ["one two three", "four"], 2),
-        # One choice has ended before the router does.
+        # One choice ends before the router is lost.
         ("/v1/chat/completions", CHAT | USAGE | {"n": 2}, ["one two three", "ab"], 3),
         ("/v1/completions", COMPLETION | USAGE | {"logprobs": 1}, ["one two three"], 4),
         ("/v1/chat/completions", CHAT | USAGE | {"logprobs": True, "top_logprobs": 1}, ["one two three"], 4),
@@ -150,7 +150,7 @@ async def test_a_frozen_router(start_replicas: StartReplicas) -> None:
         assert await reader.result() == undisturbed
         assert replicas.moved == 1
         other.state.hold = None
-        # It accepts connections still, but counts as gone until it says something.
+        # It still accepts connections, but counts as lost until it sends something.
         for _ in range(4):
             await gateway.complete()
         assert len(other.state.started) == 5
@@ -162,17 +162,17 @@ async def test_a_frozen_router(start_replicas: StartReplicas) -> None:
 
 async def test_frames_of_a_router_that_has_lost_the_stream_are_ignored(start_replicas: StartReplicas) -> None:
     async with start_replicas() as replicas:
-        refuser, taker = replicas.routers  # without a key, the least busy router is asked, and the first one of equals
+        refuser, taker = replicas.routers  # without a key, the least busy router is asked; on a tie, the first
         refuser.state.refusal = Unavailable("Draining.")
         taker.state.hold = 2
         reader = Reader(replicas.gateway, "/v1/completions", COMPLETION | {"prompt": [7, 8, 9]})
         await eventually(lambda: taker.holding and reader.tokens == 2)
         assert replicas.started == [1, 1]
         (session,) = refuser.outboxes
-        for stream_id in (1, 2, taker.live[0].stream_id):  # what the stream was called there, and is called elsewhere
+        for stream_id in (1, 2, taker.live[0].stream_id):  # its id at the old router and its id at the new one
             session.post().deltas.add(stream_id=stream_id, token_ids=[40])
             session.post().deltas.add(stream_id=stream_id, token_ids=[41], is_final=True)
-        # What the same session brings after them has come: so have they.
+        # A session delivers in order: once what follows has arrived, so have these frames.
         refuser.state.refusal, taker.state.refusal = None, Unavailable("Draining.")
         await replicas.gateway.complete()
         taker.live[0].hold = None
@@ -181,7 +181,7 @@ async def test_frames_of_a_router_that_has_lost_the_stream_are_ignored(start_rep
 
 
 async def test_a_router_that_refuses(start_replicas: StartReplicas) -> None:
-    """It drains, or knows no worker yet."""
+    """A router that drains or knows no worker is passed over for the next one."""
     async with start_replicas(3) as replicas:
         for router in replicas.routers[:2]:
             router.state.refusal = Unavailable("Draining.")
@@ -195,7 +195,7 @@ async def test_a_router_that_refuses(start_replicas: StartReplicas) -> None:
             router.state.refusal = Overloaded("Full.")
         response = await replicas.gateway.post("/v1/completions", COMPLETION)
         assert (response.status_code, response.json()["error"]["message"]) == (503, "Full.")
-        assert sum(replicas.started) == 7  # one that is full has others to send it to, and knows better
+        assert sum(replicas.started) == 7  # a full router speaks for all workers: no other is asked
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -230,7 +230,7 @@ async def test_a_router_that_comes_in_time(start_replicas: StartReplicas) -> Non
             router.state.closed = False
         assert await moved.result() == undisturbed
         assert await new.result() == undisturbed
-        assert replicas.moved in (1, 2)  # by way of the other router, if that one's session ended later
+        assert replicas.moved in (1, 2)  # 2 if it went through the other router, whose session ended later
 
 
 @pytest.mark.parametrize("moved", [True, False])
@@ -275,7 +275,7 @@ async def test_a_stream_does_not_move_beyond_its_deadline(
 
 
 async def close_sessions(replicas: Replicas) -> None:
-    """Ends all sessions with the routers, which go on telling that there is a worker."""
+    """Closes all router sessions while the routers keep reporting a worker."""
     for router in replicas.routers:
         router.state.closed = True
     await eventually(

@@ -1,4 +1,4 @@
-"""What the gateway knows of the workers, and what it lets through while none is ready."""
+"""What the gateway knows about workers, and which requests it accepts while none is ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = {"model": "fake", "prompt": "A", "max_tokens": 3}
 
 
 async def test_requests_wait_while_the_only_engine_is_started_anew(tokenizer_folder: Path) -> None:
-    """Probes see that nobody is ready; clients see nothing but time."""
+    """Probes report that no engine is ready; clients only see a delay."""
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001)) as stack:
         port = stack.engine.rpc.port
         undisturbed = (await stack.complete())["choices"]
@@ -55,7 +55,7 @@ def test_models_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("gateway.services.fleet.time.monotonic", lambda: now)
     fleet = Fleet([], RpcSecurityOptions())
     fleet._take(told("a", "b"))
-    fleet._take(router_pb2.ListWorkersResponse())  # the router is started anew, and knows nobody yet
+    fleet._take(router_pb2.ListWorkersResponse())  # a restarted router, which knows no workers yet
     assert (list(fleet.models), fleet.ready) == (["a", "b", "alias"], [])
     now += 59
     fleet._take(told("b", state=router_pb2.WORKER_STATE_UNREACHABLE))

@@ -1,4 +1,4 @@
-"""Sums of counters that never fall."""
+"""Fleet-wide counter sums never decrease."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def test_fleet_counters_grow_through_restarts_and_departures() -> None:
     fleet.take("b", counters(100, [0, 0, 1]))
     assert fleet.total.generation_tokens == 115
     assert list(fleet.total.iteration_tokens.counts) == [2, 2, 4]
-    fleet.take("a", counters(4, [1, 0, 0]))  # it has restarted
+    fleet.take("a", counters(4, [1, 0, 0]))  # after a restart
     assert fleet.total.generation_tokens == 119
     assert list(fleet.total.iteration_tokens.counts) == [3, 2, 4]
     assert fleet.total.iteration_tokens.sum == 9
-    fleet.take("b", counters(101, [0, 0, 1]))  # it was away, and has not
+    fleet.take("b", counters(101, [0, 0, 1]))  # back after an absence, without a restart
     assert fleet.total.generation_tokens == 120
     assert list(fleet.total.iteration_tokens.counts) == [3, 2, 4]
 

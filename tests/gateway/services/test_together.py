@@ -1,4 +1,4 @@
-"""What comes while calls are under way goes on together; faults and departures stay each one's own."""
+"""Calls that arrive while others are in flight are batched; errors and cancellations affect only their own caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.errors import InvalidRequest, Unavailable
 
 
 class Calls:
-    """Doubles numbers, once it is told to go on."""
+    """Doubles numbers once `go_on` is set."""
 
     def __init__(self) -> None:
         self.seen: list[list[int]] = []
@@ -47,7 +47,7 @@ async def test_what_comes_meanwhile_goes_together() -> None:
     together = Together(calls, 100)
     tasks = begin(together, *range(10))
     await settle()
-    assert calls.seen == [[0], [1], [2]]  # so many at once, without a wait
+    assert calls.seen == [[0], [1], [2]]  # up to three calls run at once, without waiting
     others = begin(together, 20, key="b")
     await settle()
     assert calls.seen[3:] == [[20]]

@@ -1,4 +1,4 @@
-"""Text whose session is lost goes on at another replica of the tokenizer service, or at the same once it is back."""
+"""Text whose session is lost continues at another tokenizer replica, or at the same one once it is back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Result = tuple[dict[int, dict[str, Any]], dict[str, Any] | None]
 
 @dataclass
 class Stack:
-    """A gateway before a fake router and real tokenizer processes."""
+    """A gateway in front of a fake router and real tokenizer processes."""
 
     gateway: Gateway
     router: FakeRouter
@@ -50,13 +50,13 @@ class Stack:
         return list((await self.gateway.post("/tokenize", {"prompt": text})).json()["tokens"])
 
     def owner(self) -> TokenizerProcess:
-        """The tokenizer that has most of the text."""
+        """The tokenizer that has the most live sequences."""
         replicas = self.pipeline.texts.replicas.known
         address = max(replicas, key=lambda replica: replica.live).address
         return next(tokenizer for tokenizer in self.tokenizers if tokenizer.address == address)
 
     async def hold(self, bodies: list[dict[str, Any]], cuts: list[int]) -> list[Reader]:
-        """A stream of each body for each cut, whose client has got so many tokens."""
+        """Starts one stream of each body for each cut, and waits until its client has received that many tokens."""
         readers: list[Reader] = []
         for cut in cuts:
             self.router.state.hold = cut
@@ -72,7 +72,7 @@ class Stack:
         return readers
 
     def release(self) -> None:
-        """The router goes on."""
+        """Lets the router send the remaining tokens."""
         self.router.state.hold = None
         for stream in self.router.live:
             stream.hold = None
@@ -83,8 +83,10 @@ StartStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
 @pytest.fixture
 def start_stack(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> StartStack:
-    """Starts so many tokenizer processes and what is around them, all of which end with the context. One that starts
-    again is waited for, however busy the machine is."""
+    """Starts tokenizer processes with a gateway and a router around them; all end with the context.
+
+    Timeouts are raised, so that a restarted process is waited for however busy the machine is.
+    """
     for name in ("tokenizers.CALL_SECONDS", "texts.RESUME_SECONDS"):
         monkeypatch.setattr(f"gateway.services.{name}", WAIT_SECONDS)
     monkeypatch.setattr("gateway.pipeline.CALL_SECONDS", WAIT_SECONDS)
@@ -112,7 +114,7 @@ def start_stack(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Star
 
 
 def various(count: int) -> list[dict[str, Any]]:
-    """Requests whose text depends on where it was cut."""
+    """Requests whose text depends on where the stream was cut."""
     kinds: list[dict[str, Any]] = [
         {}, {"stop": ["END"]}, {"stop": ["END"], "include_stop_str_in_output": True}, {"logprobs": 1},
         {"stop": ["o", "END"], "min_tokens": 60}, {"stop": ["three, one two"]}, {"skip_special_tokens": False},
@@ -121,7 +123,7 @@ def various(count: int) -> list[dict[str, Any]]:
 
 
 async def undisturbed(stack: Stack, bodies: list[dict[str, Any]]) -> list[Result]:
-    """What the streams are without a disturbance."""
+    """The results of the streams when nothing is disturbed."""
     stack.router.state.outputs = [await stack.spell(TEXT)]
     return await asyncio.gather(*(Reader(stack.gateway, "/v1/completions", body).result() for body in bodies))
 
@@ -135,7 +137,7 @@ async def kill(tokenizer: TokenizerProcess, alone: bool) -> None:
 async def freeze(tokenizer: TokenizerProcess, alone: bool) -> None:
     tokenizer.signal(signal.SIGSTOP)
     if alone:
-        await asyncio.sleep(3)  # until the gateway has lost it
+        await asyncio.sleep(3)  # until the gateway has lost the replica
         tokenizer.signal(signal.SIGCONT)
 
 
@@ -148,7 +150,7 @@ async def terminate(tokenizer: TokenizerProcess, alone: bool) -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("disturb", [kill, freeze, terminate])
 async def test_forty_streams(start_stack: StartStack, disturb: Any, replicas: int) -> None:
-    """Cut within a character and after much text, and tokens go on coming while the service is away."""
+    """Streams cut within a character and after much text survive while tokens keep arriving for the lost service."""
     bodies, cuts = various(STREAMS // 2), [5, 70]
     async with start_stack(replicas, "--drain-timeout-seconds", "0.5") as stack:
         expected = await undisturbed(stack, bodies)
@@ -176,7 +178,7 @@ async def test_every_cut(start_stack: StartStack) -> None:
 
 
 async def test_requests_go_to_a_replica_that_is_up(start_stack: StartStack) -> None:
-    """They hear of a frozen, a dead and a stopping one by the time that it takes, and not at all when others are up."""
+    """Frozen, killed or stopping replicas cost requests time at most, and nothing while other replicas are up."""
     async with start_stack(2, "--drain-timeout-seconds", "20") as stack:
         first, second = stack.tokenizers
         first.signal(signal.SIGSTOP)
@@ -199,7 +201,7 @@ async def test_requests_go_to_a_replica_that_is_up(start_stack: StartStack) -> N
         assert [replica.live for replica in replicas.known if replica.draining] == [1]
         stack.release()
         await reader.result()
-        await asyncio.to_thread(stopping.process.wait, WAIT_SECONDS)  # its drain is over
+        await asyncio.to_thread(stopping.process.wait, WAIT_SECONDS)  # its drain has ended
         assert stopping.process.returncode == 0
         await stack.gateway.complete()
 

@@ -1,4 +1,4 @@
-"""Replicas of the tokenizer service that are found by name."""
+"""Tokenizer replicas discovered by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 
 
 class Names:
-    """A resolver whose answers tests change."""
+    """A resolver whose answers tests can change."""
 
     def __init__(self, *found: str) -> None:
         self.found: Sequence[str] = found
@@ -65,11 +65,11 @@ async def test_every_address_behind_a_name_is_a_replica(monkeypatch: pytest.Monk
         assert set(replicas._replicas.by_address) == {
             "127.0.0.2:50052",
             "127.0.0.3:50052",
-        }  # what it has may come to its end
+        }  # its sequences may finish
         names.found = ["127.0.0.2", "127.0.0.3"]
         await eventually(lambda: len(known(replicas)) == 2)
         assert replicas._replicas.by_address["127.0.0.3:50052"] is busy
-        names.found = []  # no answer changes nothing
+        names.found = []  # an empty answer changes nothing
         await asyncio.sleep(0.1)
         assert len(known(replicas)) == 2
         busy.live -= 1

@@ -1,4 +1,4 @@
-"""Arguments that are not JSON, under a grammar: what fits the schema can be written, and nothing else."""
+"""Grammars for tool arguments that are not JSON accept exactly what fits the schema."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def backend() -> Backend:
 
 
 def may_write(family: str, tool: Tool, arguments: dict[str, Any]) -> bool:
-    """Whether a model of the family that is held to the tool's schema can make such a call."""
+    """Whether the grammar of the family, restricted to the tool's schema, accepts this call."""
     parser = ToolParsers().named(family)
     syntax, form = parser.syntax(tool.name), parser.argument_form(tool)
     assert syntax is not None

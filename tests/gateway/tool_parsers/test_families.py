@@ -1,4 +1,4 @@
-"""Every family of tool calls: what a model writes is read as it was meant, however it comes, and whatever it is."""
+"""Every tool-call family: output is parsed correctly however it is chunked, and arbitrary input is handled safely."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_name_comes_before_its_arguments_and_these_as_they_come(family: str) -
 
 @every_format
 def test_a_text_that_breaks_off_keeps_what_it_had(family: str) -> None:
-    """Nothing fails, no arguments are other than those of the whole, and what was no call yet is content."""
+    """Parsing never fails, arguments are a prefix of the full ones, and text that is not yet a call stays content."""
     for turn in longest_turns_of(family):
         text = render(family, turn)
         _, whole = parse(family, text)
@@ -99,7 +99,7 @@ def test_a_text_that_breaks_off_keeps_what_it_had(family: str) -> None:
 
 @every_format
 def test_whatever_comes_is_read_in_linear_time(family: str) -> None:
-    """Behind every beginning of a call, the same again and again; once in one piece, and once in a stream."""
+    """After every prefix of a call, repetitive input is parsed in linear time, both in one piece and streamed."""
     call = render(family, Turn("", (Call("get_weather", {"city": "x", "days": 3}),)))
     begun = [call[:length] for length in range(0, len(call) + 1, 9)]
     words = ["{", "[", '"', "\\", " ", "<", '{"a":', '"a":1,', "f(", "a=", ",", ";", "1", *marks_of(family)]

@@ -1,4 +1,4 @@
-"""What models write that is not quite their form, and what comes of it; and what grammars are told of the forms."""
+"""Tool-call parsers given output that deviates from the expected form, and what grammars are told of each form."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ F_CALL = [("f", '{"a": 1}')]
 @pytest.mark.parametrize(
     ("family", "text", "content", "calls"),
     [
-        # White space beside calls is theirs; that between sentences is content.
+        # White space around calls belongs to the calls; white space between sentences is content.
         ("hermes", f"One. \n\n<tool_call>\n{F}\n</tool_call>\n", "One.", F_CALL),
         ("hermes", f"One.\n<tool_call>{F}</tool_call>\nTwo. <tool_call>{F}</tool_call>", "One.\nTwo.", F_CALL * 2),
         ("hermes", " \n", " \n", []),
-        # What models get wrong at the end of a call.
+        # Malformed endings of a call, as models write them.
         ("hermes", f"<tool_call>{F}}}</tool_call>ok", "}ok", F_CALL),
         ("hermes", f"<tool_call>{F[:-1]}</tool_call>ok", "ok", F_CALL),
         ("hermes", f"<tool_call>{F}<tool_call>{F}", "", F_CALL * 2),
         ("hermes", f"<tool_call>{F}\n{F}</tool_call>", "", F_CALL * 2),
         ("hermes", f"<tool_call>{F} and more", " and more", F_CALL),
-        # No calls at all.
+        # Text that contains no calls.
         ("hermes", "<tool_call>none</tool_call>", "<tool_call>none</tool_call>", []),
         ("hermes", '<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
         ("hermes", '<tool_call>{"name": ""}', '<tool_call>{"name": ""}', []),
         ("hermes", '<tool_call>{"name": 1}', '<tool_call>{"name": 1}', []),
         ("hermes", f"<tool_call> <tool_call>{F}</tool_call>", "<tool_call>", F_CALL),
-        # Members in another order, of other names, twice, and of other types.
+        # Keys in another order, under other names, repeated, or with values of other types.
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}', "", F_CALL),
         ("hermes", '<tool_call>{"id": [{}], "name": "f", "parameters": {"a": 1}, "name": "g"}', "", F_CALL),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
@@ -50,7 +50,7 @@ F_CALL = [("f", '{"a": 1}')]
         ("jamba", f"<tool_calls>{F}</tool_calls>", "", F_CALL),
         ("xlam", f"```json\n[{F}]\n```", "", F_CALL),
         ("xlam", "```json\n[1, 2]\n``` and ```\nx\n```", "```json\n[1, 2]\n``` and ```\nx\n```", []),
-        # JSON that is an answer and not a call.
+        # JSON that is an answer, not a call.
         ("llama3_json", '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
         ("llama3_json", '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", F_CALL),
         ("llama3_json", f"Say {F}", f"Say {F}", []),
@@ -62,7 +62,7 @@ F_CALL = [("f", '{"a": 1}')]
         ("gigachat3", f"Hm<|message_sep|>\n\n<|function_call|>{F}", "Hm", F_CALL),
         ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>", "", [("f", "{}")]),
         ("kimi_k2", '<|tool_call_begin|> f <|tool_call_argument_begin|> {"a": 1} <|tool_call_end|>', "", F_CALL),
-        # Python: literals and nothing else.
+        # Python forms: only literals are read.
         ("pythonic", "[f(a=1), now( )]", "", [*F_CALL, ("now", "{}")]),
         ("pythonic", "[1] says so", "[1] says so", []),
         ("pythonic", "[f(1)]", "[f(1)]", []),
@@ -70,7 +70,7 @@ F_CALL = [("f", '{"a": 1}')]
         ("pythonic", "[f(a=os.getcwd())]", "())]", [("f", '{"a": ')]),
         ("pythonic", "f(a=1)", "f(a=1)", []),
         ("olmo3", "Hm\n<function_calls>\nf(a=1)\nf(a=1,)\n</function_calls>", "Hm", F_CALL * 2),
-        # Elements and pairs: without a schema, JSON where it is JSON and else a string.
+        # Elements and key-value pairs: without a schema, a value that parses as JSON is JSON, anything else a string.
         ("qwen3_coder", "<function=f><parameter=a>1</parameter></function>", "", F_CALL),
         ("qwen3_coder",
          "<tool_call><function=f><parameter=a>1<parameter=b>x</function>", "", [("f", '{"a": 1, "b": "x"}')]),

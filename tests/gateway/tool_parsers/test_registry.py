@@ -1,4 +1,4 @@
-"""Which parser `--tool-call-parser` stands for, and what a plugin may add."""
+"""Which parser a `--tool-call-parser` name selects, and what a plugin may register."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.errors import StartupError
 from quire.options.tools import ToolOptions
 from tests.support.tool_formats import END
 
-# The plugin of docs/tools.md.
+# The plugin from docs/tools.md.
 EXAMPLE = Path(__file__).parents[3] / "docs" / "tools.md"
 MINE = """
 from gateway.tool_parsers.tagged_json import Hermes
