@@ -1,4 +1,4 @@
-"""What must be set before torch and triton are imported, and before any stack is started."""
+"""Settings needed before torch and triton are imported and before any stack is started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 
 from quire.collection import without_collection
 
-# How long an example takes says more of what else the machine does than of the code.
+# How long a hypothesis example takes depends more on the machine's other load than on the code.
 hypothesis.settings.register_profile("quire", deadline=None)
 hypothesis.settings.load_profile("quire")
 
-# Hundreds of processes import the same files: they are compiled once, also where containers ask for none of it.
+# Hundreds of processes import the same files: compile them once, even in containers that disable bytecode.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -30,16 +30,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# As in an engine's process (engine_svc/__init__.py), also where a test's file imports torch first: threads that have
-# nothing to do sleep, and leave the cores to the tests beside.
+# As in an engine's process (engine_svc/__init__.py), also where a test file imports torch first: idle threads sleep and
+# leave the cores to the tests running in parallel.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Beside each other, processes with a thread for each core spend their time waiting for one another.
+# With one thread per core each, parallel processes would spend their time waiting for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# In the background a shell has Ctrl-C ignored, and nohup has hangups: go on so, but start no process that is deaf to
-# what tests stop it by. A handler is not inherited.
+# A shell's background jobs ignore Ctrl-C, and nohup ignores hangups. Keep ignoring them here, but let started processes
+# react to the signals that tests stop them by: unlike SIG_IGN, a handler is not inherited.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
@@ -47,7 +47,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Log files of stacks stay out of the developer's home."""
+    """Keeps stacks' log files out of the developer's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -58,7 +58,7 @@ _ALL_SLOW = re.compile(rb"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files that have no test of the stage that runs are not imported: each of its processes would import them all."""
+    """Skips files without tests of the current stage, which every xdist worker would otherwise import."""
     chosen = config.getoption("markexpr")
     is_named = any(Path(argument.partition("::")[0]).resolve() == collection_path for argument in config.args)
     if is_named or collection_path.suffix != ".py" or chosen not in ("slow", "not slow"):
@@ -68,16 +68,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if has_some else True
 
 
-# Whose tests share what takes seconds to start, by their folder's conftest.py: a stack, a tokenizer that was trained.
+# Tests in these folders share something slow to start through their conftest.py: a stack, a trained tokenizer.
 _SHARING = ("tests/demo_model/", "tests/gateway/", "tests/integration/")
-# Or by their own file: clients' stacks, an executor's ranks.
+# Or through a fixture in their own file: clients' stacks, an executor's ranks.
 _SHARES = re.compile(rb"scope=\"module\"")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadscope, a process gets one test after the other, or a whole file where those share something:
-    every other process would start it again."""
+    """With --dist loadscope, distributes single tests, or whole files where tests share something slow to start."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -94,13 +93,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-# Behind pytest's last looks: the interpreter takes its leave of all of it, or Triton's bindings call it leaked.
+# Runs after pytest's last checks: at exit the interpreter must free everything, or Triton's bindings report leaks.
 atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """To look for garbage among all that is imported and listed takes as long as the rest of it; so does each look
-    later on."""
+    """Collects tests without garbage collection, which takes as long again, and spares later ones these objects."""
     with without_collection():
         return (yield)

@@ -17,14 +17,15 @@ PACKAGES = (*SERVICES, "quire")
 CONTROL_SIDE = ("engine_svc.plan", "engine_svc.adapters", "engine_svc.kv_cache", "engine_svc.structured",
                 "engine_svc.requests", "engine_svc.scheduler", "engine_svc.core", "engine_svc.pooling_form",
                 "engine_svc.pooling_plan")  # fmt: skip
-# Rooms of a service: each imports those before it, and none after it.
+# Subpackages of a service in order: each may import those before it, none after it.
 ROOMS = {
     "gateway": ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
                 "response_store", "middleware", "endpoints", "admin"),
     "router": ("index", "workers", "placement", "requests"),
     "engine_svc": ("kv_cache", "structured", "requests", "scheduler", "executor", "core", "service"),
 }  # fmt: skip
-# Where messages are made and written. The rest may read the few that go through it, and names their types to mypy only.
+# Where protobuf messages are made and written. Other code may read the few that pass through it, and names their types
+# for mypy only.
 WIRE = (
     "gateway.services",
     "router.app", "router.adapters", "router.administration",
@@ -39,14 +40,14 @@ COMPUTE_SIDE = (
     "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "lora", "models", "loader",
     "sampling", "parallel", "pooling", "recurrence", "runner",
 )  # fmt: skip
-# Of the compute side, from what products are made of to what runs a step: none imports one further on.
+# Packages of the compute side, from kernels to what runs a step: none imports a later one.
 COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "lora", "models", "loader",
                  "runner")  # fmt: skip
 
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    """Dotted name → file of every module of ours, generated code left out."""
+    """Dotted name → file of each of our modules, without generated code."""
     found = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -59,19 +60,19 @@ def modules() -> dict[str, Path]:
 
 @functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """The whole tree of a file, from its top."""
+    """All AST nodes of a file, the module first."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees() -> Iterator[None]:
-    """Each is made once, and they are large."""
+    """Clears the cache of syntax trees, which are large, after the tests."""
     yield
     nodes_of.cache_clear()
 
 
 def imports_of(module: str, path: Path) -> set[str]:
-    """Absolute names that the module imports anywhere, inside functions too."""
+    """Absolute names that the module imports anywhere, also inside functions."""
     nodes = nodes_of(path)
     assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level], f"{module}: relative import"
     return imports_in(nodes)
@@ -90,7 +91,7 @@ def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
 
 @functools.cache
 def all_imports() -> dict[str, set[str]]:
-    """Of every module of ours."""
+    """The imports of each of our modules."""
     return {module: imports_of(module, path) for module, path in modules().items()}
 
 
@@ -165,7 +166,7 @@ def test_the_compute_side_is_built_from_the_kernels_up() -> None:
 
 
 def imports_when_run(path: Path) -> set[str]:
-    """As `imports_of`, without those that only a type checker sees."""
+    """Like `imports_of`, without imports that only a type checker sees."""
     (top, *nodes) = nodes_of(path)
     assert isinstance(top, ast.Module)
     typing_only = [node for node in top.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
@@ -174,7 +175,7 @@ def imports_when_run(path: Path) -> set[str]:
 
 
 def writes_in(path: Path) -> list[str]:
-    """Calls of the methods that only messages have, and that change one."""
+    """Calls of methods that only protobuf messages have and that modify one."""
     calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
     names = [call.attr for call in calls if isinstance(call, ast.Attribute)]
     return [name for name in names if name in ("CopyFrom", "MergeFrom", "MergeFromString", "ClearField")]
@@ -231,7 +232,7 @@ def test_tests_mirror_the_packages() -> None:
 
 
 def test_every_interface_has_its_suite() -> None:
-    """Of each `base.py` with an abstract class, one in `tests/conformance` that imports from its package."""
+    """Each `base.py` with an abstract class has a suite in `tests/conformance` that imports from its package."""
     files = (ROOT / "tests" / "conformance").glob("test_*.py")
     suites = [imports_in(nodes_of(path)) for path in files]
     for module, path in modules().items():

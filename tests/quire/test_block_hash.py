@@ -21,7 +21,7 @@ def hashes_of(tokens: list[int], block_size: int, salt: str = "") -> list[bytes]
 
 
 def test_the_value_is_fixed() -> None:
-    """Other processes, versions and languages must arrive at the same bytes."""
+    """Other processes, versions and languages must compute the same bytes."""
     root = hashlib.sha256(b"quire.v1.block").digest()
     assert root_hash() == root
     assert block_hash(root, [1, 2, 2**32 - 1]) == hashlib.sha256(root + struct.pack("<3I", 1, 2, 2**32 - 1)).digest()
@@ -69,7 +69,7 @@ def test_ids_outside_32_bits_are_refused(token: int) -> None:
 
 
 def test_blocks_of_a_prompt_that_is_no_token_ids_are_named_by_its_content() -> None:
-    """And by the salt, as others are; nothing that may be chosen makes one kind's root the other's."""
+    """The salt counts as for other prompts, and no content or salt can make one kind's root equal the other's."""
     contents = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
     roots = {root_hash(salt, content) for salt in ("", "a") for content in (b"", *contents)}
     assert len(roots) == 8

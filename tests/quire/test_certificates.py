@@ -1,4 +1,4 @@
-"""What is said about files of HTTPS that are not what they should be, before anything is started."""
+"""Messages about unusable HTTPS certificate files, given before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collector of cycles is spared: what stays."""
+"""Long-lived objects are exempt from cyclic garbage collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of counters against the wire's message."""
+"""The table of counters matches the protobuf message."""
 
 from __future__ import annotations
 

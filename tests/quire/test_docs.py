@@ -1,4 +1,4 @@
-"""The committed reference page is the one that the options make."""
+"""The committed options page matches the one generated from the options."""
 
 from __future__ import annotations
 

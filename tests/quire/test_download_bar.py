@@ -1,4 +1,4 @@
-"""What is told of a download."""
+"""Progress reports of a download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_supervisor_hears_each_percent_of_the_bytes(tmp_path: Path, monkeypatc
         reports.bind(path)
         files = DownloadBar(total=2, desc="Fetching 2 files")
         bar = DownloadBar(total=0, initial=0, unit="B", unit_scale=True)
-        bar.update(1)  # of a total that is not known yet
+        bar.update(1)  # the total is not known yet
         bar.total = 2000
         for size in (499, 1, 500):
             bar.update(size)

@@ -1,4 +1,4 @@
-"""The error tree and its tables."""
+"""The error hierarchy and its tables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healthcheck, "_SECONDS", WAIT_SECONDS)  # a busy machine makes nobody sick
+    monkeypatch.setattr(healthcheck, "_SECONDS", WAIT_SECONDS)  # so that a busy machine does not fail the check
     server = GrpcServer("router", "quire.v1.RouterService", GrpcServerOptions(), RpcSecurityOptions(), new_registry())
     await server.start()
     address = f"127.0.0.1:{server.port}"
@@ -34,7 +34,7 @@ async def test_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await check_grpc(address, "") == ""
         assert await check_grpc(address, "quire.v1.RouterService") == ""
         assert address in await check_grpc(address, "quire.v1.Nothing")
-    finally:  # gRPC would stop it with its last reference, in whichever test that goes, and complain of its loop there
+    finally:  # or gRPC stops it with its last reference, maybe in a later test, and complains about the event loop
         await server.server.stop(None)
     assert address in await check_grpc(address, "")
 

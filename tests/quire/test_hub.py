@@ -80,7 +80,7 @@ def test_a_revision(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_a_broken_download_goes_on_where_it_was(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 250_000)  # written at a time
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 250_000)  # bytes per write
     hub.breaks_after["model.safetensors"] = 1_000_000
     folder = fetch("org/open", tmp_path)
     assert (folder / "model.safetensors").read_bytes() == LARGE
@@ -156,7 +156,7 @@ def test_by_the_variables_that_users_set(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_modelscope_is_asked_by_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in: the package is not among those that tests need, nor is there such a hub on this machine."""
+    """Uses a stand-in: the package is not a test dependency, and no such hub runs on this machine."""
     asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
 
     def snapshot_download(*arguments: object, **options: object) -> str:
@@ -206,7 +206,7 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K_M", "m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf"])
 def test_one_model_of_a_repository_in_gguf(hub: FakeHub, tmp_path: Path, name: str) -> None:
-    """All of its parts, and no file of another type."""
+    """Downloads all of its parts, and no file of another quantization."""
     model = ModelOptions(model=f"org/gguf:{name}", download_dir=str(tmp_path))
     file = weights_folder(model, LoadOptions())
     assert file.name == "m-Q4_K_M-00001-of-00002.gguf"
@@ -216,7 +216,7 @@ def test_one_model_of_a_repository_in_gguf(hub: FakeHub, tmp_path: Path, name: s
 
 
 def test_a_repository_in_gguf_without_a_file(hub: FakeHub, tmp_path: Path) -> None:
-    """Nothing is downloaded that might not be meant."""
+    """If it is unclear which file is meant, no GGUF file is downloaded."""
     model = ModelOptions(model="org/gguf", download_dir=str(tmp_path))
     folder = weights_folder(model, options := LoadOptions(load_format="gguf"))
     with pytest.raises(StartupError, match=r"name the file that is meant: OWNER/NAME:FILE\.gguf"):

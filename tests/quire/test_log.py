@@ -1,4 +1,4 @@
-"""A configuration of logs by --log-config-file."""
+"""A logging configuration given by --log-config-file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOGGER = logging.getLogger("quire.something")
 
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
-    """Gives the loggers back as they were."""
+    """Restores the loggers afterwards."""
     root, records = logging.getLogger(), logging.getLogRecordFactory()
     handlers, level = root.handlers[:], root.level
     yield
@@ -57,11 +57,11 @@ def test_it_says_where_and_how(tmp_path: Path, write: Any) -> None:
     enter_request("abc", ())
     LOGGER.debug("hello %d", 1)
     assert place.read_text() == "engine rank 1|abc|hello 1\n"
-    assert log_options() == options  # what processes of this process are given
+    assert log_options() == options  # passed on to child processes
 
 
 def test_what_it_leaves_open_is_as_ever(tmp_path: Path) -> None:
-    """Of one logger alone; others go on as the other options have it, those of our modules too."""
+    """A file that configures one logger leaves all others, including our modules', as the other options set them."""
     place, terminal = tmp_path / "log", io.StringIO()
     (tmp_path / "config.json").write_text(
         json.dumps(config(place, loggers={LOGGER.name: {"handlers": ["file"], "level": "ERROR", "propagate": False}}))

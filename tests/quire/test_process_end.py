@@ -1,4 +1,4 @@
-"""How a process ends: with its status and its output, and nothing else."""
+"""A process ends with its status and its output, and does nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ run_to_end(work)
     [("pass", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('said')", 1), ("raise ValueError('said')", 1)],
 )
 def test_what_a_process_leaves(daemon: bool, ending: str, status: int) -> None:
-    """No cycle is looked for, and where a daemon thread is left nothing is taken apart, nor is it waited for."""
+    """At exit no cycles are collected; with a daemon thread left, there is no teardown and no wait for the thread."""
     script = SCRIPT.format(daemon=daemon, ending=ending)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
     apart = "" if daemon else "taken apart\n"

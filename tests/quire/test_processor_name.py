@@ -1,4 +1,4 @@
-"""Processors are named so that their generation is known."""
+"""Processor names identify their generation."""
 
 from quire.processor_name import processor_name
 

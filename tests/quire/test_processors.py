@@ -1,4 +1,4 @@
-"""Which processors a rank's threads run on. Machines are made up: folders that say what Linux would say of them."""
+"""Which processors a rank's threads run on; machines are fake sysfs folders that say what Linux would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def machine(
     allowed: set[int] | None = None,
     quota: str = "",
 ) -> Machine:
-    """Of so many cores a node; the second hyperthreads are numbered after all the first ones, as Linux does."""
+    """A machine with `cores` cores per node. As on Linux, second hyperthreads are numbered after all first ones."""
     all_cores = nodes * cores
     for node in range(nodes):
         own = [range(thread * all_cores + node * cores, thread * all_cores + (node + 1) * cores)
@@ -69,7 +69,7 @@ def test_more_ranks_than_nodes_share_their_nodes(tmp_path: Path) -> None:
     server = machine(tmp_path, nodes=2, cores=4)
     places = [place_rank("auto", server, rank, 4, reserved=0) for rank in range(4)]
     assert [place.processors for place in places] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    # Too many for the cores: they share those too.
+    # More ranks than cores: ranks share those as well.
     assert all(place_rank("auto", server, rank, 16).threads == 1 for rank in range(16))
 
 

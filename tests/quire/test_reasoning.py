@@ -22,7 +22,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 def state(of: ReasoningMarks, *pieces: str) -> tuple[bool, bool, int]:
-    """(thinks, answers, tokens of thinking)"""
+    """(is thinking, is answering, tokens of thinking)"""
     tracker = ReasoningTracker(of)
     for piece in pieces:
         tracker.advance(ids(piece))
@@ -34,12 +34,12 @@ def state(of: ReasoningMarks, *pieces: str) -> tuple[bool, bool, int]:
     [
         ("", (True, False, 0)),
         ("abc", (True, False, 3)),
-        ("<abc", (True, False, 3)),  # a mark that the prompt has too
+        ("<abc", (True, False, 3)),  # repeats the mark that the prompt has
         ("-<abc", (True, False, 3)),
         ("abc>", (False, False, 3)),
         ("abc>--", (False, False, 3)),
         ("abc>-d", (False, True, 3)),
-        ("abc>d<e>", (False, True, 3)),  # an answer may write of marks
+        ("abc>d<e>", (False, True, 3)),  # an answer may contain marks
         (">d", (False, True, 0)),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_an_output_that_may_open_it(text: str, expected: tuple[bool, bool, int])
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<a>x", (False, True, 0)),  # no mark after all, and the answer
+        ("<a>x", (False, True, 0)),  # not a mark after all, so it is the answer
         ("<ab", (True, False, 0)),
         ("<abxyyz", (True, False, 4)),
         ("<abxyyzd", (False, False, 1)),

@@ -1,4 +1,4 @@
-"""What options may be set to, and the tables of what that stands for."""
+"""Values that options accept, and the registries that define them."""
 
 from __future__ import annotations
 

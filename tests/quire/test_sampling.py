@@ -1,4 +1,4 @@
-"""One list of sampling parameters: the wire, the gateway and the engine go by its names."""
+"""One list of sampling parameters, whose names the wire, the gateway and the engine share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_names_are_the_wires_and_the_gateways() -> None:
 
 
 def test_every_field_arrives() -> None:
-    """Each as itself and not as its neutral value."""
+    """Each field arrives with its own value instead of the neutral one."""
     neutral = msgspec.structs.asdict(SamplingParameters())
     assert all(value != neutral[name] for name, value in msgspec.structs.asdict(EVERYTHING).items())
     assert received(from_sampling(EVERYTHING)) == EVERYTHING
@@ -62,8 +62,12 @@ def test_every_number_passes_the_gateway() -> None:
 
 
 def test_a_parameter_is_named_in_few_files() -> None:
-    """The wire, the gateway's fields, the list, and what obeys it (here a file, and kernels for GPUs and CPUs). Another
-    API that has it translates it or sets it off, a benchmark asks for it, and the compatibility page tells of it."""
+    """Adding a sampling parameter should touch few files.
+
+    Those are the wire, the gateway's fields, the list, and what applies it (here a file, and kernels for GPUs and
+    CPUs). Not counted: another API that translates or disables it, a benchmark that sends it, and the compatibility
+    page that mentions it.
+    """
     packages = ("protos", "quire", "gateway", "router", "tokenizer_svc", "engine_svc")
     files = [path for package in packages for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".proto")]
     named = [path for path in files if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""Seeds for requests that bring none."""
+"""Seeds for requests that specify none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unix sockets that are listened at: stale files, files of others, and what is left at the end."""
+"""Listening on Unix sockets: stale files, files of others, and what is left at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stale(path: str) -> str:
-    """What a process that was killed leaves behind."""
+    """Leaves a socket file behind, as a killed process does."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     return path
@@ -77,7 +77,7 @@ def test_what_cannot_be_a_socket_is_refused_by_name(tmp_path: Path, name: str) -
 
 def test_the_supervisor_holds_it_for_its_gateways(path: str) -> None:
     options = GatewayOptions(uds=path, host="0.0.0.0", admin=GatewayOptions().admin)
-    options.check()  # whoever reaches the address does not reach the socket
+    options.check()  # reaching the TCP address does not mean reaching the socket
     assert (api_url(options), socket_path(api_url(options))) == (f"unix:{path}", path)
     with HeldPorts() as ports:
         ports.hold_api(options)

@@ -45,7 +45,7 @@ async def start_engine() -> AsyncIterator[StartEngine]:
 
 @pytest.fixture
 async def start_router() -> AsyncIterator[StartRouter]:
-    """Starts routers; afterwards proves that none of their tables holds anything."""
+    """Starts routers; afterwards asserts that all their tables are empty."""
     running: list[Router] = []
     async with contextlib.AsyncExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""Adapters of a fleet: on all workers of a model or on none, and on those that join later."""
+"""Adapters of a fleet: on all workers of a model or on none, and on workers that join later."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def unload(running: Running, name: str = "a") -> int:
 
 
 async def told(running: Running) -> list[list[str]]:
-    """Of each worker, the adapters that the router tells of."""
+    """Names of the adapters that the router lists for each worker."""
     answer = await running.client.stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=WAIT_SECONDS)
     return [[adapter.name for adapter in worker.model_info.adapters] for worker in answer.workers]
 
@@ -73,7 +73,7 @@ async def test_one_that_cannot_takes_it_from_all(start_engine: StartEngine, star
     await load(running)
     with pytest.raises(InvalidRequest):
         await load(running, path="/broken")
-    assert [list(engine.adapters) for engine in (well, broken)] == [["a"], ["a"]]  # it was there before
+    assert [list(engine.adapters) for engine in (well, broken)] == [["a"], ["a"]]  # the earlier adapter is kept
 
 
 @pytest.mark.parametrize("status", [{"is_paused": True}, {"is_draining": True}, {"sleep_level": 1}])
@@ -110,7 +110,7 @@ async def test_of_several_models_one_is_named(start_engine: StartEngine, start_r
 async def test_a_name_that_stands_for_something_else_is_refused(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Requests by it would reach that, or now one and now the other."""
+    """Requests by that name would reach the other target, or sometimes one and sometimes the other."""
     engines = [await start_engine(max_loras=1, models=(name, f"{name}-large")) for name in ("one", "two")]
     running = await start_router(*(engine.address for engine in engines), model_alias=("newest=two",))
     await load(running, base="one")
@@ -182,7 +182,7 @@ async def test_a_worker_that_joins_while_an_adapter_is_loaded_has_it_too(
 async def test_a_worker_that_joins_keeps_nothing_that_is_unloaded_meanwhile(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """While it reads it, or before."""
+    """Adapters unloaded before or while the joining worker loads them do not stay on it."""
     first, second = await start_engine(max_loras=2), await start_engine(max_loras=2)
     running = await start_router(first.address)
     for name in ("a", "b", "c"):
@@ -224,7 +224,7 @@ async def test_what_another_router_does_is_seen(start_engine: StartEngine, start
 
 
 async def test_requests_go_where_the_adapter_is(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """Each adapter's requests gather, as long as the workers are about as busy."""
+    """Requests of one adapter go to the same worker while the workers' loads are similar."""
     engines = [await start_engine(max_loras=1) for _ in range(2)]
     running = await start_router(*(engine.address for engine in engines))
     for name in ("a", "b"):
@@ -248,4 +248,4 @@ async def test_prefixes_of_an_adapter_are_its_own(start_engine: StartEngine, sta
         for number, model in enumerate(("a", "a", "fake", "a")):
             await (await session.start(number, generation(prompt, 2, model=model))).wait_ended()
     a = [engine for engine in engines if any(started.model == "a" for started in engine.record.started)]
-    assert len(a) == 1  # where its blocks are
+    assert len(a) == 1  # where its blocks are cached

@@ -1,4 +1,4 @@
-"""Commands of operators through a real router, to real engines over the fake executor."""
+"""Operators' commands through a real router to real engines with the fake executor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAUSED_STATE, READY, DRAINING = (
 
 @dataclass
 class Fleet:
-    """Some engines, the router in front of them, and what asks it."""
+    """Two engines, the router in front of them, and its clients."""
 
     engines: list[RunningEngine]
     running: Running
@@ -65,13 +65,13 @@ class Fleet:
         return await self.running.client.generate(generation(PROMPT, max_tokens=count))
 
     def served(self) -> list[int]:
-        """Steps of each engine."""
+        """Number of steps that each engine has run."""
         return [engine.worker.loop.load().step for engine in self.engines]
 
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    """The router goes before the engines, so that it need not find out."""
+    """The router closes before the engines, so that it does not notice their loss."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [
             await stack.enter_async_context(running_engine(FakeExecutor(step_seconds=0.002), enable_sleep_mode=True))
@@ -129,7 +129,7 @@ async def test_a_worker_that_rests_gets_nothing_and_keeps_what_it_has(fleet: Fle
 
 async def test_a_rest_does_not_make_a_worker_slow(fleet: Fleet) -> None:
     first, second = fleet.addresses
-    await fleet.ask(second, drain=admin_pb2.Drain())  # all goes to the first one
+    await fleet.ask(second, drain=admin_pb2.Drain())  # all requests go to the first worker
     (record,) = (worker.ejection for worker in fleet.running.router.registry.workers if worker.address == first)
     await fleet.generate()
     known = record.tpot
@@ -157,7 +157,7 @@ async def test_where_all_rest_new_requests_are_refused_at_once(fleet: Fleet) -> 
 
 
 async def test_a_worker_that_refuses_before_the_router_knows_costs_nobody_a_request(fleet: Fleet) -> None:
-    """Another router has paused it."""
+    """Another router has paused the worker: its requests go elsewhere, and none fails."""
     await fleet.engines[0].worker.administration.pause(Leaving.KEEP, 0.0, clears_cache=False)
     for _ in range(6):
         assert await fleet.generate(3) == expected(PROMPT, 3)
@@ -211,7 +211,7 @@ async def test_a_router_without_workers_says_so(start_router: StartRouter) -> No
 
 
 async def test_it_needs_the_services_token(start_router: StartRouter) -> None:
-    """As all calls between services do."""
+    """The admin service requires the shared token like all calls between services."""
     security = RpcSecurityOptions(grpc_token="secret")
     running = await start_router(security=security)
     async with open_channel(f"127.0.0.1:{running.router.server.port}", RpcSecurityOptions()) as channel:

@@ -89,7 +89,7 @@ async def test_many_calls_at_once(start_engine: StartEngine, start_router: Start
 
 
 async def test_prompts_of_megabytes_get_through(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """As large as any may be, several at a time, in one session and beside a small one."""
+    """Prompts of the maximum size work, several at a time in one session and beside a small one."""
     engine = await start_engine()
     running = await start_router(engine.address)
     data = bytes(range(256)) * (MAX_PROMPT_EMBEDS_BYTES // 256)

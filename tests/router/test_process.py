@@ -1,4 +1,4 @@
-"""The router as a process: start, metrics, drain, mistakes in its options."""
+"""The router as a process: start, metrics, drain, invalid options."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def router_process(*arguments: str, code: str = CODE) -> subprocess.Popen[str]:
 
 
 def run_router(*arguments: str) -> tuple[int, str]:
-    """(exit status, standard error) of a router that cannot start."""
+    """(exit status, standard error) of a router that fails to start."""
     process = router_process(*arguments)
     _, stderr = process.communicate(timeout=WAIT_SECONDS)
     return process.returncode, stderr
@@ -92,7 +92,7 @@ def read(url: str) -> str:
 
 
 async def test_needs_little_cpu_to_be_ready() -> None:
-    """Measured as CPU time, which other work on the machine does not stretch."""
+    """Measured as CPU time, which other load on the machine does not stretch."""
     port = free_port()
     process = router_process("--port", str(port))
     try:

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that model folders hold, trained on a few lines."""
+"""Small tokenizers of every kind found in model folders, trained on a few lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2, Llama 3 and Qwen have it."""
+    """The kind used by GPT-2, Llama 3 and Qwen."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -36,7 +36,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2 and Mistral have it: SentencePiece's marks, bytes for unknown characters."""
+    """The kind used by Llama 2 and Mistral: SentencePiece's marks, bytes for unknown characters."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -46,7 +46,7 @@ def byte_fallback() -> tokenizers.Tokenizer:
     special = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)]
     latin = [text for text in CORPUS if text.isascii()]
     tokenizer.train_from_iterator(latin, trainers.BpeTrainer(vocab_size=600, special_tokens=special))
-    # Bytes are ordinary entries of such vocabularies, not special tokens.
+    # In such vocabularies, byte tokens are ordinary entries, not special tokens.
     definition = tokenizer.to_str()
     parsed = json.loads(definition)
     parsed["added_tokens"] = [token for token in parsed["added_tokens"] if not token["content"].startswith("<0x")]
@@ -54,7 +54,7 @@ def byte_fallback() -> tokenizers.Tokenizer:
 
 
 def metaspace() -> tokenizers.Tokenizer:
-    """As T5 and XLM-R have it."""
+    """The kind used by T5 and XLM-R."""
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -64,7 +64,7 @@ def metaspace() -> tokenizers.Tokenizer:
 
 
 def word_piece() -> tokenizers.Tokenizer:
-    """As BERT has it: its decoder looks at neighbouring tokens."""
+    """The kind used by BERT, whose decoder looks at neighboring tokens."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "removed", invert=True)
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
@@ -79,7 +79,7 @@ KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Kind → folder, as Transformers saves it."""
+    """Kind → folder, as saved by Transformers."""
     found = {}
     for kind, make in KINDS.items():
         folder = tmp_path_factory.mktemp(kind)

@@ -1,4 +1,4 @@
-"""What a cache forgets, and when."""
+"""What a byte cache evicts, and when."""
 
 from __future__ import annotations
 

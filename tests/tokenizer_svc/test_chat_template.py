@@ -1,4 +1,4 @@
-"""Chat templates: as Transformers renders them, and within limits."""
+"""Chat templates give the same result as in Transformers, within limits."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_an_endless_template_is_stopped_and_others_go_on(monkeypatch: pyte
     for _ in range(3):
         with pytest.raises(InvalidRequest, match=r"longer than 0\.3 s"):
             await render(running, template=LOOP)
-    monkeypatch.setattr(running._pool, "_timeout_seconds", WAIT_SECONDS)  # a machine that is busy takes its time
+    monkeypatch.setattr(running._pool, "_timeout_seconds", WAIT_SECONDS)  # a busy machine may be slow
     assert await render(running) == "fine"
     await running.close()
 
@@ -132,7 +132,7 @@ async def test_an_endless_template_is_stopped_and_others_go_on(monkeypatch: pyte
 def render_processes() -> list[int]:
     found = []
     for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it may have just ended
             if b"render_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(int(pid))
     return found
@@ -140,7 +140,7 @@ def render_processes() -> list[int]:
 
 async def test_a_killed_process_is_replaced(chatml: ChatRenderer) -> None:
     children = render_processes()
-    assert len(children) == 1  # the other comes with the work
+    assert len(children) == 1  # the second one starts on demand
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     while set(children) & set(render_processes()):
@@ -152,7 +152,7 @@ async def test_a_second_process_is_started_for_what_would_wait() -> None:
     running = renderer({"default": "held"}, timeout_seconds=60.0)
     await running.start()
     (first,) = render_processes()
-    os.kill(first, signal.SIGSTOP)  # what it has in hand takes long
+    os.kill(first, signal.SIGSTOP)  # makes its current work take long
     held = asyncio.create_task(render(running))
     await asyncio.sleep(0)  # it has the first process
     assert await render(running, template="meanwhile") == "meanwhile"
@@ -174,7 +174,7 @@ async def test_what_comes_at_once_waits_for_no_start(chatml: ChatRenderer) -> No
 async def test_continuing_what_the_template_itself_writes_too(
     chatml: ChatRenderer, folders: dict[str, Path], content: Any, trims: bool
 ) -> None:
-    """The message ends where its content does, whatever of it stands in the words that the template ends it with."""
+    """The message ends where its content ends, even if the content contains the template's own end marker."""
     template = CHATML.replace("message.content", "message.content | trim") if trims else CHATML
     messages = [*MESSAGES[:2], {"role": "assistant", "content": content}]
     reference = transformers.AutoTokenizer.from_pretrained(folders["byte_level"])

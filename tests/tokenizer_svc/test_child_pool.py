@@ -1,4 +1,4 @@
-"""Whose fault it is that a process of a pool has ended."""
+"""Whether a request or something else is to blame when a process of a pool ends."""
 
 from __future__ import annotations
 

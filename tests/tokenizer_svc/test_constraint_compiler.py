@@ -1,4 +1,4 @@
-"""Constraints are compiled once, in processes that nothing hostile gets out of."""
+"""Constraints are compiled once, in processes that contain hostile input."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ async def test_a_process_is_prepared_unless_a_constraint_has_started_one(
     await running.prepare()
     assert len(started) == 1
     await running.compile(asked("b+", Form.REGEX))
-    assert len(started) == 1  # it is there
+    assert len(started) == 1  # it is already running
     await running.close()
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """What the processes are asked."""
+    """Messages sent to the compiling processes."""
     messages: list[Message] = []
     ask = ChildPool.ask
 
@@ -161,7 +161,7 @@ async def test_all_hostile_ones_are_refused_and_others_served(compiler: Constrai
     messages = dict(zip(HOSTILE, await asyncio.gather(*map(refused, HOSTILE)), strict=True))
     assert "nests too deeply" in messages["10,000 levels"]
     assert "no output satisfies it" in messages["a cycle of references"]
-    assert time.thread_time() - began < 1.0  # the loop goes on: nothing of it is worked through there
+    assert time.thread_time() - began < 1.0  # the event loop does none of the work
     assert (await compiler.compile(asked({"const": "after"}))).backend == "guidance"
 
 
@@ -176,7 +176,7 @@ async def test_what_takes_too_long_or_too_much(
                 await short.compile(asked(pattern, Form.REGEX, backend="outlines"))
             assert len(sent) == 1, f"remembered at attempt {count}, though it may go better another time"
     for pool in short._pools.values():
-        monkeypatch.setattr(pool, "_timeout_seconds", WAIT_SECONDS)  # or a machine that is busy refuses this one too
+        monkeypatch.setattr(pool, "_timeout_seconds", WAIT_SECONDS)  # or a busy machine refuses this one too
     assert (await short.compile(asked("a", Form.REGEX, backend="outlines"))).backend == "outlines"
     await short.close()
 

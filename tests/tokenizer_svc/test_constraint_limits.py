@@ -1,4 +1,4 @@
-"""What no constraint may ask for."""
+"""Limits on constraints."""
 
 from __future__ import annotations
 

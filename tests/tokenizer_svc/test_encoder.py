@@ -1,4 +1,4 @@
-"""Long texts: encoded in pieces to the tokens of the whole, off the event loop, and refused before they are encoded."""
+"""Long texts are encoded in pieces to the same tokens, off the event loop, and refused early if too long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tokenizer_svc.encoder import PIECE_CHARS, EncodeOptions, Encoder
 from tokenizer_svc.pieces import text_pieces
 from tokenizer_svc.text import TextCodec
 
-# How families of models split their texts, as their tokenizer.json has it.
+# How model families split texts, from their tokenizer.json.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,7 +69,7 @@ ALPHABET += ["e\u0301", "你", "🎉", "\u00a0", "<s>", "</s>", "x y", "a b c ",
 
 
 def trained(patterns: Sequence[str], normalizer: normalizers.Normalizer | None = None) -> TextCodec:
-    """A byte-level tokenizer that splits texts by these patterns; by GPT-2's rules for none."""
+    """A byte-level tokenizer that splits texts by these patterns, or by GPT-2's rules if there are none."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -131,7 +131,7 @@ def test_rules_that_nobody_knows_are_never_cut(patterns: list[str]) -> None:
 
 
 def test_tokens_with_spaces_of_their_own_are_not_cut(byte_codec: TextCodec) -> None:
-    assert not byte_codec.pieces.can_cut  # it has the added token "added word"
+    assert not byte_codec.pieces.can_cut  # because of the added token "added word"
     assert byte_codec.pieces.max_chars_per_token >= len("added word")
 
 
@@ -142,7 +142,7 @@ def test_tokens_that_take_any_space_leave_nothing_to_say() -> None:
 
 
 class Watched(TextCodec):
-    """Counts the encodings, and where they are done."""
+    """Records the length and the thread of each encoding."""
 
     def __init__(self, codec: TextCodec) -> None:
         self.__dict__.update(codec.__dict__)

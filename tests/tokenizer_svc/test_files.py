@@ -19,7 +19,7 @@ from tokenizer_svc.text import TextCodec
 
 @pytest.fixture
 def folder(folders: dict[str, Path], tmp_path: Path) -> Path:
-    """A byte-level tokenizer's folder, to be changed."""
+    """A byte-level tokenizer's folder that the test may change."""
     shutil.copytree(folders["byte_level"], tmp_path / "model")
     return tmp_path / "model"
 

@@ -1,4 +1,4 @@
-"""Prompts with a hole, in the words of each family of models."""
+"""Fill-in-the-middle prompts with the marks of each model family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations by mistral-common: its tokens, whatever users write."""
+"""Conversations rendered by mistral-common match its own tokens, whatever users write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of texts and texts that are cut: to the tokens and types that Transformers makes of them."""
+"""Pairs of texts and truncated texts get the same tokens and token types as in Transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCORE = (
 
 
 def saved(folder: Path, kind: str, **config: Any) -> tuple[Encoder, Any]:
-    """(ours, Transformers' own) of a tokenizer with the post-processor of a family."""
+    """(our encoder, Transformers' tokenizer) with the post-processor of a model family."""
     tokenizer = {"bert": word_piece, "roberta": byte_level, "xlm-r": metaspace, "decoder": byte_level}[kind]()
     start, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
     if kind == "bert":

@@ -1,4 +1,4 @@
-"""A sequence that goes on in another session: the same text, wherever the first session was cut off."""
+"""A sequence that continues in another session gives the same text, wherever the first session was cut off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 class Tape:
-    """What a sequence's tokens became, token by token."""
+    """Records the text of a sequence, token by token."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -45,7 +45,7 @@ class Tape:
     def feed(
         self, session: DetokenizeSession, token_ids: Sequence[int], last: int, options: dict[str, Any], history: int
     ) -> Tape:
-        """Opens the sequence as one whose first `history` tokens are answered, and feeds it the rest up to `last`."""
+        """Opens the sequence with its first `history` tokens as already answered, and feeds the tokens up to `last`."""
         frame = tokenizer_pb2.DetokenizeSessionRequest()
         frame.opens.add(stream_id=1, history_token_ids=token_ids[:history], **options)
         for position in range(history, last):
@@ -70,7 +70,7 @@ class Tape:
 def check_cuts(codec: TextCodec, token_ids: Sequence[int], options: dict[str, Any], cuts: Sequence[int]) -> None:
     whole = Tape().feed(DetokenizeSession(codec), token_ids, len(token_ids), options, 0)
     for cut in cuts:
-        if cut < len(whole.texts):  # not ended before
+        if cut < len(whole.texts):  # has not ended before
             tape = Tape().feed(DetokenizeSession(codec), token_ids, cut, options, 0)
             assert tape.feed(DetokenizeSession(codec), token_ids, len(token_ids), options, cut) == whole, cut
 
@@ -95,7 +95,7 @@ def test_every_cut_through_thinking(codec: TextCodec, is_open: bool) -> None:
 
 
 def test_long_histories(codec: TextCodec) -> None:
-    """Longer than what is worked through, with long runs of tokens without a text of their own."""
+    """Histories longer than the replayed part, with long runs of tokens that have no text."""
     (filler,) = codec.encode(["The quick brown fox jumps over the lazy dog. "], add_special_tokens=False)
     (special,) = codec.encode(["<|im_end|>" * 300], add_special_tokens=False)
     (end,) = codec.encode(["then it doesn't jump any more"], add_special_tokens=False)
@@ -112,7 +112,7 @@ def test_long_histories(codec: TextCodec) -> None:
     st.integers(0, 2**32), st.integers(1, 200), st.booleans(), st.lists(st.text("ea \ufffd", min_size=1, max_size=4))
 )
 def test_any_tokens(codec: TextCodec, seed: int, size: int, skip: bool, stops: list[str]) -> None:
-    """Random ids make broken characters of every kind."""
+    """Random ids produce broken characters of every kind."""
     generator = random.Random(seed)
     token_ids = [generator.randrange(codec.vocab_size + 2) for _ in range(size)]
     options = {"skip_special_tokens": skip, "stop_strings": stops[:4], "min_tokens": generator.choice([0, size // 2])}

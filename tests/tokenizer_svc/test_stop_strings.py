@@ -1,4 +1,4 @@
-"""Stop strings: the same result however tokens and frames cut the text."""
+"""Stop strings give the same result however tokens and frames split the text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizer_svc.text import TextCodec
 
 
 def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """By definition: reading character by character, the first moment at which a stop string ends the text."""
+    """The result by definition: the first position, character by character, at which a stop string ends the text."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -67,7 +67,7 @@ def test_text_flows_when_no_stop_string_begins() -> None:
 def steps(codec: TextCodec, text: str, size: int, **options: object) -> tuple[str, Step]:
     """Feeds a text's tokens in frames of `size`; returns all text and the last step."""
     (token_ids,) = codec.encode([text], add_special_tokens=False)
-    sequence = codec.open_sequence(**options)  # type: ignore[arg-type]  # names and types are the caller's
+    sequence = codec.open_sequence(**options)  # type: ignore[arg-type]  # the caller gives names and types
     shown, step = "", Step("")
     for start in range(0, len(token_ids), size):
         step = sequence.add(token_ids[start : start + size], is_last=start + size >= len(token_ids))
@@ -112,7 +112,7 @@ def test_a_match_at_the_very_end_counts(byte_codec: TextCodec) -> None:
 
 
 def test_thinking_is_not_searched(byte_codec: TextCodec) -> None:
-    """Nor are the line breaks behind it: the answer would end before it began."""
+    """The line breaks after the thinking are not searched either, or the answer would end before it begins."""
     start, end, blank = byte_codec.encode(["<think>", "</think>", "\n"], add_special_tokens=False)
     marks = ReasoningMarks(tuple(start), tuple(end), True, True, tuple(blank))
     text = "well\n\nhm. </think>\n\nso\n\n it is."

@@ -52,7 +52,7 @@ def test_increments_add_up_to_the_whole(codec: TextCodec, text: str, skip: bool)
 
 
 def test_any_byte_tokens_add_up_to_the_whole(byte_codec: TextCodec) -> None:
-    """Random ids make broken characters of every kind."""
+    """Random ids produce broken characters of every kind."""
     generator = random.Random(0)
     for _ in range(300):
         token_ids = [generator.randrange(byte_codec.vocab_size) for _ in range(generator.randrange(1, 30))]
@@ -82,7 +82,7 @@ def test_a_continuation_keeps_its_first_space(codec: TextCodec) -> None:
 
 
 def test_a_character_in_three_tokens_comes_whole(byte_codec: TextCodec) -> None:
-    token_ids = [byte_codec.token_id(character) for character in "ä½ł"]  # the spelling of 你, byte by byte
+    token_ids = [byte_codec.token_id(character) for character in "ä½ł"]  # 你 spelled byte by byte
     sequence = byte_codec.open_sequence()
     assert [sequence.add([token_id], False).text for token_id in token_ids if token_id is not None] == ["", "", "你"]
 
@@ -126,7 +126,7 @@ def test_special_tokens_that_are_kept_stay_where_others_are_skipped(codec: TextC
 
 @pytest.mark.parametrize("cut", range(7))
 def test_added_tokens_that_follow_each_other_have_no_space_between_them_on_demand(codec: TextCodec, cut: int) -> None:
-    """As in vLLM. Other spaces stay, and a sequence that goes on elsewhere goes on the same way."""
+    """As in vLLM. Other spaces stay, and a sequence that continues elsewhere gives the same text."""
     (word,) = codec.encode(["hello"], add_special_tokens=False)
     opened, closed = codec.token_id("<s>"), codec.token_id("</s>")
     assert opened is not None

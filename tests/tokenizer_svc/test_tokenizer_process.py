@@ -123,7 +123,7 @@ async def test_more_tokens_than_are_wanted(service: Service) -> None:
 
 
 async def test_an_answer_that_no_message_holds(service: Service) -> None:
-    """Its text would be hundreds of megabytes; it is not even made."""
+    """The text would be hundreds of megabytes, and is refused before it is made."""
     longest = (await service.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["added word"]), timeout=SECONDS)).sequences
     token_ids = [longest[0].token_ids[0]] * 2_000_000
     call = service.stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=token_ids), timeout=SECONDS)
@@ -158,7 +158,7 @@ async def test_keys_that_cannot_be(service: Service, fields: dict[str, Any], par
 
 
 async def read_deltas(call: Any) -> Any:
-    """The next frame that is no heartbeat; EOF at the end."""
+    """The next frame that has deltas; EOF at the end."""
     while (frame := await call.read()) is not grpc.aio.EOF and not frame.deltas:
         continue
     return frame
@@ -229,7 +229,7 @@ async def test_a_score_template_writes_pairs(folders: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 async def test_no_chat_template_and_no_constraints(folders: dict[str, Path]) -> None:
-    """As of most models that only read; all else is served."""
+    """Most pooling models have neither a chat template nor constraint support; everything else must work."""
     running = Service(folders["word_piece"])
     await running.wait_serving()
     constraint = tokenizer_pb2.CompileConstraintRequest(regex="a")

@@ -1,4 +1,4 @@
-"""What a line of a batch has to be."""
+"""The format of a line of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that come in any order, and runs that are cut."""
+"""Answers that arrive in any order, and runs that are interrupted."""
 
 from __future__ import annotations
 

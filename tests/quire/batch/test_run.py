@@ -1,4 +1,4 @@
-"""Where the files of a batch are; that it runs is tested with a stack."""
+"""Where the files of a batch are; actual runs are tested with a stack."""
 
 from __future__ import annotations
 

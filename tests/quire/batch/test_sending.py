@@ -1,4 +1,4 @@
-"""Requests to a server that answers, refuses, is full, or goes away."""
+"""Sending requests to a server that answers, refuses, is full, or goes away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 async def run(folder: Path, count: int, handler: Handler, most: int = 4) -> list[dict[str, object]]:
-    """What all of them come to."""
+    """Sends `count` requests and returns all lines of the output."""
     path = folder / "in.jsonl"
     lines = ({"custom_id": f"r{n}", "url": "/v1/completions", "body": {"prompt": n}} for n in range(count))
     path.write_text("\n".join(map(json.dumps, lines)))

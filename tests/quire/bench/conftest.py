@@ -1,4 +1,4 @@
-"""A server as `bench serve` meets them: it counts letters as tokens, and remembers what it was asked."""
+"""A server for `bench serve` that counts letters as tokens and records its requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 
 class Server(ThreadingHTTPServer):
-    """
+    """A fake server of a model.
+
     Attributes:
-        kind: openai has no tokenizer, vllm and llama have their own interface to it.
-        failures: how many requests are refused first.
+        kind: API flavor. openai has no tokenizer; vllm and llama each have their own API for it.
+        failures: number of requests to refuse first.
         missing: name of a model that it does not have.
-        tokenized: how many texts it still counts the tokens of.
-        seen: (path, headers, body) of each.
+        tokenized: number of texts whose tokens it will still count.
+        seen: (path, headers, body) of each request.
     """
 
     daemon_threads = True
@@ -36,7 +37,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def bodies(self) -> list[dict[str, Any]]:
-        """Of what it was asked to complete."""
+        """Bodies of the completion requests it received."""
         return [body for path, _, body in self.seen if path.endswith("completions")]
 
 
@@ -45,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Suppresses logging."""
 
     def do_GET(self) -> None:
         self._answer(200, {"data": [{"id": "small"}]})

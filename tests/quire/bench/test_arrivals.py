@@ -1,4 +1,4 @@
-"""When requests are sent: the rate, its form and its growth."""
+"""When requests are sent: the rate, its distribution and its growth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_without_a_rate_all_are_sent_at_once() -> None:
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_intervals_are_of_a_gamma_distribution(burstiness: float) -> None:
     found = intervals(BenchTrafficOptions(request_rate=20, burstiness=burstiness, seed=7))
-    assert sum(found) == pytest.approx(COUNT / 20)  # whatever the seed
+    assert sum(found) == pytest.approx(COUNT / 20)  # for any seed
     variation = statistics.pstdev(found) / statistics.fmean(found)
     assert variation == pytest.approx(1 / math.sqrt(burstiness), rel=0.08)
 

@@ -1,4 +1,4 @@
-"""Figures from known times."""
+"""Statistics computed from known times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.bench.figures import (
 from quire.bench.load import Run
 from quire.errors import StartupError
 
-# Sent at 10 s: a piece after 0.2 s, then three more, the last one of two tokens.
+# Sent at 10 s: a chunk after 0.2 s, then three more, the last with two tokens.
 SLOW = Answer(7, start=10.0, queued=0.5, times=[10.2, 10.3, 10.5, 10.6], output_tokens=5)
 QUICK = Answer(3, start=11.0, times=[11.1], output_tokens=1)
 FAILED = Answer(9, start=10.0, error="500: no")
@@ -28,7 +28,7 @@ RUN = Run(2.0, [SLOW, QUICK, FAILED])
     ("metric", "seconds"),
     [
         ("ttft", [0.2, 0.1]),
-        ("tpot", [0.1]),  # an answer of one token has none
+        ("tpot", [0.1]),  # undefined for an answer of one token
         ("itl", [0.1, 0.2, 0.1]),
         ("e2el", [0.6, 0.1]),
         ("client_queue_time", [0.5, 0.0]),

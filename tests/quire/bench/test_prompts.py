@@ -1,4 +1,4 @@
-"""Prompts: as long as asked for, the same for the same seed, and one sentence where they cannot be made."""
+"""Prompts: exactly as long as requested, the same for the same seed, and a clear error where they cannot be made."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_conversations(tokenizer: FolderTokenizer, tmp_path: Path) -> None:
     path.write_text(json.dumps(entries))
     options = DatasetOptions(dataset_name="sharegpt", dataset_path=str(path), num_prompts=3)
     found = samples(options, 0, lambda: tokenizer)
-    assert [sample.prompt for sample in found] == [question] * 3  # the only one of a usual length, more than once
+    assert [sample.prompt for sample in found] == [question] * 3  # the only prompt of acceptable length, repeated
     assert {sample.output_tokens for sample in found} == {len(tokenizer.encode(answer))}
     assert len(samples(replace(options, oversample=False), 0, lambda: tokenizer)) == 1
     assert samples(replace(options, sharegpt_output_len=9), 0, lambda: tokenizer)[0].output_tokens == 9

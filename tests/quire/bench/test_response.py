@@ -1,4 +1,4 @@
-"""Answers from bytes, however they are cut."""
+"""Parsing of answers from bytes, however they are split."""
 
 from __future__ import annotations
 

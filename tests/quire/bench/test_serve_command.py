@@ -1,4 +1,4 @@
-"""`quire bench serve` against a server over sockets: what it asks, prints and writes."""
+"""`quire bench serve` against a server over sockets: what it requests, prints and writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.quire.bench.conftest import Server
 from tests.support.engine_process import free_port
 
 Bench = Callable[..., Result]
-# All of vLLM's result files that have to do with text.
+# All keys of vLLM's result files for text models.
 KEYS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
     "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",

@@ -1,4 +1,4 @@
-"""The routers and workers that the client asks are those of the router's own tests."""
+"""The client's tests use the routers and workers of the router's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quire workers drain` and its like, against the admin port of a gateway with two engines."""
+"""`quire workers drain` and similar commands, against the admin port of a gateway with two engines."""
 
 from __future__ import annotations
 

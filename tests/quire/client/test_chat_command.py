@@ -1,4 +1,4 @@
-"""`quire chat`, without a server."""
+"""`quire chat` without a server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_no_http_server_is_told_in_one_line() -> None:
 
 
 class Server:
-    """Answers with deltas; a KeyboardInterrupt among them is raised, as Ctrl-C does."""
+    """Answers with deltas; raises a KeyboardInterrupt among them, as Ctrl-C does."""
 
     def __init__(self, *answers: list[Any]) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""`quire completion`: the scripts of shells, and what they ask the command."""
+"""`quire completion`: the shell scripts, and the completions that they request."""
 
 from __future__ import annotations
 

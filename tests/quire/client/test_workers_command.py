@@ -1,4 +1,4 @@
-"""`quire workers` as a user meets it, against a router with workers."""
+"""`quire workers` as users run it, against a router with workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = list(range(160))  # ten blocks
 
 @dataclass(frozen=True)
 class Answer:
-    """What the command left behind."""
+    """The command's exit status and output."""
 
     status: int
     stdout: str
@@ -56,7 +56,7 @@ async def test_lists_the_fleet(start_engine: StartEngine, start_router: StartRou
     one, other = await start_engine(models=("a" * 40,)), await start_engine(models=("a" * 40,))
     router = await start_router(one.address, other.address)
     await router.client.generate(generation(PROMPT, 2))
-    await router.client.generate(generation(PROMPT, 2))  # finds the prompt but for its last block
+    await router.client.generate(generation(PROMPT, 2))  # all but the last block is cached
     router.router.registry.announce("test", {gone := f"127.0.0.1:{free_port()}"})
     await eventually(lambda: any(worker.condition.reason != "no connection yet" and not worker.ready
                                  for worker in router.router.registry.workers))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The page of what works of vLLM: it is current, and says what is so."""
+"""The page on vLLM compatibility is current and true."""
 
 from __future__ import annotations
 

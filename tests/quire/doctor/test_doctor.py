@@ -1,4 +1,4 @@
-"""`quire doctor`: what it finds before a start."""
+"""The problems that `quire doctor` finds before a start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stack(model: str = "quire-demo", engine: EngineOptions = EngineOptions(), **
 
 
 def problems(options: StackOptions) -> dict[str, str]:
-    """Subject → text."""
+    """Subject → text of each problem."""
     return {finding.subject: finding.text for finding in examine(options) if finding.grade is Grade.PROBLEM}
 
 

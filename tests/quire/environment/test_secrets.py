@@ -1,4 +1,4 @@
-"""What opens a door is not shown; what only sounds like it is."""
+"""Credentials are not shown; what only looks like one is."""
 
 from __future__ import annotations
 

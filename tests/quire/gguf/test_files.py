@@ -1,4 +1,4 @@
-"""Which files a model in GGUF has."""
+"""Which files belong to a model in GGUF."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def parts(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_several_parts(parts: list[Path], index: int) -> None:
-    """Whichever is named."""
+    """Naming any part finds all of them."""
     model = read_gguf(parts[index])
     assert model.files == parts
     assert {name: tensor.file for name, tensor in model.tensors.items()} == dict(zip("ab", parts, strict=True))

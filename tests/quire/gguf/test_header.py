@@ -1,4 +1,4 @@
-"""Files of GGUF that are whole, and those that are not what they say."""
+"""GGUF files that are complete, and files that are not what they claim to be."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_a_file_says(file: Path) -> None:
 
 
 def test_a_file_that_ends_early(file: Path) -> None:
-    """Wherever it does: at each byte of the header, and in the last tensor."""
+    """Truncation is detected at every seventh of the first 400 bytes and in the last tensor."""
     content = file.read_bytes()
     for length in (*range(0, 400, 7), len(content) - 100):
         file.write_bytes(content[:length])
@@ -118,7 +118,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files(tmp_path: Path, name: str) -> None:
-    """They are refused at once, whatever they announce."""
+    """They are refused at once, whatever sizes they announce."""
     content, message = HOSTILE[name]
     file = tmp_path / "model.gguf"
     file.write_bytes(content)

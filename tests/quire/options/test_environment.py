@@ -1,4 +1,4 @@
-"""What the environment says to a command that starts."""
+"""How the environment affects a command at its start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT: dict[str, Any] = {}
 
 @functools.cache
 def command() -> OptionsCommand:
-    """`quire serve`, which starts nothing."""
+    """`quire serve` without starting anything."""
     serve = COMMANDS["serve"]()
     assert isinstance(serve, OptionsCommand)
     return OptionsCommand("serve", "Help.", serve.groups, lambda **values: KEPT.update(values))

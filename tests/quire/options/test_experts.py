@@ -1,4 +1,4 @@
-"""Options of experts that contradict each other."""
+"""Contradictory options for experts."""
 
 from __future__ import annotations
 

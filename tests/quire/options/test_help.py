@@ -1,4 +1,4 @@
-"""`--help`, in all its forms, on `quire serve`."""
+"""All forms of `--help`, on `quire serve`."""
 
 from __future__ import annotations
 

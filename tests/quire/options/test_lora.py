@@ -19,7 +19,7 @@ ONE = {"name": "c", "path": "/c", "base_model_name": "base"}
 
 
 def parse(*arguments: str, env: dict[str, str] | None = None) -> tuple[LoraOptions, str]:
-    """The options, and the model's name."""
+    """The parsed options, and the model's name."""
     found: list[tuple[LoraOptions, str]] = []
     command = OptionsCommand(
         "test", "", {"lora": LoraOptions, "model": ModelOptions}, lambda lora, model: found.append((lora, model.model))

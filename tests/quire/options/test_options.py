@@ -51,7 +51,7 @@ class Sample:
 class Other:
     """A second group."""
 
-    count: int = option(3, "A number.", minimum=-5, maximum=10**12, aliases=("-c",))  # as Sample's
+    count: int = option(3, "A number.", minimum=-5, maximum=10**12, aliases=("-c",))  # like Sample's
     speed: int = option(1, "Only here.")
 
 
@@ -79,7 +79,7 @@ def parse(*arguments: str, env: Mapping[str, str] | None = None, **defaults: Any
 
 
 def refuse(*arguments: str, env: Mapping[str, str] | None = None) -> str:
-    """What is said about arguments that are wrong."""
+    """The message about invalid arguments."""
     result = Parsed({"sample": Sample}).run(*arguments, env=env)
     assert result.exit_code == 2, result.output
     return result.output
@@ -185,7 +185,7 @@ def test_a_flag_that_needs_no_value() -> None:
         found = parsed.values["model"]
         assert isinstance(found, ModelOptions)
         assert "hf_secret" not in repr(found.hub)
-        _, environment = to_arguments(found)  # for a child process, whose arguments others can see
+        _, environment = to_arguments(found)  # for a child process, whose arguments other users can see
         assert environment.get("QUIRE_HF_TOKEN") == found.hf_token
         return found.hf_token
 
@@ -309,7 +309,7 @@ def test_groups_share_an_option_of_the_same_name() -> None:
 
 @dataclass(frozen=True)
 class Deeper:
-    """A group in a group."""
+    """A group nested in a group."""
 
     group: ClassVar[str] = "Frontend"
     depth: int = option(2, "How deep.")
@@ -317,7 +317,7 @@ class Deeper:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Options beside groups of them."""
+    """Options and nested groups of them."""
 
     top: int = option(1, "Of its own.")
     other: Other = Other()
@@ -462,7 +462,7 @@ def test_every_option_has_help_and_a_default(cls: type) -> None:
 
 def test_an_option_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Sample().count = 4  # type: ignore[misc]  # that it fails is the point
+        Sample().count = 4  # type: ignore[misc]  # it has to fail
 
 
 def test_a_command_is_a_click_command() -> None:

@@ -1,4 +1,4 @@
-"""The configuration of speculative decoding, in all the ways that it is given."""
+"""The configuration of speculative decoding, in every form that it can be given in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_guessed_unless_it_is_asked_for() -> None:
 
 
 def test_every_way_to_say_it(tmp_path: Path) -> None:
-    """JSON, key by key, with underscores, as a variable and in a file."""
+    """JSON, key by key, with underscores, as an environment variable and in a file."""
     config = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
     text = json.dumps(config)
     file = tmp_path / "config.yaml"

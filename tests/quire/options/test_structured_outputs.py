@@ -1,4 +1,4 @@
-"""One configuration of structured output, whichever flags it comes by."""
+"""One configuration of structured output, whichever flags set it."""
 
 from __future__ import annotations
 

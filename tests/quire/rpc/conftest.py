@@ -1,4 +1,4 @@
-"""A small real server for tests of the plumbing: the fake engine, closed after each test."""
+"""A small real server for tests of the RPC layer: the fake engine, closed after each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that sources announce and let go of."""
+"""Peers that sources announce and withdraw."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_peer_stays_until_all_let_go_and_it_is_done() -> None:
     assert (gone, first.retired) == ([Place("b:1", retired=True)], False)
     peers.announce("two", ["c:1"], Place)
     assert (len(gone), first.retired) == (1, True)
-    peers.announce("one", ["a:1"], Place)  # it is back before it was done
+    peers.announce("one", ["a:1"], Place)  # it returns before it is done
     assert (peers.by_address["a:1"] is first, first.retired) == (True, False)
     peers.announce("one", [], Place)
     first.busy = False

@@ -1,4 +1,4 @@
-"""Prompts as embeddings on the wire."""
+"""Prompt embeddings on the wire."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_they_come_as_they_went() -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 0), ("float64", 4), ("", 2**32 - 1)])
 def test_those_that_are_none_have_no_tokens(dtype: str, size: int) -> None:
-    """A router, which checks nothing, counts them all the same."""
+    """A router counts prompt tokens without validating embeddings, so malformed ones have to count as 0."""
     message = common_pb2.PromptEmbeds(dtype=dtype, hidden_size=size, data=b"1234")
     assert num_prompt_tokens(common_pb2.Generation(prompt_embeds=message)) == 0
 

@@ -1,4 +1,4 @@
-"""What is asked of an output comes over the wire as it was."""
+"""Constraints arrive over the wire unchanged."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TOKEN = RpcSecurityOptions(grpc_token="correct horse")
 async def call_everything(
     channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]
 ) -> dict[str, grpc.StatusCode]:
-    """Method → status of one call of each kind."""
+    """Method → status, with one call of each kind."""
     engine = engine_pb2_grpc.EngineServiceStub(channel)
     info = common_pb2_grpc.InfoServiceStub(channel)
     request = engine_pb2.EngineServiceGenerateRequest(generation=generation([1], 1))
@@ -46,7 +46,7 @@ async def code_of(call: grpc.aio.Call) -> grpc.StatusCode:
 
 
 async def code_of_stream(call: grpc.aio.Call) -> grpc.StatusCode:
-    """OK once an answer has come."""
+    """The status of a streaming call: OK once it has sent an answer."""
     try:
         answer = await call.read()
     except grpc.aio.AioRpcError:
@@ -99,7 +99,7 @@ def security_of(folder: Path, name: str) -> RpcSecurityOptions:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority and the certificates of two services, and `other/` with another authority's."""
+    """A folder with a CA and the certificates of two services, and `other/` with those of another CA."""
     if not shutil.which("openssl"):
         pytest.skip("certificates are made with the openssl command")
     folder = tmp_path_factory.mktemp("tls")
@@ -127,7 +127,7 @@ async def test_peers_of_one_authority_talk(start_server: StartServer, certificat
 
 
 async def test_strangers_are_refused(start_server: StartServer, certificates: Path) -> None:
-    """Another authority's certificate, one that trusts the right authority but has no certificate, and plain text."""
+    """Refuses a certificate of another CA, a client that trusts the right CA but has no certificate, and plain text."""
     engine = await start_server(security_of(certificates, "engine"))
     authority = (certificates / "ca.pem").read_bytes()
     stranger = dataclasses.replace(

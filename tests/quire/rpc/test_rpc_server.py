@@ -70,7 +70,7 @@ async def test_health_check_by_service_name(start_server: StartServer, name: str
 
 
 async def test_a_server_that_is_slow_to_greet_is_not_taken_for_none(start_server: StartServer) -> None:
-    """As on a busy machine: the connection is there, and its first frame comes late."""
+    """On a busy machine, the connection is accepted long before its first frame arrives."""
     engine = await start_server()
     async with proxy_to(engine.address) as proxy:
         proxy.swallow()
@@ -104,7 +104,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow  # a process
+@pytest.mark.slow  # starts a process
 async def test_grpc_prints_nothing_of_a_connection_that_ends(start_server: StartServer) -> None:
     engine = await start_server(options=FakeOptions(step_seconds=0.1))
     process = await asyncio.create_subprocess_exec(
@@ -283,7 +283,7 @@ async def test_drain_finishes_what_runs_and_says_not_serving_first(start_server:
         await call.read()
         engine.rpc.stop_soon()
         assert (await watch.read()).status == NOT_SERVING
-        # While load balancers notice, calls are still taken.
+        # Calls are still accepted until load balancers notice.
         answer, _ = await get_load(channel)
         assert answer.load.running_sequences == 1
         assert await count_answers(call) == 99

@@ -27,9 +27,9 @@ Link = SessionLink[engine_pb2.EngineServiceSessionRequest, Frame]
 
 
 class Owner:
-    """Holds a link and what it reported."""
+    """Holds a link and records what it reports."""
 
-    # Sessions go over a Unix socket where there is one; else over gRPC.
+    # Sessions go over a Unix socket where there is one, otherwise over gRPC.
     local = True
 
     def __init__(self, address: str, lost_seconds: float = 10.0) -> None:
@@ -66,7 +66,7 @@ class Owner:
 
 @pytest.fixture(autouse=True, params=["local", "grpc"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of this goes for sessions over gRPC and for those of one machine."""
+    """Runs every test with sessions over gRPC and over a local Unix socket."""
     monkeypatch.setattr(Owner, "local", request.param == "local")
 
 
@@ -131,7 +131,7 @@ async def test_an_outbox_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await outbox.next() is not None
     with pytest.raises(Overloaded):
         outbox.post(11)
-    outbox.post(10)  # and what was refused has taken no room
+    outbox.post(10)  # what was refused has taken no room
 
 
 async def test_large_entries_go_out_in_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ async def test_posting_without_a_connection_is_an_error() -> None:
     async for _ in owner.run():
         await eventually(lambda: isinstance(owner.link.error, Unavailable))
         assert not owner.link.connected
-    assert not owner.losses  # it never was connected
+    assert not owner.losses  # it was never connected
 
 
 async def test_a_link_comes_back_after_its_peer_restarts(start_server: StartServer) -> None:
@@ -199,7 +199,7 @@ async def test_a_frame_that_cannot_be_handled_costs_the_connection_not_the_link(
 async def test_a_link_that_is_stopped_just_as_its_connection_ends_stops(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a router that closes while a worker leaves never ends."""
+    """Otherwise a router that closes while a worker leaves would never end."""
     ending = asyncio.Event()
 
     async def slow_to_end(*_: object) -> QuireError:
@@ -229,7 +229,7 @@ async def test_heartbeats_keep_a_link_from_being_late(owner: Owner) -> None:
 
 
 class SilentEngine(engine_pb2_grpc.EngineServiceServicer):
-    """Accepts sessions and says nothing."""
+    """Accepts sessions and sends nothing."""
 
     async def Session(
         self, request_iterator: AsyncIterator[engine_pb2.EngineServiceSessionRequest], context: grpc.aio.ServicerContext
@@ -240,9 +240,9 @@ class SilentEngine(engine_pb2_grpc.EngineServiceServicer):
 
 @pytest.fixture
 async def silent_address() -> AsyncIterator[str]:
-    # The server's own settings are under test, so it is made by the same class that every service uses.
+    # The server's own settings are under test, so it is built by the class that every service uses.
     silent = FakeEngine()
-    silent.Session = SilentEngine().Session  # type: ignore[method-assign]  # the one call that differs
+    silent.Session = SilentEngine().Session  # type: ignore[method-assign]  # the only call that differs
     engine_pb2_grpc.add_EngineServiceServicer_to_server(silent, silent.rpc.server)
     await silent.start()
     yield silent.address
@@ -261,7 +261,7 @@ async def test_silence_makes_a_link_late_and_then_lost(silent_address: str, monk
 async def test_a_pause_of_ones_own_is_not_the_peers_silence(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     await eventually(lambda: owner.frames)
     clock, frames = time.monotonic, owner.frames
-    # The event loop's clock too: all that was to happen meanwhile is due at once, as after a process was stopped.
+    # This advances the event loop's clock too: everything due in between fires at once, as after SIGSTOP and SIGCONT.
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 2 * LOST_SECONDS)
     assert owner.link.late
     await eventually(lambda: owner.frames >= frames + 4)
@@ -270,7 +270,7 @@ async def test_a_pause_of_ones_own_is_not_the_peers_silence(owner: Owner, monkey
 
 @pytest.mark.slow
 async def test_a_silent_stream_survives_its_pings(silent_address: str) -> None:
-    """A server with gRPC's defaults would end it after three pings, a second apart: ENHANCE_YOUR_CALM."""
+    """With gRPC's default settings, the server would end it after three pings a second apart (ENHANCE_YOUR_CALM)."""
     async with open_channel(silent_address, RpcSecurityOptions()) as channel:
         call = engine_pb2_grpc.EngineServiceStub(channel).Session()
         await asyncio.wait_for(call.wait_for_connection(), WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""What `quire serve` shows, with and without a terminal."""
+"""What `quire serve` displays, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATEWAY = Report("gateway", Stage.WAITING, message="the engine looks at the mode
 
 
 def screen(written: str) -> list[str]:
-    """What a terminal shows after such output."""
+    """What a terminal shows after this output."""
     lines = [""]
     for part in re.split(r"(\x1b\[\d+A\x1b\[J|\n)", written):
         if match := re.fullmatch(r"\x1b\[(\d+)A\x1b\[J", part):

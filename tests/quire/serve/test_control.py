@@ -1,4 +1,4 @@
-"""Orders to a supervisor, over a socket of its own."""
+"""Commands to a supervisor over its own socket."""
 
 from __future__ import annotations
 

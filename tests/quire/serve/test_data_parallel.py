@@ -109,7 +109,7 @@ def test_a_rank_alone_has_a_stack_of_its_own() -> None:
 
 
 def test_ray_has_the_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So those of this machine are not counted."""
+    """Ray manages the ranks' GPUs, so those of this machine are not counted."""
     monkeypatch.setattr("quire.serve.processes.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(

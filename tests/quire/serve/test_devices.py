@@ -1,4 +1,4 @@
-"""GPUs of engines, each of --tensor-parallel-size ranks, where there are several of both."""
+"""GPU assignment for several engines with --tensor-parallel-size ranks each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a change of the number of ranks that fails; what one does is in tests/integration/test_elastic.py."""
+"""What a failed change of the number of ranks leaves; tests/integration/test_elastic.py has successful ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.quire.serve.test_layout import stack_options
 
 
 class ForgetfulRouter(router_pb2_grpc.RouterServiceServicer):
-    """Knows no workers, and wants to know none."""
+    """Knows no workers, and refuses to be told of any."""
 
     async def ListWorkers(
         self, request: router_pb2.ListWorkersRequest, context: object
@@ -33,7 +33,7 @@ class ForgetfulRouter(router_pb2_grpc.RouterServiceServicer):
 
 
 class SharingRouter(router_pb2_grpc.RouterServiceServicer):
-    """Of workers that share experts, or would if there were more than one."""
+    """Reports a worker that shares experts among `ranks` ranks, and accepts any worker list."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks, self.workers = ranks, list[str]()
@@ -50,7 +50,7 @@ class SharingRouter(router_pb2_grpc.RouterServiceServicer):
 
 
 class Processes:
-    """Of a supervisor that starts none."""
+    """Stands in for a supervisor, without starting processes."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.running: set[str] = set()
@@ -76,7 +76,7 @@ class Processes:
 async def elastic_stack(
     size: int, router: router_pb2_grpc.RouterServiceServicer, processes: Processes
 ) -> AsyncIterator[tuple[ElasticStack, Layout]]:
-    """One of so many ranks, which run."""
+    """A stack of `size` ranks that are running."""
     options, server = stack_options(size), grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
     with HeldPorts() as ports:

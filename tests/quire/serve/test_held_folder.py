@@ -1,4 +1,4 @@
-"""What is left of folders whose stack was killed."""
+"""Cleanup of folders whose stack was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes a local stack has, and what they are told."""
+"""Which processes a local stack has, and the arguments they get."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_all_services_have_the_time_to_drain_that_was_asked_for(seconds: float) 
 
 
 def test_options_in_the_environment_are_nobodys_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """QUIRE_PORT is the gateway's port, and flags win over it; the services must not take it for theirs."""
+    """QUIRE_PORT is the gateway's port, and flags override it; other services must not take it for theirs."""
     for name in ("QUIRE_PORT", "QUIRE_HOST", "QUIRE_CONFIG", "QUIRE_METRICS_PORT", "VLLM_BATCH_INVARIANT"):
         monkeypatch.setenv(name, "9")
     monkeypatch.setenv("HF_HOME", "/hub")
@@ -151,7 +151,7 @@ def test_the_formats_of_the_model_in_the_box_are_known() -> None:
     with pytest.raises(StartupError, match="--enable-auto-tool-choice needs --tool-call-parser"):
         parsers("m", enable_auto_tool_choice=True)
     without = dataclasses.replace(stack_options(skip_tokenizer_init=True), model=ModelOptions())
-    assert with_derived(without).gateway == without.gateway  # there is no text that they could read
+    assert with_derived(without).gateway == without.gateway  # there is no text for parsers to read
 
 
 def test_engines_share_the_processors() -> None:

@@ -17,7 +17,7 @@ from quire.serve.log_file import LogFile, choose_log_file
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """Gives the root logger back as it was."""
+    """Restores the root logger afterwards."""
     root = logging.getLogger()
     handlers, level, records = root.handlers[:], root.level, logging.getLogRecordFactory()
     root.handlers = []
@@ -49,13 +49,13 @@ def test_a_named_file_must_be_writable(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_stays_where_it_is(tmp_path: Path) -> None:
-    """A pipe, a folder, or what leads to something else as /dev/stderr does."""
+    """Pipes, folders and links (as /dev/stderr may be) are not rotated or replaced."""
     file, folder, link, pipe = (tmp_path / name for name in ("file", "folder", "link", "pipe"))
     file.touch()
     link.symlink_to(file)
     LogFile(link, max_bytes=-1).rotate()
     os.mkfifo(pipe)
-    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # somebody who reads, whom opening would wait for
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # a reader, without which opening would block
         LogFile(pipe)
     folder.mkdir()
     with pytest.raises(StartupError, match="Is a directory"):
@@ -93,7 +93,7 @@ def test_lines_go_to_the_file_and_warnings_to_the_terminal_too(
     assert ["all is well" in lines[0], "careful" in lines[1], '"engine rank 1"' in lines[1]] == [True] * 3
     assert "all is well" not in (terminal := capsys.readouterr().err)
     assert "careful" in terminal
-    assert log_options() == options  # what processes of this process are given
+    assert log_options() == options  # passed on to child processes
 
 
 @pytest.mark.usefixtures("own_logging")

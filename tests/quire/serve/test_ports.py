@@ -1,4 +1,4 @@
-"""Ports that wait for services which start late."""
+"""Ports reserved for services that start later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.serve.ports import HeldPorts
 
 
 def listener(port: int) -> socket.socket:
-    """As our services listen."""
+    """Listens with the same options as our services."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))

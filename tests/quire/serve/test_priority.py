@@ -1,4 +1,4 @@
-"""What Linux refuses because it is busy is tried again."""
+"""System calls that Linux refuses because it is busy are retried."""
 
 from __future__ import annotations
 

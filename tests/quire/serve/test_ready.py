@@ -1,4 +1,4 @@
-"""What a stack says of itself once it is ready, where some of its services are elsewhere and may be down."""
+"""What a stack reports once it is ready, where some services run elsewhere and may be down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed once a stack is ready, of models that write and of those that pool."""
+"""The summary printed once a stack is ready, for generating and for pooling models."""
 
 from __future__ import annotations
 

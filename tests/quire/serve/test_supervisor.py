@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 SECONDS = 60.0
 READY = "from quire.supervised import Stage, report; report(Stage.READY)\n"
-# On SIGTERM it ends after so many seconds, on a second one at once.
+# On SIGTERM it ends after this many seconds, on a second one at once.
 SERVICE = """
 import signal, time
 signals = []
@@ -39,7 +39,7 @@ FOREVER = READY + "import time; time.sleep(999)"
 
 
 class Stack:
-    """A supervisor, and what it was told."""
+    """A supervisor, and what it has reported."""
 
     def __init__(self, patience: Patience) -> None:
         self.lines: list[str] = []
@@ -69,7 +69,7 @@ class Stack:
 
 @pytest_asyncio.fixture
 async def make() -> AsyncIterator[Callable[..., Stack]]:
-    """Makes supervisors, which have little patience, and stops them."""
+    """Makes supervisors with short timeouts, and stops them afterwards."""
     made: list[Stack] = []
 
     def start(**patience: float) -> Stack:
@@ -127,7 +127,7 @@ async def test_a_process_that_the_system_refuses_counts_as_dead(make: Callable[.
 
 
 async def test_a_process_of_a_dead_service_holds_nothing_up(make: Callable[..., Stack]) -> None:
-    """It has the service's output open, as its children have."""
+    """The child inherits the service's open output, which must not delay the restart."""
     stack = make()
     stack.supervisor.settle()
     program = "import os, subprocess; subprocess.Popen(['sleep', '5']); print('up', flush=True); os._exit(1)"
@@ -163,7 +163,7 @@ async def test_a_given_up_engine_gets_another_chance(make: Callable[..., Stack],
     stack.start("engine-0", FOREVER, kind="engine")
     await stack.wait_ready("engine-0")
     stack.supervisor.settle()
-    # It fails five times: three that it is given up for, and two after its rest.
+    # It fails five times: three until it is given up, and two after its rest.
     count = f"from pathlib import Path; f = Path({str(tmp_path / 'count')!r}); n = f.exists() and len(f.read_text())\n"
     stack.start("engine-1", f"{count}f.write_text('x' * (n + 1))\nif n < 5: raise SystemExit(1)\n{FOREVER}", "engine")
     await stack.wait_ready("engine-1")
@@ -205,7 +205,7 @@ async def test_what_outlasts_its_time_is_killed(make: Callable[..., Stack], capl
 async def test_who_waits_for_a_process_gets_its_exit_code(
     make: Callable[..., Stack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Popen that sends a signal looks whether its process has ended, and then is who hears of it."""
+    """Popen.send_signal polls the process and may reap its exit code before the waiter does."""
 
     def fail(*_: object) -> None:
         pytest.fail("a signal by Popen")
@@ -255,7 +255,7 @@ def test_a_child_of_a_killed_supervisor_ends_at_once() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        assert process.stdout.readline() == "deaf\n"  # it will not heed SIGTERM
+        assert process.stdout.readline() == "deaf\n"  # it ignores SIGTERM
         process.kill()
         assert process.stdout.read() == ""  # returns once both are gone
 

@@ -1,4 +1,4 @@
-"""Which backends are tried where another gives up."""
+"""Which backends are tried when another cannot handle a constraint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structural tags in either form: what they let through, what they do not, and what is wrong with them."""
+"""Structural tags in both forms: what they allow, what they reject, and errors in them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def takes(grammar: Grammar, token_ids: list[int]) -> bool:
     return matcher.accept(token_ids) == len(token_ids) and matcher.is_complete
 
 
-# format, texts that it takes, texts that it does not
+# format, texts that it accepts, texts that it rejects
 FORMS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "text": ({"type": "const_string", "value": 'a "b"\n'}, ['a "b"\n'], ["", "a"]),
     "schema": (VALUE, ['{"a": 7}'], ["", "{}", '{"a": "7"}']),
@@ -87,7 +87,7 @@ def test_switches_hold_for_schemas_inside(backend: GuidanceBackend) -> None:
 
 
 def test_special_tokens_may_stand_for_themselves(backend: GuidanceBackend) -> None:
-    """A text that no ordinary token spells as its model does: both ways are open, as a trigger and inside."""
+    """A special token may be used where no ordinary token spells its text, both as a trigger and inside."""
     special = vocabulary().names["<|im_start|>"]
     tag = {"begin": "<|im_start|>[", "content": VALUE, "end": "]<|im_start|>"}
     form = {"type": "triggered_tags", "triggers": ["<|im_start|>"], "tags": [tag]}

@@ -1,4 +1,4 @@
-"""Threads for what recurses deeply, and may not come back."""
+"""Threads for work that recurses deeply and may never return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 def done_by(threads: DeepThreads, work: Callable[[], object] = lambda: None) -> bool:
-    """Whether the work is done by anybody."""
+    """Whether any thread completes the work."""
     done = threading.Event()
 
     def run() -> None:
@@ -26,10 +26,10 @@ def done_by(threads: DeepThreads, work: Callable[[], object] = lambda: None) -> 
 
 
 def test_work_may_recurse_as_deep_as_the_stack_is_large() -> None:
-    """So deep that it would overflow what a thread usually has, and end the process."""
+    """This depth would overflow an ordinary thread's stack and crash the process."""
     threads, before = DeepThreads("deep", 1), sys.getrecursionlimit()
 
-    def sort(depth: int) -> int:  # by way of C, where a call takes stack
+    def sort(depth: int) -> int:  # recurses through C, where each call takes stack
         return sorted([depth], key=lambda each: sort(each - 1) if each else 0)[0]
 
     sys.setrecursionlimit(10**6)

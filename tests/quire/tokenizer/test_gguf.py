@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF give the token ids of those that they were written from."""
+"""Tokenizers stored in GGUF give the same token ids as the originals."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def check(found: TokenizerFiles, original: Tokenizer) -> None:
 def test_byte_level_vocabularies(tmp_path: Path, rules: str) -> None:
     original = train(BYTE_LEVEL[rules])
     metadata = tokenizer_metadata(original, rules)
-    metadata["tokenizer.ggml.tokens"].append("[PAD0]")  # to fill a matrix up
+    metadata["tokenizer.ggml.tokens"].append("[PAD0]")  # pads the embedding matrix
     metadata["tokenizer.ggml.token_type"].append(5)
     file = write_metadata(tmp_path / "m.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
     check(read_tokenizer_files(file), original)
 
 
 def pieces() -> tuple[list[str], list[float], list[int]]:
-    """Tokens, scores and kinds of a vocabulary as SentencePiece makes it."""
+    """Tokens, scores and token types of a vocabulary as SentencePiece makes it."""
     tokens, kinds = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))], [2, 3, 3, *[6] * 256]
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -80,7 +80,7 @@ def pieces() -> tuple[list[str], list[float], list[int]]:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_vocabularies_of_pieces(tmp_path: Path, prefix: bool) -> None:
-    """As Transformers reads them, whose tokenizer of Llama treats the space in front of a text a little otherwise."""
+    """Matches Transformers' Llama tokenizer, which differs a little only in how it treats leading spaces."""
     tokens, scores, kinds = pieces()
     metadata = LLAMA | {
         "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": kinds,
@@ -101,7 +101,7 @@ def test_vocabularies_of_pieces(tmp_path: Path, prefix: bool) -> None:
 
 
 def test_gemma_merges_in_the_order_of_its_vocabulary(tmp_path: Path) -> None:
-    """Its scores say nothing, and runs of spaces are written as such."""
+    """Its scores are meaningless, and it stores runs of spaces as spaces."""
     tokens = ["<unk>", "<s>", "</s>", "ab", "bc", "  ", "a", "b", "c", "▁"]
     metadata = LLAMA | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [-1000.0] * 10,
                         "tokenizer.ggml.token_type": [2, 3, 3, *[1] * 7],
@@ -114,7 +114,7 @@ def test_gemma_merges_in_the_order_of_its_vocabulary(tmp_path: Path) -> None:
     ("llama-bpe", None, True), ("qwen2", None, False), ("qwen2", True, True), ("llama-bpe", False, False),
 ])  # fmt: skip
 def test_what_goes_around_a_text(tmp_path: Path, rules: str, told: bool | None, begins: bool) -> None:
-    """Files that do not say it mean what their kind of vocabulary does."""
+    """BOS and EOS tokens: files without the keys follow the default of their vocabulary type."""
     original = train(BYTE_LEVEL[rules])
     begin, end = original.token_to_id("<|im_start|>"), original.token_to_id("<|im_end|>")
     metadata = tokenizer_metadata(original, rules) | {

@@ -1,4 +1,4 @@
-"""By what a tokenizer is read."""
+"""Which implementation reads a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: by both protocols, and what becomes of them where nobody takes them."""
+"""Export of spans to a collector over both protocols, and what happens when it is unavailable."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_the_client_does_not_sample_is_not_sent() -> None:
 
 
 class Away(SpanExporter):
-    """A collector that is away, then back, each of which the test waits for; or that never answers."""
+    """A collector that is away and then back, where the test decides when; or one that never answers."""
 
     def __init__(self) -> None:
         self.is_back = False
@@ -135,7 +135,7 @@ def test_a_collector_that_is_away_is_a_line(caplog: pytest.LogCaptureFixture, mo
 def test_nobody_waits_for_a_collector_that_does_not_answer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the requests, of which more come than are kept, nor the end of the process."""
+    """Neither requests, although more spans come than are queued, nor the end of the process wait."""
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     monkeypatch.setattr("quire.tracing.otlp._LAST_SECONDS", 0.05)

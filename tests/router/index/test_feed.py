@@ -1,4 +1,4 @@
-"""The router's index over real event streams: followed, corrected, and used."""
+"""The router's prefix index over real event streams: followed, corrected, and used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = list(range(1, 21))
 
 
 def coverage(running: Running, engine: FakeEngine, keys: list[int]) -> tuple[int, int]:
-    """Leading blocks on the device, and behind them in host memory."""
+    """Number of leading blocks cached on the device, and of those after them in host memory."""
     worker = next(worker for worker in running.router.registry.workers if worker.address == engine.address)
     device, host = running.router.index.cover(keys, Members.of([worker.blocks.bit]))
     return int(device[0]), 0 if host is None else int(host[0])
@@ -45,7 +45,7 @@ async def test_events_are_followed_in_both_tiers(start_engine: StartEngine, star
     engine = await start_engine()
     engine.cache.store(KEYS[:5])
     running = await start_router(engine.address)
-    await known(running, engine, 5)  # by the snapshot
+    await known(running, engine, 5)  # from the snapshot
     engine.cache.store(KEYS[5:10])
     await known(running, engine, 10)
     engine.cache.remove(KEYS[8:10])
@@ -93,7 +93,7 @@ async def test_blocks_that_vanish_without_an_event_are_noticed(
     engine.cache.store(KEYS[:9])
     await known(running, engine, 9)
     engine.cache.forget_silently(KEYS[4:9])
-    engine.cache.store([999])  # the next digest tells
+    engine.cache.store([999])  # the next digest reveals it
     await known(running, engine, 4)
     assert resyncs(running) == 1
 
@@ -101,7 +101,7 @@ async def test_blocks_that_vanish_without_an_event_are_noticed(
 async def test_a_worker_restarted_in_place_keeps_no_credit(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Though its numbers have come as far as they were: the epoch is another one."""
+    """Its event numbers may have reached the old ones, but the epoch differs."""
     engine = await start_engine()
     running = await start_router(engine.address)
     for key in KEYS[:6]:
@@ -142,7 +142,7 @@ async def test_a_worker_that_leaves_takes_its_blocks_along(
 
 
 async def test_requests_follow_their_prefix(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """Conversations whose prompts grow stay where their beginnings are, and predictions come true."""
+    """Growing conversations stay on the worker that has their prefix, and predicted cache hits come true."""
     engines = [await start_engine() for _ in range(4)]
     running = await start_router(*(engine.address for engine in engines))
     prompts = [[chat * 1000 + place for place in range(64)] for chat in range(8)]
@@ -174,7 +174,7 @@ async def test_prompts_with_and_without_keys_are_the_same_to_the_router(
         await (await session.start(1, generation(prompt, 2))).wait_ended()
         some = [
             {"prompt_block_keys": keys, "prompt_block_size": 16}, {},
-            {"prompt_block_keys": keys[:2], "prompt_block_size": 16},  # not those of this prompt
+            {"prompt_block_keys": keys[:2], "prompt_block_size": 16},  # keys that do not belong to this prompt
         ]  # fmt: skip
         for number, fields in enumerate(some, start=2):
             output = await (await session.start(number, generation(prompt, 2, **fields))).wait_ended()
@@ -185,7 +185,7 @@ async def test_prompts_with_and_without_keys_are_the_same_to_the_router(
 async def test_workers_with_other_block_sizes_are_known_by_what_they_hold(
     start_engine: StartEngine, start_router: StartRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Those of five sizes, of which four are looked up; whatever size the caller's keys are of."""
+    """Workers have five block sizes, of which four are looked up, whatever block size the caller's keys have."""
     engines = [await start_engine(block_size=size) for size in (16, 16, 32, 32, 48, 48, 64, 80)]
     running = await start_router(*(engine.address for engine in engines))
     prompts = [[chat * 1000 + place for place in range(200)] for chat in range(6)]
@@ -213,7 +213,7 @@ async def test_workers_with_other_block_sizes_are_known_by_what_they_hold(
 async def test_a_cold_prefix_is_shared_with_workers_of_another_block_size(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """What one is about to compute is known in tokens, so that siblings do not make the other compute it too."""
+    """Prefixes being computed are tracked in tokens, so that siblings do not compute one for both block sizes."""
     engines = [await start_engine(silent=True, block_size=size) for size in (16, 16, 16, 24, 24, 24)]
     running = await start_router(*(engine.address for engine in engines))
     prefix = list(range(4000))
@@ -241,7 +241,7 @@ async def test_tenants_do_not_share(start_engine: StartEngine, start_router: Sta
 async def test_siblings_that_arrive_at_once_share_a_cold_prefix(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """They are placed by what will be cached, before any worker has told of it."""
+    """Siblings are placed by what is going to be cached, before any worker has reported it."""
     engines = [await start_engine(silent=True) for _ in range(8)]
     running = await start_router(*(engine.address for engine in engines))
     prefix = list(range(4000))
@@ -279,7 +279,7 @@ async def test_why_a_request_went_where_it_did(start_engine: StartEngine, start_
 async def test_a_request_that_has_begun_elsewhere_goes_where_its_output_is_cached(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """As at a router that takes over from another: the prompt alone is cached everywhere."""
+    """As when a router takes over from another: the prompt is cached everywhere, the output on one worker."""
     engines = [await start_engine() for _ in range(3)]
     prompt = [7] * 32
     output = expected_tokens(prompt, 64)

@@ -1,4 +1,4 @@
-"""The prefix index against the plainest one: a set of keys for each worker."""
+"""The prefix index behaves like the simplest model of one: a set of keys per worker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def prefix_length(held: set[int], keys: list[int]) -> int:
 
 
 def cover(index: PrefixIndex, keys: list[int], *workers: WorkerBlocks) -> tuple[list[float], list[float]]:
-    """Blocks of each worker on the device, and behind those in host memory."""
+    """Number of leading blocks of each worker on the device, and of those after them in host memory."""
     device, host = index.cover(keys, Members.of([worker.bit for worker in workers]))
     return device.tolist(), [0.0] * len(workers) if host is None else host.tolist()
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Workers come, store and lose the ends of chains, begin anew and leave."""
+    """Workers join, store blocks, evict the ends of chains, restart and leave."""
 
     max_blocks = 1_000_000
 
@@ -86,7 +86,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert found == (on_device, anywhere - on_device)
 
     def teardown(self) -> None:
-        """When all have left and everything is cleaned, nothing is held."""
+        """Once all workers have left and cleaning is done, the index is empty."""
         while self.workers:
             self.index.leave(self.workers.pop()[0])
         while self.index.clean():
@@ -95,7 +95,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 class SmallIndexMachine(IndexMachine):
-    """There is room for fewer blocks than workers hold, and sometimes for more again."""
+    """The capacity is smaller than what workers hold, and at times sufficient again."""
 
     max_blocks = 40
 
@@ -104,7 +104,7 @@ class SmallIndexMachine(IndexMachine):
         self.index.on_refined.append(self.tell_anew)
 
     def tell_anew(self) -> None:
-        """As feeds do, which ask for snapshots."""
+        """Stores all blocks anew, as feeds do by requesting snapshots."""
         told = []
         for blocks, device, host in self.workers:
             self.index.leave(blocks)
@@ -131,7 +131,7 @@ TestIndexMachine.settings = TestSmallIndexMachine.settings = settings(
 
 
 def test_what_a_thousand_workers_hold_is_told_of_each() -> None:
-    """A thousand bits, whose workers come in any order: some alone, some in crowds, some not asked for."""
+    """A thousand bits, with workers in random order: some alone, some with equal depth, some not asked for."""
     index = PrefixIndex(1_000_000, lambda: 0.0)
     workers = [index.join() for _ in range(1000)]
     depths = [0 if number % 3 == 0 else number % 7 * 5 if number % 50 else number // 50 for number in range(1000)]
@@ -143,7 +143,7 @@ def test_what_a_thousand_workers_hold_is_told_of_each() -> None:
 
 
 def test_a_search_reads_few_blocks() -> None:
-    """However long the prompt: with 64 workers that drop out one after another, some hundred of 4,096 blocks."""
+    """With 64 workers that drop out one after another, a search reads some hundred of 4,096 blocks."""
     index = BlockIndex(1_000_000)
     keys = random.Random(0).sample(range(10**9), 4096)
     for worker in range(64):
@@ -182,7 +182,7 @@ def test_memory_is_bounded_and_matches_are_known_to_within_the_sampling(cap: int
 
 
 def test_room_is_made_and_a_worker_cleaned_of_a_little_at_a_time() -> None:
-    """No step goes through all blocks, however many there are."""
+    """No single step goes through all blocks, however many there are."""
     source = random.Random(2)
     index = PrefixIndex(100_000, lambda: 0.0)
     worker, other = index.join(), index.join()
@@ -260,7 +260,7 @@ def test_an_aborted_placement_is_not_counted_on() -> None:
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_what_was_expected_of_a_worker_that_has_left_is_not_counted_on_at_the_next_one(computed: bool) -> None:
-    """Which may have its bit, and requests of its own with the same prompt."""
+    """The next worker may reuse the bit of the one that left, and have requests with the same prompt."""
     now = 100.0
     index = PrefixIndex(1000, lambda: now)
     worker = index.join()

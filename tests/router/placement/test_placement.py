@@ -1,4 +1,4 @@
-"""Placement over whole fleets, against the plain way: looking at each worker by itself."""
+"""Placement over whole fleets matches a brute-force search that looks at every worker by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOST_WEIGHT = 1 - PlacementCostOptions().host_tier_weight
 
 
 class Fleet:
-    """A router's core over workers that do nothing, whose loads and caches are drawn."""
+    """A router core with workers that do nothing and whose loads and caches are random."""
 
     def __init__(self, count: int, seed: int, options: RouterOptions = RouterOptions()) -> None:
         self.random = random.Random(seed)
@@ -55,7 +55,7 @@ class Fleet:
         return worker
 
     def beat(self, worker: Worker) -> None:
-        """It is told of anything, a few times more than it has room for."""
+        """Sends a random heartbeat, at times with more load than the worker has room for."""
         worker.load.heartbeat(
             common_pb2.EngineLoad(
                 running_sequences=self.random.randrange(16), waiting_prefill_tokens=self.random.randrange(2500),
@@ -64,7 +64,7 @@ class Fleet:
         )  # fmt: skip
 
     def place(self, number: int, keys: Sequence[int]) -> Decision | None:
-        """A request whose prompt fills the blocks; None where nobody has room."""
+        """Places a request whose prompt fills the blocks; None where no worker has room."""
         length = len(keys) * _BLOCK_SIZE
         self.core.dispatcher.start(
             self.session, number,
@@ -76,7 +76,7 @@ class Fleet:
         return self.core.table.decisions.find(str(number))
 
     def costs(self, keys: Sequence[int]) -> dict[str, float]:
-        """Of those with room."""
+        """Cost of each worker with room."""
         return {worker.address: self._cost(worker, keys) for worker in self.workers if has_room(worker)}
 
     def _cost(self, worker: Worker, keys: Sequence[int]) -> float:
@@ -105,7 +105,7 @@ def has_room(worker: Worker) -> bool:
 async def test_the_cheapest_of_those_with_room_is_found_while_loads_and_the_fleet_change(count: int) -> None:
     fleet = Fleet(count, seed=count)
     for number in range(30):
-        keys = [*fleet.random.choice(_PROMPTS), number]  # nobody else waits for the last block
+        keys = [*fleet.random.choice(_PROMPTS), number]  # no other request shares the last block
         keys = keys[fleet.random.choice((0, 0, 32)) :]
         costs = fleet.costs(keys)
         decision = fleet.place(number, keys)
@@ -160,7 +160,7 @@ async def test_one_that_moves_goes_to_another_of_the_same_make_while_there_is_on
 
 @pytest.mark.parametrize("held", [0, 1])
 async def test_an_adapter_has_other_blocks_where_its_weights_are_others(held: int) -> None:
-    """Whichever revision the caller's keys are of."""
+    """Cached blocks match only the revision they were computed with, whichever revision the caller's keys are of."""
     fleet = Fleet(2, seed=1)
     prompt = list(range(_BLOCK_SIZE * 20))
     keys = [block_keys(prompt, _BLOCK_SIZE, adapter=revision) for revision in ("old", "new")]
@@ -187,7 +187,7 @@ async def test_an_adapter_has_other_blocks_where_its_weights_are_others(held: in
 
 
 async def test_an_alias_of_a_model_and_its_adapter_finds_the_blocks_of_either() -> None:
-    """The caller's keys are those of the one that gets more."""
+    """The caller's keys are those of the target with the larger share."""
     fleet = Fleet(1, seed=1, options=RouterOptions(model_alias=("canary=tuned:2,bench:1",)))
     (worker,) = fleet.workers
     prompt = list(range(_BLOCK_SIZE * 20))

@@ -1,4 +1,4 @@
-"""Names that stand for models."""
+"""Aliases of models."""
 
 from __future__ import annotations
 

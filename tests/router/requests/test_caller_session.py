@@ -1,4 +1,4 @@
-"""Frames to a caller: none is larger than a message may be, whatever waits while the caller does not read."""
+"""Frames to a caller never exceed the message size limit, however much accumulates while the caller does not read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.requests.sessions import CallerSession
 
 
 def scored(stream_id: int) -> common_pb2.GenerationDelta:
-    """A delta with the log-probabilities of a long prompt: some three megabytes."""
+    """A delta with the log-probabilities of a long prompt: about three megabytes."""
     entry = common_pb2.TokenLogprobs(token_ids=range(100_000, 100_021), logprobs=[-0.5] * 21, rank=1)
     return common_pb2.GenerationDelta(stream_id=stream_id, token_ids=[1], prompt_logprobs=[entry] * 20_000)
 

@@ -1,4 +1,4 @@
-"""Requests that take workers down with them, on a clock of the test's own."""
+"""Requests suspected of crashing workers, on a clock controlled by the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
 
 
 def same(seed: int | None = None, prompt: int = 1, **fields: Any) -> Assignment:
-    """A request; all that differs between two attempts differs between any two."""
+    """A request that differs from others only in what differs between any two attempts."""
     sampling = common_pb2.SamplingParams(seed=seed, logit_bias={1: 1.0, 2: 2.0})
     name = str(next(numbers))
     generation = common_pb2.Generation(
@@ -36,7 +36,7 @@ def same(seed: int | None = None, prompt: int = 1, **fields: Any) -> Assignment:
 
 def test_a_request_that_ran_at_two_crashes_is_kept_out_for_a_while() -> None:
     clock = Clock()
-    suspects = CrashSuspects(clock)  # type: ignore[arg-type]  # it only asks for the time
+    suspects = CrashSuspects(clock)  # type: ignore[arg-type]  # only asks for the time
     suspects.check(same())
     assert not suspects.record_crash(same())
     suspects.check(same())
@@ -60,7 +60,7 @@ def test_a_request_that_ran_at_two_crashes_is_kept_out_for_a_while() -> None:
 
 
 def test_a_seed_counts_where_callers_cannot_be_told_apart() -> None:
-    suspects = CrashSuspects(Clock())  # type: ignore[arg-type]  # it only asks for the time
+    suspects = CrashSuspects(Clock())  # type: ignore[arg-type]  # only asks for the time
     for seed in range(4):
         assert not suspects.record_crash(same(seed))
     assert not suspects.record_crash(same(7, tenant="t"))
@@ -70,7 +70,7 @@ def test_a_seed_counts_where_callers_cannot_be_told_apart() -> None:
 
 
 def test_a_request_that_begins_to_answer_is_innocent() -> None:
-    suspects = CrashSuspects(Clock())  # type: ignore[arg-type]  # it only asks for the time
+    suspects = CrashSuspects(Clock())  # type: ignore[arg-type]  # only asks for the time
     assert not suspects.record_crash(same())
     suspects.clear(same())
     assert not suspects.record_crash(same())

@@ -1,4 +1,4 @@
-"""The order in which waiting requests are let in, and who must go when too many wait."""
+"""The order in which waiting requests are admitted, and which are evicted when too many wait."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def let_in(queue: FairQueue[str], entries: dict[str, Entry[str]], count: int) ->
 
 
 def fill(queue: FairQueue[str], *items: tuple[str, int, int]) -> dict[str, Entry[str]]:
-    """Items by name, whose letters before the number are the tenant: (name, priority, tokens)."""
+    """Pushes (name, priority, tokens), where the letters of a name are the tenant; returns entries by name."""
     return {name: queue.push(name, name.rstrip("0123456789"), priority, tokens)[0] for name, priority, tokens in items}
 
 
 def slow_peek(queue: FairQueue[int]) -> int:
-    """Who goes next, by the rule alone: the lost, then of all tenants the one whose turn it is."""
+    """The next item by definition: lost requests first, then the tenant whose turn it is."""
     if queue._front:
         return queue._front[0].item
 
@@ -86,7 +86,7 @@ def test_one_that_needs_much_room_displaces_as_many_as_it_takes_of_those_that_ha
     assert queue.tokens == 950
     assert queue.push("d1", "d", 0, 250)[1] == ["b3", "a2"]
     assert (queue.tokens, queue.waiting_by_tenant()) == (1000, {"a": 2, "b": 3, "c": 1, "d": 1})
-    assert queue.push("e1", "e", 0, 250)[1] == ["e1"]  # without the one of b that has more there is no room for it
+    assert queue.push("e1", "e", 0, 250)[1] == ["e1"]  # evicting only tenants with more does not make enough room
     assert (queue.tokens, len(queue)) == (1000, 7)
 
 
@@ -99,7 +99,7 @@ def test_however_large_those_that_come_are_tokens_stay_bounded() -> None:
 
 
 def test_a_tenant_whose_urgent_request_has_gone_is_not_urgent_any_more() -> None:
-    """Also where its heap is made anew at the same time, as many have gone before."""
+    """Holds also when its heap is rebuilt at that moment because many entries were removed before."""
     queue: FairQueue[str] = FairQueue(100, 10**6)
     entries = fill(queue, ("a0", 0, 1), *((f"a{n}", 5, 1) for n in range(1, 41)), ("b1", 3, 1))
     for number in (*range(13, 41), 0):

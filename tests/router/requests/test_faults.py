@@ -25,14 +25,14 @@ READY = router_pb2.WORKER_STATE_READY
 
 
 async def start_where(session: GatewaySession, running: Running, address: str, numbers: range) -> list[int]:
-    """Starts endless requests; those that run on the worker with the address."""
+    """Starts endless requests; returns those that run on the worker with this address."""
     for number in numbers:
         await (await session.start(number, generation([number]))).wait_tokens()
     return numbers_on(running, address)
 
 
 def numbers_on(running: Running, address: str) -> list[int]:
-    """The only session's requests on a worker."""
+    """Numbers of the only session's requests that are on a worker."""
     streams = [item for caller in running.router.dispatcher.sessions for item in caller.streams.items()]
     return [n for n, stream in streams if stream.worker and stream.worker.address == address]
 
@@ -40,7 +40,7 @@ def numbers_on(running: Running, address: str) -> list[int]:
 async def test_requests_of_a_killed_worker_go_on_elsewhere_and_it_comes_back(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """No token lost or doubled, for one sequence and for several, with log-probabilities and without."""
+    """No token is lost or duplicated, with one or several choices, with and without log-probabilities."""
     healthy = await start_engine(step_seconds=0.02)
     port = free_port()
     with engine_process(port, "--step-ms", "20") as victim:
@@ -125,7 +125,7 @@ async def test_requests_without_a_token_go_elsewhere_too(start_engine: StartEngi
 async def test_a_request_moves_to_a_worker_of_the_same_make(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Others of the model would go on with other tokens."""
+    """Other workers of the model, whose fingerprint differs, would continue with other tokens."""
     alike, different = await start_engine(step_seconds=0.02), await start_engine(fingerprint="other")
     with engine_process(free_port(), "--step-ms", "20") as victim:
         running = await start_router(victim.address)
@@ -143,7 +143,7 @@ async def test_a_request_moves_to_a_worker_of_the_same_make(
 
 
 def on_which(running: Running, *engines: EngineProcess) -> EngineProcess | None:
-    """The worker that the only session's only request is on."""
+    """The worker that has the only session's only request."""
     for engine in engines:
         if numbers_on(running, engine.address):
             return engine
@@ -153,7 +153,7 @@ def on_which(running: Running, *engines: EngineProcess) -> EngineProcess | None:
 async def test_a_request_that_crashes_workers_is_given_up_and_kept_out(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Of its tenant, whatever its seed; others may send the same."""
+    """Only for its tenant, whatever the seed; other tenants may send the same request."""
     with engine_process(free_port(), "--silent") as first, engine_process(free_port(), "--silent") as second:
         running = await start_router(first.address, second.address)
         async with running.client.session() as session:
@@ -199,7 +199,7 @@ async def test_a_request_that_crashes_the_only_worker_again_and_again_is_given_u
 async def test_a_freeze_is_no_fault_of_what_the_worker_had_begun(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Two in a row, and the request is served, then and when it is sent again."""
+    """After two freezes in a row the request is served, and served again when it is sent once more."""
     with engine_process(free_port(), "--silent") as first, engine_process(free_port(), "--silent") as second:
         running = await start_router(first.address, second.address)
         async with running.client.session() as session:
@@ -234,7 +234,7 @@ async def test_a_worker_that_refuses_is_passed_over(start_engine: StartEngine, s
 
 
 async def test_the_only_worker_refuses_for_a_moment(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """As one does that drains, before its health says so: the request does not use its attempts up on it at once."""
+    """The request must not use up its attempts on a worker that refuses because it drains before its health says so."""
     engine = await start_engine(start_error=Unavailable("This worker is draining."))
     running = await start_router(engine.address)
     async with running.client.session() as session:
@@ -256,7 +256,7 @@ async def test_refusals_do_not_multiply_beyond_the_retry_budget(
         running.router.registry.announce("test", [rescue.address])
         await running.client.wait_ready(rescue.address)
         sick.fail_all(Unavailable("This worker is draining."))
-        await eventually(lambda: len(rescue.live) == 3)  # the budget of eight requests
+        await eventually(lambda: len(rescue.live) == 3)  # the retry budget of eight requests
         rescue.options = FakeOptions()
         failed = [output for output in outputs if (await output.wait_ended()).error]
     assert len(failed) == 5
@@ -290,7 +290,7 @@ async def test_a_frozen_worker_gets_nothing_new_and_its_requests_go_on_elsewhere
             for number in range(10, 15):
                 await (await session.start(number, generation([number], 3))).wait_ended()
             await eventually(lambda: not numbers_on(running, frozen.address))
-            frozen.signal(signal.SIGCONT)  # what it says of its old requests now is not heard
+            frozen.signal(signal.SIGCONT)  # its late output for the old requests is ignored
             await running.client.wait_ready(frozen.address)
             for number in range(4):
                 output = await session.outputs[number].wait_ended()
@@ -303,7 +303,7 @@ async def test_a_frozen_worker_gets_nothing_new_and_its_requests_go_on_elsewhere
 async def test_a_wedged_worker_gets_nothing_new_and_its_requests_go_on_elsewhere(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """It sends heartbeats, and ends no step."""
+    """It sends heartbeats but completes no step."""
     usual = {"step_seconds": 0.02, "max_num_batched_tokens": 256}
     healthy, wedged = await start_engine(**usual), await start_engine(**usual)
     running = await start_router(healthy.address, wedged.address, routing_policy="round_robin")
@@ -357,7 +357,7 @@ async def test_health_that_comes_and_goes(start_engine: StartEngine, start_route
 async def test_a_worker_that_still_loads_is_told_in_one_line(
     start_router: StartRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one says when it is ready: that it takes no session before is nothing lost."""
+    """A second line says when it is ready; sessions that it refuses before then are not logged as losses."""
     caplog.set_level(logging.INFO)
     engine = FakeEngine()
     await engine.rpc.start()  # listens, NOT_SERVING
@@ -366,7 +366,7 @@ async def test_a_worker_that_still_loads_is_told_in_one_line(
     worker = await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_STARTING)
     await eventually(lambda: "is starting: it is loading the model" in caplog.text)
     assert not worker.HasField("model_info")
-    assert not engine.record.metadata  # nothing was asked of it
+    assert not engine.record.metadata  # no call was made to it
     await engine.rpc.set_serving(True)
     await running.client.wait_ready(engine.address)
     await eventually(lambda: f"worker {engine.address} is ready" in caplog.text)
@@ -418,7 +418,7 @@ async def test_a_router_that_drains_finishes_and_takes_nothing_new(
 
 
 def deaf_channel(port: int) -> grpc.aio.Channel:
-    """gRPC reads little ahead of its caller, who so has to leave less unread before the other side knows."""
+    """gRPC reads little ahead of its caller, so that the other side notices unread data sooner."""
     small = (("grpc.http2.lookahead_bytes", 65535), ("grpc.http2.bdp_probe", 0))
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=small)
 
@@ -427,7 +427,7 @@ def deaf_channel(port: int) -> grpc.aio.Channel:
 async def test_a_gateway_that_does_not_read_is_bounded(
     start_engine: StartEngine, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
-    """With a bound of 20,000 deltas, a gateway that leaves more unread loses its session, and nobody else does."""
+    """With a bound of 20,000 deltas, a gateway that leaves more unread loses its session, without affecting others."""
     monkeypatch.setattr("quire.rpc.session.MAX_PENDING_ITEMS", 20_000)
     engine = await start_engine(step_seconds=0.02, max_num_seqs=4096)
     running = await start_router(engine.address)
@@ -455,7 +455,7 @@ async def test_a_worker_that_loads_for_long_is_ready_as_soon_as_it_has(
     loading, other = await start_engine(), await start_engine()
     router = await start_router(loading.address, other.address)
     worker = next(worker for worker in router.router.registry.workers if worker.address == loading.address)
-    for _ in range(10):  # as its sessions end while it loads
+    for _ in range(10):  # as when its sessions end while it loads
         router.router.dispatcher.on_lost(worker, Unavailable("still loading"))
     assert worker.condition.state is State.READY
 

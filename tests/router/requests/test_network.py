@@ -1,4 +1,4 @@
-"""A network between router and worker that is slow, cuts messages up, or swallows everything for a while."""
+"""A network between router and worker that is slow, fragments messages, or swallows everything for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 @pytest.fixture
 def patient_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, a ping waits for long behind what is cut up before it."""
+    """On a busy machine, a ping waits long behind the fragments sent before it."""
     for place, arguments in (("channel.CHANNEL", CHANNEL_ARGUMENTS), ("server.SERVER", SERVER_ARGUMENTS)):
         patient = dict(arguments) | {"grpc.http2.ping_timeout_ms": int(1000 * WAIT_SECONDS)}
         monkeypatch.setattr(f"quire.rpc.{place}_ARGUMENTS", tuple(patient.items()))
@@ -42,7 +42,7 @@ async def test_a_slow_network_that_cuts_everything_up_only_delays(
 async def test_requests_behind_a_black_hole_go_on_elsewhere_and_it_is_used_again_when_it_heals(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """The engine there goes on all the while: what it says when the network heals is not heard."""
+    """The engine there keeps running; its late output is ignored once the network heals."""
     healthy, cut_off = await start_engine(step_seconds=0.02), await start_engine(step_seconds=0.02)
     async with proxy_to(cut_off.address) as proxy:
         running = await start_router(healthy.address, proxy.address, routing_policy="round_robin")

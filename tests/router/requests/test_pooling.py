@@ -1,4 +1,4 @@
-"""Requests of pooling models: placed by load, tried elsewhere, bounded, cancelled."""
+"""Requests of pooling models: placed by load, retried elsewhere, bounded, cancelled."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def test_the_worker_with_the_fewest_tokens_to_compute_gets_the_next_one(
     jobs = [begin(pool(running, request([1] * 100)))]
     await eventually(lambda: sum(received(first, second)) == 1, "the first has not come")
     long, short = (first, second) if first.pooling.received else (second, first)
-    for count in range(1, 4):  # 20 tokens each: all of them are less than the first's
+    for count in range(1, 4):  # 20 tokens each, together fewer than the first
         jobs.append(begin(pool(running, request([2] * 20))))
         await eventually(lambda count=count: received(short) == [count], "it went elsewhere")
     for engine in (long, short):
         engine.pooling.release()
     await asyncio.gather(*jobs)
     before = received(first, second)
-    for _ in range(6):  # of idle ones each in its turn
+    for _ in range(6):  # idle workers take turns
         await pool(running, request([3]))
     assert [after - b for after, b in zip(received(first, second), before, strict=True)] == [3, 3]
 
@@ -159,7 +159,7 @@ async def test_a_request_that_fails_everywhere_ends(start_engine: StartEngine, s
 async def test_a_model_of_the_other_runner_is_refused_with_what_serves_it(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """Of one router that has both."""
+    """One router has models of both kinds."""
     embedder, writer = (
         await start_engine(pooling=EMBEDDER, models=("embedder",)),
         await start_engine(models=("writer",)),
@@ -169,7 +169,7 @@ async def test_a_model_of_the_other_runner_is_refused_with_what_serves_it(
         await pool(running, request([5], model="writer"))
     with pytest.raises(NotFound, match="embedder, writer"):
         await pool(running, request([5], model="none"))
-    assert (await pool(running, request([5]))).outputs  # the only one there is
+    assert (await pool(running, request([5]))).outputs  # without a name, the only pooling model
     async with running.client.session() as session:
         wrong = await (await session.start(1, generation([1], 2, model="embedder"))).wait_ended()
         assert isinstance(wrong.error, InvalidRequest)

@@ -1,4 +1,4 @@
-"""How many requests may be on their second attempt at once."""
+"""How many requests may be on a second attempt at the same time."""
 
 from __future__ import annotations
 

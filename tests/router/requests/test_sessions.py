@@ -15,7 +15,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 async def test_requests_of_two_gateways_do_not_mix(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """Both use the same stream ids, on the same worker, so that its frames have to be split."""
+    """Both use the same stream ids on the same worker, so that its frames have to be split."""
     running = await start_router((await start_engine()).address)
     async with running.client.session() as first, running.client.session() as second:
         for number in range(10):
@@ -80,7 +80,7 @@ async def test_after_half_close_the_session_ends_with_its_last_request(
         await session.call.done_writing()
         async with asyncio.timeout(WAIT_SECONDS):
             await session.call.code()
-        # The status may be here before the last frames are read.
+        # The status may arrive before the last frames are read.
         assert (await session.outputs[1].wait_ended()).tokens[0] == expected_tokens([1], 20)
         assert (await session.outputs[2].wait_ended()).tokens[0] == expected_tokens([2], 40)
 

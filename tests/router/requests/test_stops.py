@@ -1,4 +1,4 @@
-"""Sequences in which their caller has found a stop string."""
+"""Sequences in which the caller has found a stop string."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def counted(running: Running, outcome: str) -> float | None:
 
 
 async def start(session: GatewaySession, number: int = 1, n: int = 2) -> Output:
-    """A request without an end, some tokens of each of whose choices are here."""
+    """Starts an endless request and waits until its last choice has at least five tokens."""
     output = await session.start(number, generation(PROMPT, n=n))
     await eventually(lambda: len(output.tokens[n - 1]) >= 5)
     return output

@@ -1,4 +1,4 @@
-"""What a router tells of a request in its trace."""
+"""What a router's trace of a request contains."""
 
 from __future__ import annotations
 

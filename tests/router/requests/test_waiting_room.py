@@ -1,4 +1,4 @@
-"""Requests that wait for a worker with room."""
+"""Requests that wait for a worker with capacity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fake_engine import FakeEngine, FakeOptions, expected_tokens
 from tests.support.router_client import generation
 from tests.support.waiting import eventually
 
-# A worker that runs one sequence takes two more than it, so that it never idles.
+# A worker that runs one sequence accepts two more, so that it never idles.
 FEW = {"max_num_seqs": 1}
 AT_WORKER = 3
 
@@ -54,7 +54,7 @@ async def test_the_queue_and_the_time_in_it_are_told(start_engine: StartEngine, 
 
 
 async def test_tenants_take_turns(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """One that asks for much does not keep another waiting."""
+    """A tenant with many requests does not delay another one."""
     engine = await start_engine(silent=True, **FEW)
     running = await start_router(engine.address)
     async with running.client.session() as session:
@@ -136,7 +136,7 @@ async def test_who_leaves_the_queue_is_not_served(start_engine: StartEngine, sta
 
 
 async def test_new_requests_wait_for_a_worker_that_restarts(start_router: StartRouter) -> None:
-    """Killed, gone and back again; what waits is bounded, and deadlines hold."""
+    """While the killed worker is away, the queue is bounded and deadlines hold; then requests are served."""
     port = free_port()
     with engine_process(port) as first:
         running = await start_router(first.address, max_queued_requests=20)
@@ -236,7 +236,7 @@ async def test_new_requests_wait_for_a_worker_that_loads_however_long_it_was_awa
 async def test_new_requests_wait_for_a_model_whose_worker_has_just_left(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:
-    """As one does that restarts for longer than its lease; others do not make its model an unknown one."""
+    """A worker may restart for longer than its lease; its model stays known although others serve other models."""
     old, other = await start_engine(models=("old",)), await start_engine(models=("other",))
     running = await start_router(other.address)
     registry = running.router.registry

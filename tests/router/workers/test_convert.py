@@ -1,4 +1,4 @@
-"""What a worker gets of a request, against what the caller sent."""
+"""The request that a worker gets, compared with what the caller sent."""
 
 from __future__ import annotations
 

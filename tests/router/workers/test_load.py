@@ -1,4 +1,4 @@
-"""Estimates of load, and the states of a worker."""
+"""Load estimates and worker states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_placements_count_at_once() -> None:
 
 def test_a_heartbeat_that_reports_our_own_requests_counts_them_once() -> None:
     load = LoadTracker()
-    load.placed(1, prompt_tokens=100, prefill_tokens=20)  # the worker does not tell what it will find in its cache
+    load.placed(1, prompt_tokens=100, prefill_tokens=20)  # the worker does not say what it will find in its cache
     load.placed(1, prompt_tokens=50, prefill_tokens=50)
     load.heartbeat(beat(running=1, waiting=1, prefill=150), 0.0)
     assert figures(load) == (2, 70)
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_no_step_though_it_has_work_is_stalled() -> None:
 
 
 def test_what_counts_as_stalled_follows_the_steps_that_the_worker_takes() -> None:
-    """A starved machine: one step in fifty takes nearly a second."""
+    """On a starved machine, where one step in fifty takes nearly a second."""
     load = LoadTracker()
     histogram = common_pb2.Histogram(bounds=[100, 1000], counts=[0, 0, 0])
     for beat_number in range(20):
@@ -94,9 +94,9 @@ def test_step_times_fade_and_begin_anew_with_the_process() -> None:
     assert p99(1.0, 0, 10, 0) == 1
     assert p99(2.0, 1000, 10, 0) == 0.1
     assert p99(3.0, 1000, 20, 10) == 1
-    assert p99(600.0, 2000, 20, 10) == 0.1  # ten minutes of good behaviour
-    assert p99(601.0, 0, 3, 0) == 1  # another process
-    assert p99(602.0) == 0  # one that does not tell
+    assert p99(600.0, 2000, 20, 10) == 0.1  # ten minutes without slow steps
+    assert p99(601.0, 0, 3, 0) == 1  # a restarted process
+    assert p99(602.0) == 0  # a worker that does not report
 
 
 READY = Facts(

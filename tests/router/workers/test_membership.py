@@ -1,4 +1,4 @@
-"""Where workers come from: static list, DNS, registration with a lease."""
+"""Where workers come from: a static list, DNS, or registration with a lease."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that moves only when told to."""
 
     now = 100.0
 
@@ -46,7 +46,7 @@ class Names:
         return self.answer
 
     async def wait_asked(self, times: int) -> None:
-        """Until it has been asked so many times more."""
+        """Waits until it has been asked this many more times."""
         for _ in range(times):
             self.again.clear()
             await self.again.wait()
@@ -108,15 +108,15 @@ async def test_a_registered_worker_serves_until_its_lease_ends(
     lease = await register(running, engine.address)
     assert lease.lease_ms == 8000
     await running.client.wait_ready(engine.address)
-    for _ in range(3):  # longer than one lease
+    for _ in range(3):  # together longer than one lease
         assert (await renew(running, lease.lease_id)).lease_ms == 8000
         clock.now += 5
     assert await running.client.generate(generation([1], 3)) == expected_tokens([1], 3)
     async with running.client.session() as session:
         output = await session.start(1, generation([2], 200))
         await output.wait_tokens()
-        engine.options = FakeOptions(silent=True)  # it is not at its end before it is looked at
-        clock.now += 5  # no heartbeat any more: nothing new goes there, and what runs there finishes
+        engine.options = FakeOptions(silent=True)  # keeps the request from finishing too early
+        clock.now += 5  # no renewal any more: it gets nothing new, and what runs on it finishes
         worker = await running.client.wait_state(engine.address, router_pb2.WORKER_STATE_DRAINING)
         assert "no longer announced" in worker.reason
         engine.options = FakeOptions()
@@ -158,7 +158,7 @@ async def test_dns_follows_the_records(start_engine: StartEngine, start_router: 
 
 
 async def test_a_partial_answer_costs_no_worker_its_place(start_engine: StartEngine, start_router: StartRouter) -> None:
-    """Nor the router what it knows of the worker's cache."""
+    """The router also keeps what it knows of the worker's cache."""
     engine = await start_engine()
     port = engine.address.rpartition(":")[2]
     names = Names("127.0.0.1", "127.0.0.9")

@@ -1,4 +1,4 @@
-"""Ejection of outliers, on a clock of the test's own."""
+"""Ejection of outliers, on a clock controlled by the test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_workers_of_other_models_do_not_stand_in_for_it() -> None:
 
 
 def test_workers_are_compared_with_those_of_their_model() -> None:
-    """Of a small model's three workers one is slowed, where most of the fleet serves a large one."""
+    """One of a small model's three workers slows down, in a fleet that mostly serves a large model."""
     clock, workers, outliers = fleet(8)
     for worker in workers[:3]:
         worker.names = ("small",)
@@ -91,11 +91,11 @@ def test_a_worker_that_becomes_far_slower_rests_and_one_that_always_was_does_not
     clock, workers, outliers = fleet(4)
     for _ in range(200):
         for number, worker in enumerate(workers):
-            worker.ejection.decoded(10, 2.0 if number == 3 else 0.2)  # the last one is ten times as slow by nature
+            worker.ejection.decoded(10, 2.0 if number == 3 else 0.2)  # the last one is always ten times slower
     outliers.sweep()
     for second in range(20):
         clock.now += 1
-        workers[0].ejection.decoded(10, 0.24)  # a fifth slower: no reason
+        workers[0].ejection.decoded(10, 0.24)  # 20% slower: no reason to eject
         workers[1].ejection.decoded(10, 4.0)
         outliers.sweep()
         if second < 10:

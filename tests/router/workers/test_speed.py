@@ -1,4 +1,4 @@
-"""Speeds learnt from heartbeats."""
+"""Worker speeds learned from heartbeats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_tokens_cost_something_whatever_else_makes_steps_longer() -> None:
 
 @dataclass
 class Heartbeats:
-    """A worker's counters as they grow."""
+    """Accumulates a worker's counters and reports them as heartbeats."""
 
     speed: WorkerSpeed = field(default_factory=WorkerSpeed)
     steps: int = 0
@@ -55,7 +55,7 @@ class Heartbeats:
     seconds: float = 0.0
 
     def beat(self, now: float, steps: int = 0, tokens: float = 0.0, seconds: float = 0.0) -> None:
-        """So many more steps, each of so many tokens and so long."""
+        """Reports this many more steps, each with this many tokens and seconds."""
         self.steps += steps
         self.tokens += steps * tokens
         self.seconds += steps * seconds
@@ -68,7 +68,7 @@ class Heartbeats:
 
 def test_heartbeats_are_differences_and_restarts_do_no_harm() -> None:
     worker = Heartbeats(steps=1000, tokens=5e5, seconds=9e6)
-    worker.beat(0.0)  # from before this router came
+    worker.beat(0.0)  # from before this router started
     assert not worker.speed.known
     worker.beat(0.25, 10, 1, 0.005)
     assert sum(figures(worker.speed)) == pytest.approx(0.005, rel=0.01)
@@ -80,7 +80,7 @@ def test_heartbeats_are_differences_and_restarts_do_no_harm() -> None:
 
 def test_a_slow_worker_is_known_within_seconds_and_gets_another_chance_when_it_idles() -> None:
     fast, slow = Heartbeats(), Heartbeats()
-    slow.speed.line = fast.speed.line  # they are of one make
+    slow.speed.line = fast.speed.line  # both are of the same make
     for worker in (fast, slow):
         worker.beat(0.0)
     for beat in range(1, 41):

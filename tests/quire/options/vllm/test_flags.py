@@ -1,4 +1,4 @@
-"""The flags of vLLM on `quire serve`: each parses, or is answered with what becomes of it."""
+"""vLLM's flags on `quire serve`: each is parsed, or answered with what has become of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT: dict[str, Any] = {}
 
 @functools.cache
 def command() -> OptionsCommand:
-    """`quire serve`, which starts nothing."""
+    """`quire serve` without starting anything."""
     serve = COMMANDS["serve"]()
     assert isinstance(serve, OptionsCommand)
     return OptionsCommand("serve", "Help.", serve.groups, lambda **values: KEPT.update(values))
@@ -51,7 +51,7 @@ def flat(result: Result) -> str:
 
 
 def value_for(field: OptionField) -> list[str]:
-    """Words behind its flag that it takes."""
+    """Arguments that the flag accepts."""
     if field.type is bool:
         return []
     if choices := [choice for choice in field.metadata["choices"] if choice]:
@@ -92,7 +92,7 @@ def test_each_parses_or_is_answered(flag: VllmFlag) -> None:
 
 
 def test_all_that_are_current_are_offered() -> None:
-    """172 of 172."""
+    """`quire serve` offers all 172 current flags."""
     shown = run("--help=all").output
     current = [flag.name for flag in vllm_flags().values() if flag.current]
     offered = [name for name in current if f"--{name}" in shown or name in ("help", "config")]

@@ -34,7 +34,7 @@ NO_SECURITY = RpcSecurityOptions()
 
 
 class NoSessions:
-    """A channel that has none over gRPC."""
+    """A channel on which sessions over gRPC fail."""
 
     def __getattr__(self, name: str) -> object:
         return lambda *_, **__: None
@@ -47,7 +47,7 @@ class NoSessions:
 
 
 def local_session(address: str, security: RpcSecurityOptions = NO_SECURITY) -> SessionCall:
-    """A session that can be had over a Unix socket alone."""
+    """A session that can only go over a Unix socket."""
     stub = engine_pb2_grpc.EngineServiceStub(session_channel(NoSessions(), address, security))
     call: SessionCall = stub.Session(metadata=call_metadata(security))
     return call
@@ -200,7 +200,7 @@ async def test_a_caller_that_says_nothing_of_use_is_cut_off(engine: FakeEngine) 
 
 
 class Pair:
-    """Two connections that talk to each other."""
+    """Two connected frame connections."""
 
     def __init__(self) -> None:
         self.one, self.other = FrameConnection(), FrameConnection()
