@@ -20,7 +20,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def more_arguments() -> tuple[str, ...]:
-    """Of the module's stack."""
+    """Additional arguments of the module's stack."""
     return ()
 
 
@@ -28,7 +28,7 @@ def more_arguments() -> tuple[str, ...]:
 def stack(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory, more_arguments: tuple[str, ...]
 ) -> Iterator[Stack]:
-    """One float32 stack for a module; float32, so that batches of any shape give the same greedy tokens."""
+    """One float32 stack per module; float32, so that batches of any shape give the same greedy tokens."""
     running = start_stack(
         tiny_llama, tmp_path_factory.mktemp("stack") / "log",
         "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024",

@@ -1,4 +1,4 @@
-"""Adapters through the whole stack: two engines, the OpenAI SDK, Transformers on merged weights as the reference."""
+"""Adapters through the whole stack: two engines, the OpenAI SDK, and Transformers on merged weights as reference."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def reference(folder: Path) -> list[str]:
-    """What Transformers says to the prompts."""
+    """The outputs of Transformers for the prompts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.generation_config.eos_token_id = None
@@ -82,7 +82,7 @@ def reference(folder: Path) -> list[str]:
 
 
 def test_answers_are_those_of_merged_weights(fleet: Fleet, tmp_path: Path) -> None:
-    """All at once, on both engines, more adapters than there are places."""
+    """Concurrent requests on both engines, for more adapters than there are slots."""
     assert fleet.call("load", lora_name="c", lora_path=str(fleet.adapters["c"].folder)).status_code == 200
     cards = {card.id: card for card in fleet.client.models.list().data}
     assert [getattr(cards[name], "parent", None) for name in ("quire-demo", "a", "b", "c")] == [
@@ -121,7 +121,7 @@ def test_an_engine_that_dies_gets_its_adapters_back(fleet: Fleet) -> None:
 
 
 def _all_logs(log: Path) -> str:
-    """What the stack printed, and the file that it names."""
+    """The stack's output, and the log files that it names."""
     text = log.read_text()
     files = [Path(word) for word in text.split() if word.endswith(".log")]
     return text + "".join(file.read_text() for file in files if file.exists())

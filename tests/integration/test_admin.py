@@ -1,4 +1,4 @@
-"""Operators and a real stack: `quire serve` with two engines, put to sleep and woken, profiled, drained."""
+"""Operators' commands on a real stack: `quire serve` with two engines, put to sleep and woken, profiled, drained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 40, "temper
 
 @pytest.fixture(scope="module")
 def operated(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, httpx.Client, Path]]:
-    """A stack, a client of its admin port, and where its profiles go."""
+    """A stack, a client of its admin port, and the folder of its profiles."""
     folder, port = tmp_path_factory.mktemp("operated"), free_port()
     running = start_stack(
         tiny_llama, folder / "log", "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024",
@@ -56,7 +56,7 @@ def test_the_same_answer_after_a_sleep(operated: tuple[Stack, httpx.Client, Path
     assert len(ask(admin, "/wake_up")["workers"]) == 2
     for worker in admin.get("/workers").json()["workers"]:
         ask(admin, f"/drain?worker={worker['address']}")
-        assert complete(stack) == before  # of each engine, as the other one is drained
+        assert complete(stack) == before  # from each engine, as the other one is drained
         ask(admin, f"/undrain?worker={worker['address']}")
 
 

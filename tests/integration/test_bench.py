@@ -1,4 +1,4 @@
-"""`quire bench` against a stack and an engine of ours."""
+"""`quire bench` against one of our stacks and one of our engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_stack_is_measured(stack: Stack, tmp_path: Path, backend: str) -> None
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["failed"], result["output_lens"]) == (6, 0, [5] * 6)
     assert result["max_concurrent_requests"] <= 6 and (tmp_path / "result.svg").exists()
-    if backend == "vllm":  # a chat has its template's tokens, too
+    if backend == "vllm":  # a chat also has the template's tokens
         assert result["input_lens"] == [20] * 6
 
 

@@ -1,4 +1,4 @@
-"""compose.yaml without docker: every service from its own command, environment, ports and health check."""
+"""compose.yaml without Docker: every service from its own command, environment, ports and health check."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compose(environment: dict[str, str]) -> dict[str, Any]:
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
-    """(instruction, rest) of a Dockerfile."""
+    """(instruction, rest of the line) for a Dockerfile."""
     text = re.sub(r"\\\n\s*", "", path.read_text())
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines()) if word.isupper()]
 
@@ -62,16 +62,16 @@ def last(found: list[tuple[str, str]], word: str) -> str:
 
 @dataclass
 class Containers:
-    """The services as local processes."""
+    """The services, run as local processes."""
 
     model: Path
     processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in SERVICES})
 
     def local(self, argument: str) -> str:
-        """What a container's argument means on this machine."""
+        """A container's argument translated for this machine."""
         for name, port in PORTS.items():
-            # The router finds engines by a name that it resolves; here the name is localhost.
+            # The router finds engines through a host name that it resolves; here that is localhost.
             host = "localhost" if name == "engine" else "127.0.0.1"
             argument = argument.replace(f"{name}:{port}", f"{host}:{self.ports[name]}")
             argument = argument.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.ports[name]}")
@@ -107,7 +107,7 @@ class Containers:
         return next(self.ports[name] for name, inside in PORTS.items() if inside == port)
 
     def stop(self) -> dict[str, int]:
-        """SIGTERM to all, the gateway first; their exit codes."""
+        """Sends SIGTERM to all, the gateway first; returns their exit codes."""
         codes = {}
         for name in reversed(SERVICES):
             if process := self.processes.get(name):
@@ -172,7 +172,7 @@ def test_what_compose_promises(name: str) -> None:
     assert service.get("profiles") == PROFILES.get(name)
     assert parsed["networks"]["quire"]["internal"]
     assert "COMPOSE_PROFILES=cpu" in (ROOT / ".env").read_text()
-    # The options parse: --help after them ends the command before it does anything.
+    # --help after the options ends the command before it does anything, but only if they parse.
     entrypoint = service.get("entrypoint") or json.loads(last(dockerfile(service), "ENTRYPOINT"))
     command = COMMANDS[entrypoint[1]]()
     with pytest.raises(SystemExit) as ended:
@@ -188,7 +188,7 @@ def test_only_the_loopback_address_is_published() -> None:
 def test_dockerfiles(name: str) -> None:
     service = compose({})["services"][name]
     found = dockerfile(service)
-    assert sum(instruction == "FROM" for instruction, _ in found) == 2  # a build stage, and what remains
+    assert sum(instruction == "FROM" for instruction, _ in found) == 2  # a build stage and the final image
     assert last(found, "USER").isdecimal()
     assert last(found, "USER") != "0"
     assert last(found, "EXPOSE") == str(PORTS[name])

@@ -1,4 +1,4 @@
-"""Many streams at once, some cancelled midway, or the tokenizer service killed: the others are right, nothing leaks."""
+"""Many concurrent streams, some cancelled, or the tokenizer service killed: the others are right, nothing leaks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_streams_survive_the_death_of_the_tokenizer_service(stack: Stack) 
         return text
 
     undisturbed = await asyncio.gather(*(run(index) for index in range(16)))
-    for _ in range(5):  # the client may be so far behind that nothing is left to lose
+    for _ in range(5):  # the client may lag so far behind that no stream is left to lose
         begun.clear()
         streams = [asyncio.create_task(run(index)) for index in range(16)]
         while not begun:
@@ -89,7 +89,7 @@ def scrape(stack: Stack) -> str:
 
 
 async def assert_all_freed(stack: Stack) -> None:
-    """Soon nothing runs, waits or holds a block."""
+    """Asserts that soon nothing runs, waits or holds a block."""
 
     def held() -> dict[str, float]:
         text, names = scrape(stack), ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")

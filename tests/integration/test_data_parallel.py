@@ -25,7 +25,7 @@ from tests.support.waiting import under_way
 pytestmark = pytest.mark.slow
 
 SECONDS = 90.0
-WRITE_SECONDS = 0.5  # a gateway tells the others at least so often
+WRITE_SECONDS = 0.5  # each gateway shares its metrics at least this often
 OPTIONS = ("--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", "32M", "--cpu-threads", "1",
            "--served-model-name", "tiny", "-dp", "2", "-dpl", "1")  # fmt: skip
 
@@ -62,7 +62,7 @@ def ready_ranks(stack: Stack) -> list[int]:
 
 
 def client(stack: Stack) -> openai.OpenAI:
-    """With a connection for each request: so they are spread over the gateways."""
+    """Uses a new connection per request, so that requests are spread over the gateways."""
     limits = httpx.Limits(max_keepalive_connections=0)
     return openai.OpenAI(
         base_url=f"{stack.url}/v1", api_key="-", max_retries=4, http_client=httpx.Client(limits=limits)
@@ -86,7 +86,7 @@ def figure(stack: Stack, name: str) -> float:
 
 
 def processes(stack: Stack, command: str) -> list[int]:
-    """Ids of the stack's processes of one kind."""
+    """Process ids of the stack's processes of one kind."""
     return [pid for pid, kind in stack.processes() if kind == command]
 
 
@@ -109,7 +109,7 @@ def test_both_ranks_answer_at_one_port(nodes: tuple[Stack, Stack]) -> None:
 
 
 def test_any_gateway_tells_what_all_counted_also_when_one_is_killed(nodes: tuple[Stack, Stack]) -> None:
-    """Every connection goes on at the other one, and none of its figures is lost."""
+    """Clients reconnect to the remaining gateway, and no metric is lost."""
     first, _ = nodes
     api, name = client(first), "vllm:request_success_total"
 
@@ -117,7 +117,7 @@ def test_any_gateway_tells_what_all_counted_also_when_one_is_killed(nodes: tuple
         return {figure(first, name) for _ in range(12)}
 
     def settled() -> set[float] | None:
-        """What all tell twice, with more time in between than any of them takes to tell the others."""
+        """The value that all gateways report twice, waiting longer in between than any takes to share its own."""
         before = told()
         time.sleep(2 * WRITE_SECONDS)
         return before if len(before) == 1 and told() == before else None
@@ -137,7 +137,7 @@ def test_any_gateway_tells_what_all_counted_also_when_one_is_killed(nodes: tuple
 
 
 def test_an_engine_of_another_node_that_is_lost_takes_no_stream_with_it(nodes: tuple[Stack, Stack]) -> None:
-    """The engine of the second node is killed; its supervisor starts another one, which registers again."""
+    """Its streams continue elsewhere; the second node's supervisor restarts it, and it registers again."""
     first, second = nodes
     api = client(first)
     with ThreadPoolExecutor(8) as pool:

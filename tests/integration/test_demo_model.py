@@ -72,7 +72,7 @@ THINK = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 def test_it_thinks_where_it_is_asked_to(client: openai.OpenAI) -> None:
-    """Whole and streamed; what is counted is what stands between the marks."""
+    """Holds for whole and streamed answers; reasoning tokens are those between the marks."""
     model = client.models.list().data[0].id
     fields: Any = {"model": model, "messages": SUM, "temperature": 0.5, "seed": 3, "n": 3}
     whole = client.chat.completions.create(**fields, extra_body={**THINK, "return_token_ids": True})
@@ -100,12 +100,12 @@ def test_efforts_turn_its_thinking_on_and_off(client: openai.OpenAI) -> None:
     assert {effort: bool((answer.model_extra or {})["reasoning"]) for effort, answer in answers.items()} == {
         "none": False, "low": True,
     }  # fmt: skip
-    # The thinking has a = too, and goes on.
+    # The thinking contains a = too, and is not ended by it.
     assert {effort: answer.content for effort, answer in answers.items()} == dict.fromkeys(answers, "17 + 25 ")
 
 
 def test_what_it_thought_goes_back_to_it(client: openai.OpenAI) -> None:
-    """Under the name in answers, and under the one that it had before."""
+    """Under the name that answers use and under its former one."""
 
     def prompt_tokens(**thought: str) -> int:
         turn = {"role": "assistant", "content": "17 + 25 = 42.", **thought}
@@ -121,7 +121,7 @@ def test_what_it_thought_goes_back_to_it(client: openai.OpenAI) -> None:
 
 
 def test_a_turn_that_is_sent_back_is_the_one_that_was_made(client: openai.OpenAI) -> None:
-    """Token for token, so that its keys and values are found in the cache."""
+    """The tokens are identical, so that their KV cache is reused."""
     answer = client.chat.completions.create(
         model="quire-demo", messages=SUM, temperature=0, extra_body={**THINK, "return_token_ids": True}
     )
@@ -171,7 +171,7 @@ def test_it_thinks_before_it_calls_a_tool(client: openai.OpenAI) -> None:
     assert (reasoning, arguments) == ((whole.message.model_extra or {})["reasoning"], call.function.arguments)
     assert reasoning
     assert not contents
-    # A call that has to be made begins behind the thinking, too.
+    # A forced call begins after the thinking, too.
     held = client.chat.completions.create(**fields, tool_choice="required").choices[0].message
     assert ((held.model_extra or {})["reasoning"], held.content) == (reasoning, None)
     assert held.tool_calls
@@ -216,7 +216,7 @@ def test_it_calls_tools_that_it_has_never_seen_and_tells_what_they_say(client: o
         assert (content, reason) == ("", "stop" if choice == "named" else "tool_calls")
         assert tool_calls_of(client, True, **fields) == (calls, content, reason)
         right += [(name, json.loads(arguments)) for name, arguments in calls] == [(need.name, need.arguments)]
-    assert right >= 6  # of 300, it gets nine in ten
+    assert right >= 6  # over 300 needs, it gets nine in ten
 
 
 def test_it_goes_on_from_the_result_of_a_tool(client: openai.OpenAI) -> None:
@@ -248,7 +248,7 @@ def test_calls_fit_their_schema_however_hot_it_runs(client: openai.OpenAI, choic
     calls = [call for each in answer.choices for call in each.message.tool_calls or ()]
     assert len(calls) == 16 if choice == "required" else len(calls) > 8
     for call in calls:
-        assert isinstance(call.function.parsed_arguments, Forecast)  # read by the SDK, which checks nothing itself
+        assert isinstance(call.function.parsed_arguments, Forecast)  # parsed by the SDK, which validates nothing itself
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -292,6 +292,6 @@ def test_a_model_that_does_not_stop_thinking(client: openai.OpenAI) -> None:
 
 
 def spell(client: openai.OpenAI, text: str) -> list[int]:
-    """Token ids."""
+    """The token ids of a text."""
     response = httpx.post(str(client.base_url.join("/tokenize")), json={"prompt": text})
     return list(response.json()["tokens"])

@@ -1,4 +1,4 @@
-"""Engines come and go while a stack serves, and no stream is lost."""
+"""Engines are added and removed while a stack serves, and no stream is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAMS = 12
 
 @pytest.fixture(scope="module")
 def one(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack of one engine."""
+    """A stack with one engine."""
     running = start_stack(
         tiny_llama, tmp_path_factory.mktemp("stack") / "log", "--dtype", "float32", "--max-model-len", "1024",
         "--kv-cache-memory-bytes", "32M", "--cpu-threads", "1", "--served-model-name", "tiny",
@@ -44,7 +44,7 @@ def one(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def environment(stack: Stack) -> Mapping[str, str]:
-    """Of the gateway."""
+    """Environment variables of the gateway process."""
     told = Path(f"/proc/{stack.children()['gateway']}/environ").read_bytes().split(b"\0")
     return dict(entry.decode().split("=", 1) for entry in told if b"=" in entry)
 
@@ -70,8 +70,10 @@ def complete(stack: Stack, number: int, max_tokens: int = 300) -> str:
 
 
 def test_engines_come_and_go_under_load(one: Stack) -> None:
-    """One change at a time; a router that starts again knows the engines; and of an engine that is taken, which has too
-    little time for what it does, the one that stays goes on with it."""
+    """Only one change runs at a time, a restarted router knows the engines, and streams of a removed engine continue.
+
+    The removed engine has too little time to finish its streams, so the remaining one continues them.
+    """
 
     async def both() -> list[Any]:
         asked = [ask_supervisor(ScaleRequest(2, 30.0, SECONDS), environment(one)) for _ in range(2)]
@@ -98,7 +100,7 @@ def test_engines_come_and_go_under_load(one: Stack) -> None:
 
 
 def test_two_engines_are_taken_in_one_change(one: Stack) -> None:
-    """Neither gets what the other had to leave, and all of it is gone on with by the one that stays."""
+    """Neither receives the other's streams: all of them continue on the one that stays."""
     assert scale(one, 3) == ScaleAnswer(3)
     wait_for_ready(one, [0, 1, 2])
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -120,7 +122,7 @@ def wait_for_ready(stack: Stack, ranks: list[int]) -> None:
     while True:
         known = workers(stack)
         ready = sorted(worker["data_parallel_rank"] or 0 for worker in known if worker["state"] == "ready")
-        if ready == ranks and len(known) == len(ranks):  # of those that have left, none is known any more
+        if ready == ranks and len(known) == len(ranks):  # no worker that has left is listed any more
             return
         assert time.monotonic() < deadline, known
         time.sleep(0.1)
@@ -133,7 +135,7 @@ def test_what_cannot_be_is_refused(one: Stack, size: int) -> None:
 
 
 def test_ranks_that_compute_experts_together_start_anew(tiny_llama: Path, tmp_path: Path) -> None:
-    """Nobody serves meanwhile; what they were streaming goes on afterwards."""
+    """No rank serves during the change; their streams continue afterwards."""
     folder = make_model(tmp_path / "model", "mixtral", vocab_size=8192, max_position_embeddings=1024)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).symlink_to(tiny_llama / name)

@@ -1,4 +1,4 @@
-"""`quire serve model.gguf`: one file is model, configuration, tokenizer and chat template."""
+"""`quire serve model.gguf`: one file provides model, configuration, tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Splits texts as GPT-2 does, which is written so in the file."""
+    """A tokenizer that splits texts as GPT-2 does, as the file states."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -61,7 +61,7 @@ def client(stack: Stack) -> openai.OpenAI:
 
 
 def test_completions(client: openai.OpenAI, stack: Stack, folder: Path, tokenizer: Tokenizer) -> None:
-    """The tokens of Transformers, with what the file's weights stand for."""
+    """The tokens equal those of Transformers with the file's dequantized weights."""
     prompt = "from pathlib import"
     (expected,) = reference_tokens(folder / "reference", [tokenizer.encode(prompt).ids], 12)
     (model,) = client.models.list().data
@@ -73,7 +73,7 @@ def test_completions(client: openai.OpenAI, stack: Stack, folder: Path, tokenize
 
 
 def test_chat(client: openai.OpenAI, stack: Stack) -> None:
-    """By the file's template; answers end at the tokens that its vocabulary has for it."""
+    """Uses the file's chat template, and ends answers at the vocabulary's end tokens."""
     messages = [{"role": "user", "content": "hello"}]
     body = json.dumps({"messages": messages, "add_generation_prompt": False}).encode()
     request = urllib.request.Request(f"{stack.url}/tokenize", body, {"content-type": "application/json"})
@@ -86,7 +86,7 @@ def test_chat(client: openai.OpenAI, stack: Stack) -> None:
 
 
 def test_structured_output(client: openai.OpenAI, stack: Stack) -> None:
-    """The engine reads the vocabulary from the file too."""
+    """The engine, too, reads the vocabulary from the file."""
     answer = client.completions.create(
         model=str(stack.model), prompt="a", max_tokens=40, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
     )

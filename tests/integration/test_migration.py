@@ -1,4 +1,4 @@
-"""Real engines behind a real router: a stream goes on where its worker left off, with the tokens it would have had."""
+"""Real engines behind a real router: a stream moves to another worker and keeps the tokens it would have had."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.slow
 
 START_SECONDS = 180.0
 STREAMS = 16
-TOKENS = 200  # enough that none is done before its engine is stopped
+TOKENS = 200  # enough that none finishes before its engine is stopped
 
 
 @pytest.fixture(scope="module")
 def engines(tiny_llama: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Address → process; in bfloat16 by Quire's own kernels, for which it does not matter what shares a batch."""
+    """Address → process, in bfloat16 with Quire's batch-invariant kernels, or in float32 where they are unavailable."""
     form = ("--dtype", "bfloat16", "--batch-invariant") if AVAILABLE else ("--dtype", "float32")
     ports = [free_port() for _ in range(3)]
     started = {
@@ -73,7 +73,7 @@ async def router_of(addresses: list[str]) -> AsyncIterator[tuple[Router, RouterC
 
 @pytest.fixture(scope="module")
 def constraints(tiny_llama: Path) -> list[common_pb2.Constraint]:
-    """One that outlasts the outputs, and one that ends them."""
+    """A constraint that outlasts the outputs, and one that ends them."""
     backend = GuidanceBackend(make_vocabulary(read_tokenizer_files(tiny_llama)))
     wanted = (
         ConstraintRequest(Form.JSON_SCHEMA, '{"type": "array", "minItems": 400, "items": {"type": "integer"}}'),
@@ -84,9 +84,11 @@ def constraints(tiny_llama: Path) -> list[common_pb2.Constraint]:
 
 
 def request(number: int, constraints: list[common_pb2.Constraint]) -> common_pb2.Generation:
-    """Greedy and seeded ones, with penalties, log-probabilities, several sequences, stop tokens and constraints; some
-    with forbidden tokens, budgets of thinking, or repetitions that end them; the
-    prompts of some are embeddings."""
+    """Request number `number`, greedy or seeded.
+
+    By their numbers, requests have penalties, log-probabilities, several sequences, stop tokens or constraints; some
+    have forbidden tokens, thinking budgets, or repetitions that end them; the prompts of some are embeddings.
+    """
     source = Random(number)
     sampling = common_pb2.SamplingParams(
         max_tokens=TOKENS, ignore_eos=True, temperature=number % 2, n=1 + number % 5 // 4
@@ -150,7 +152,7 @@ async def test_streams_survive_a_freeze_a_drain_and_a_kill(
             assert contents(outputs) == undisturbed
             assert {output.finals for output in outputs} == {1}
             now = router.metrics.get_sample_value("quire_router_migrations_total") or 0
-            assert (now > moved) == (number != signal.SIGTERM)  # who drains ends what it has
+            assert (now > moved) == (number != signal.SIGTERM)  # a draining engine finishes what it has
             if number == signal.SIGSTOP:
                 engines[address].send_signal(signal.SIGCONT)
                 await client.wait_ready(address)
@@ -170,7 +172,7 @@ LAYOUTS = (("-tp", "2", "-dcp", "2"), ("-pp", "2"), ())
 
 @pytest.fixture
 def layouts(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Workers of one model, each with ranks of another layout. Address → process."""
+    """Address → process of workers of one model, each with another layout of ranks."""
     folder = make_model(tmp_path, "llama", num_key_value_heads=1)
     started = {}
     for layout in LAYOUTS:
@@ -189,7 +191,7 @@ def layouts(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def plain_request(number: int) -> common_pb2.Generation:
-    """Greedy or seeded."""
+    """A greedy or a seeded request."""
     sampling = common_pb2.SamplingParams(max_tokens=100, ignore_eos=True, temperature=number % 2, seed=number)
     prompt = [Random(number).randrange(96) for _ in range(20 + number)]
     return common_pb2.Generation(request_id=f"r{number}", sampling=sampling, prompt_token_ids=prompt)
@@ -198,8 +200,11 @@ def plain_request(number: int) -> common_pb2.Generation:
 async def test_streams_move_between_workers_of_different_layouts(
     layouts: dict[str, subprocess.Popen[bytes]],
 ) -> None:
-    """One worker after the other is killed, and its streams go on at those that are left, the last of which is a rank
-    alone. Which worker a stream begins at differs from run to run, and its tokens do not."""
+    """Workers are killed one after another, and their streams continue on those that are left, finally on a single
+    rank.
+
+    Which worker a stream begins on differs between runs; its tokens do not.
+    """
 
     async def start(session: GatewaySession, first_id: int) -> list[Output]:
         return [await session.start(first_id + number, plain_request(number)) for number in range(STREAMS)]

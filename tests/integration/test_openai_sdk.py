@@ -1,4 +1,4 @@
-"""The real OpenAI SDK against the real stack: what it says is what `transformers` says."""
+"""The real OpenAI SDK against a real stack, whose outputs match `transformers`."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_beam_search_ends_with_stop_tokens_and_refuses_what_it_cannot_do(client:
 
 
 def test_beam_search_keeps_to_what_the_request_allows(client: openai.OpenAI) -> None:
-    """Whatever changes what may be sampled changes what is searched: single tokens, and grammars."""
+    """Whatever restricts sampling also restricts the search: token fields, and grammars."""
 
     def search(**fields: Any) -> list[Any]:
         answer = client.completions.create(
@@ -294,7 +294,7 @@ def test_streamed_into_a_model(client: openai.OpenAI) -> None:
 
 def test_any_object(client: openai.OpenAI) -> None:
     whole: list[str] = []
-    for _ in range(10):  # whether a random model closes what it has opened within its tokens is chance
+    for _ in range(10):  # a random model may or may not close its brackets within its tokens
         answer = client.chat.completions.create(
             model="tiny", messages=MESSAGES, response_format={"type": "json_object"}, temperature=1.5, max_tokens=300,
             n=6,
@@ -328,7 +328,7 @@ def test_texts_of_many_prompts(client: openai.OpenAI, backend: str, fields: dict
 
 @pytest.mark.parametrize("several", [True, False])
 def test_a_random_model_calls_tools_whose_arguments_fit(client: openai.OpenAI, several: bool) -> None:
-    """Without a parser for its calls: they are plain JSON."""
+    """The server has no tool parser, so calls are plain JSON."""
     tools = [openai.pydantic_function_tool(Pet, name=name) for name in ("f", "g")]
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=several, n=8,

@@ -1,6 +1,6 @@
-"""The page at `/`, in a browser: a conversation, its tokens, calls of tools, the fleet, keys, the keyboard alone.
+"""The page at `/` in a browser: a conversation, its tokens, tool calls, the fleet, keys, the keyboard alone.
 
-With QUIRE_SCREENSHOTS=1, what it looks like goes to docs/images.
+With QUIRE_SCREENSHOTS=1, screenshots are saved to docs/images.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def browser(demo: Stack, tmp_path: Path) -> Iterator[Browser]:
-    """On the page, with the key."""
+    """A browser on the page, with the key entered; afterwards it must have loaded nothing from elsewhere."""
     with Browser(tmp_path / "profile") as browser:
         browser.open(f"{demo.url}/")
         enter_key(browser)
         yield browser
         origins = {urlsplit(url).netloc for url in browser.requested if url.startswith("http")}
         assert origins == {urlsplit(demo.url).netloc}
-        # It asks without a key first, and is refused.
+        # The page first asks without a key, and is refused.
         assert not [text for text in browser.complaints if "Failed to load resource" not in text]
 
 

@@ -1,4 +1,4 @@
-"""Whole stacks that serve for pooling: what sentence-transformers makes, through OpenAI's client and others' paths."""
+"""Whole stacks that serve pooling models match sentence-transformers, through OpenAI's client and other paths."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def running(folder: Path, log: Path, *arguments: str) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Of two engines."""
+    """A stack with two engines."""
     yield from running(minilm_folder(), tmp_path_factory.mktemp("minilm") / "log", "--engines", "2")
 
 
 @pytest.fixture(scope="module")
 def admin() -> Iterator[httpx.Client]:
-    """A client of the cross-encoder's admin port, which is free until that is started."""
+    """A client of the cross-encoder's admin port, a port that stays free until that stack is started."""
     with httpx.Client(base_url=f"http://127.0.0.1:{free_port()}", timeout=60) as client:
         yield client
 
@@ -71,14 +71,14 @@ def post(stack: Stack, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def reference() -> SentenceTransformer:
-    # Not by all processes that collect these tests: it takes seconds.
+    # Imported here, because it takes seconds, and every process that collects tests would pay for it.
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(minilm_folder()), device="cpu")
 
 
 def test_embeddings_are_those_of_sentence_transformers(minilm: Stack, reference: SentenceTransformer) -> None:
-    """Of many texts together and of each alone; in base64, as OpenAI's client asks, and as numbers."""
+    """Several texts in one request and each alone; in base64, as OpenAI's client asks for, and as numbers."""
     client = openai.OpenAI(base_url=f"{minilm.url}/v1", api_key="unused")
     expected = reference.encode(TEXTS)
     answer = client.embeddings.create(model="pooled", input=TEXTS)
@@ -88,7 +88,7 @@ def test_embeddings_are_those_of_sentence_transformers(minilm: Stack, reference:
     for text, vector in zip(TEXTS, expected, strict=True):
         alone = client.embeddings.create(model="pooled", input=text, encoding_format="float")
         assert np.array(alone.data[0].embedding) @ vector > 1 - 1e-5
-    longer = "The fox is quick. " * 200  # than the model: sentence-transformers leaves the end out
+    longer = "The fox is quick. " * 200  # longer than the model allows; sentence-transformers truncates
     with pytest.raises(openai.BadRequestError, match="maximum context length is 256 tokens"):
         client.embeddings.create(model="pooled", input=longer)
     cut = client.embeddings.create(model="pooled", input=longer, extra_body={"truncate_prompt_tokens": -1})
@@ -96,7 +96,7 @@ def test_embeddings_are_those_of_sentence_transformers(minilm: Stack, reference:
 
 
 def test_a_large_request_is_shared_by_the_engines(minilm: Stack, reference: SentenceTransformer) -> None:
-    texts = [f"{number} {TEXTS[number % 2]} {TEXTS[5]}" for number in range(200)]  # more tokens than go into a part
+    texts = [f"{number} {TEXTS[number % 2]} {TEXTS[5]}" for number in range(200)]  # more tokens than go into one part
     answer = post(minilm, "/v1/embeddings", {"model": "pooled", "input": texts})
     found = np.array([each["embedding"] for each in answer["data"]])
     some = range(0, 200, 20)

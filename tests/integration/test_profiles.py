@@ -1,4 +1,4 @@
-"""What operators' guides print for vLLM, typed as it stands there: it starts, or says in a sentence why it does not."""
+"""Commands from operators' guides to vLLM, typed verbatim: each starts, or says in one sentence why it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 _FP8_FAST = "--kv-cache-dtype fp8 --load-format fastsafetensors"
 _V1 = {"VLLM_USE_V1": "1"}
 _FLASH = {**_V1, "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}
-# Options and variables → what the refusal says; None where it starts with the model in the box.
+# Options and variables → the refusal's text; None if it starts with the built-in model.
 PROFILES: dict[str, tuple[str, dict[str, str], str | None]] = {
     "throughput": (
         ("--max-num-seqs 2048 --max-num-batched-tokens 16384 --enable-chunked-prefill --enable-prefix-caching "

@@ -1,4 +1,4 @@
-"""`quire run-batch` with the model in the box, from files and over HTTP, cut off in the middle and started again."""
+"""`quire run-batch` with the built-in model, from files and over HTTP, interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUMS = {17: "17 + 25 = 42.", 12: "12 + 25 = 37."}
 
 
 def requests(folder: Path, count: int, max_tokens: int) -> Path:
-    """Sums, of which the last is refused."""
+    """Writes a batch of sums, whose last request is invalid."""
     lines: list[dict[str, Any]] = []
     for number in range(count):
         message = {"role": "user", "content": f"What is {list(SUMS)[number % 2]} + 25?"}
@@ -57,7 +57,7 @@ def check(lines: list[bytes], count: int) -> None:
 
 @pytest.fixture
 def store() -> Iterator[tuple[str, dict[str, bytes]]]:
-    """A server of files, and the files."""
+    """A file server, and its files by path."""
     files: dict[str, bytes] = {}
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -106,7 +106,7 @@ def test_over_http(tmp_path: Path, store: tuple[str, dict[str, bytes]]) -> None:
 
 
 def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
-    """No request is sent twice whose answer is there, and none is lost."""
+    """No answered request is sent again, and none is lost."""
     requests(tmp_path, 40, 20)
     arguments = ("-i", "in.jsonl", "-o", "out.jsonl", "--max-concurrent-requests", "1")
     process, partial = start(tmp_path, *arguments), tmp_path / "out.jsonl.partial"

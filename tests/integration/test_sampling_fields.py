@@ -1,5 +1,4 @@
-"""Each field of sampling through the real path, from HTTP to the engine and back: streamed and whole, with several
-choices, with several prompts."""
+"""Every sampling field from HTTP to the engine and back: streamed and whole, with several choices and prompts."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def running(model: Path, log: Path) -> Iterator[httpx.Client]:
 
 
 def unseeded(client: httpx.Client) -> list[Any]:
-    """What comes of the first requests after a start, which bring no seed."""
+    """Outputs of the first requests after a start, which specify no seed."""
     body = SAMPLED | {"prompt": [PROMPT, PROMPT], "n": 2}
     answers = [client.post("/v1/completions", json=body).json()["choices"] for _ in range(2)]
     chat = SAMPLED | {"messages": [{"role": "user", "content": "Hello"}]}
@@ -64,7 +63,7 @@ def client(
 
 
 def complete(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
-    """The choices of a completion; streamed, they are the same."""
+    """The choices of a completion, after checking that streaming gives the same."""
     body = SAMPLED | {"prompt": PROMPT, "seed": 5} | fields
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -75,7 +74,7 @@ def complete(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def check_stream(client: httpx.Client, body: dict[str, Any], choices: list[dict[str, Any]]) -> None:
-    """Its pieces make the same choices."""
+    """Asserts that the streamed chunks make up the same choices."""
     answer = client.post("/v1/completions", json=body | {"stream": True})
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
     assert lines.pop() == "[DONE]"
@@ -89,7 +88,7 @@ def check_stream(client: httpx.Client, body: dict[str, Any], choices: list[dict[
 
 
 def refusal(client: httpx.Client, **fields: Any) -> tuple[str, str]:
-    """(parameter, message)"""
+    """(parameter, message) of the refusal."""
     answer = client.post("/v1/completions", json=SAMPLED | {"prompt": PROMPT} | fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -104,7 +103,7 @@ def test_allowed_token_ids(client: httpx.Client) -> None:
 
 
 def test_bad_words(client: httpx.Client) -> None:
-    """Of three letters two pairs are not possible; and a chat is told the same."""
+    """Of three letters, two pairs must not occur, in completions and in chats."""
     letters = {name: client.post("/tokenize", json={"prompt": name, "add_special_tokens": False}) for name in "abc"}
     ids = {name: answer.json()["tokens"] for name, answer in letters.items()}
     assert all(len(tokens) == 1 for tokens in ids.values())
@@ -112,7 +111,7 @@ def test_bad_words(client: httpx.Client) -> None:
     for choice in complete(client, prompt=["x", "a"], **fields):
         assert len(choice["text"]) == SAMPLED["max_tokens"]
         assert not {"ab", "cc"} & {choice["text"][at : at + 2] for at in range(len(choice["text"]))}
-        assert choice["index"] < 2 or not choice["text"].startswith("b")  # the prompt counts
+        assert choice["index"] < 2 or not choice["text"].startswith("b")  # the prompt's last token counts
     chat = {"messages": [{"role": "user", "content": "b"}], "seed": 3}
     text = client.post("/v1/chat/completions", json=SAMPLED | chat | fields).json()["choices"][1]["message"][
         "reasoning"
@@ -137,7 +136,7 @@ def test_repetition_detection(client: httpx.Client) -> None:
 
 
 def test_thinking_token_budget(client: httpx.Client) -> None:
-    """The mark comes when the budget is used up, and what follows is the answer."""
+    """The end mark is forced when the budget is used up, and what follows is the answer."""
     messages = {"messages": [{"role": "user", "content": "Hello"}]}
     mark = client.post("/tokenize", json={"prompt": "</think>", "add_special_tokens": False}).json()["tokens"]
     body = SAMPLED | messages | {"seed": 3, "n": 2, "max_tokens": 40}
@@ -208,7 +207,7 @@ def test_stream_interval(client: httpx.Client) -> None:
 
 
 def test_spaces_between_special_tokens(client: httpx.Client) -> None:
-    """This vocabulary has none: the text is the same."""
+    """This vocabulary puts no spaces there, so the text is the same."""
     fields = {"skip_special_tokens": False, "allowed_token_ids": [0, 1, 2, 40]}
     [spaced], [joined] = complete(client, **fields), complete(client, spaces_between_special_tokens=False, **fields)
     assert spaced["text"] == joined["text"]

@@ -46,7 +46,7 @@ def chat(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_summary(stack: Stack) -> None:
-    """Before it, one line for each event; the services' own lines are in a file."""
+    """Before the summary there is one line for each event; the services' own lines go to a file."""
     text = stack.log.read_text()
     before = text[: text.index("Quire 0.1.0 is ready")].splitlines()[1:]
     assert {line.partition(":")[0] for line in before} == {"engine", "router", "tokenizer", "gateway"}, before
@@ -83,7 +83,7 @@ def test_chat_and_complete(stack: Stack) -> None:
 
 
 def test_a_trace_over_all_services(stack: Stack, collector: Collector) -> None:
-    """What is told where: tests/gateway/requests/test_traces.py."""
+    """Spans of all services reach the collector as one trace (contents: tests/gateway/requests/test_traces.py)."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers={"traceparent": TRACEPARENT}, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -117,13 +117,13 @@ def test_a_killed_service_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
             wait_for(lambda: chat(running).returncode == 0)
         children = [int(pid) for pid in running.children().values()]
     finally:
-        code = stop_stack(running, signal.SIGHUP)  # the terminal was closed
+        code = stop_stack(running, signal.SIGHUP)  # as when the terminal is closed
     assert code == 0, running.log.read_text()
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
 def test_behind_a_proxy_with_keys_and_client_certificates(tiny_llama: Path, tmp_path: Path) -> None:
-    """Readiness is not asked for over HTTP: the supervisor has neither the key nor a client's certificate."""
+    """Readiness is not checked over HTTP, because the supervisor has neither the key nor a client certificate."""
     if not shutil.which("openssl"):
         pytest.skip("certificates are made with the openssl command")
     make_authority(tmp_path)
@@ -136,7 +136,7 @@ def test_behind_a_proxy_with_keys_and_client_certificates(tiny_llama: Path, tmp_
     try:
         running.wait_ready()
         children = list(running.children().values())
-        running.process.kill()  # nothing outlives a killed supervisor
+        running.process.kill()  # no service may outlive a killed supervisor
         running.process.wait(STOP_SECONDS)
         wait_for(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
     finally:
@@ -153,7 +153,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def test_an_engine_that_dies_while_it_loads_ends_the_stack(tiny_llama: Path, tmp_path: Path) -> None:
-    """At once, and with the way it went."""
+    """The stack ends at once, and says how the engine died."""
     running = start_stack(tiny_llama, tmp_path / "log")
     try:
         wait_for(lambda: "engine" in running.children())
@@ -193,12 +193,12 @@ def test_port_in_use(tiny_llama: Path) -> None:
 
 
 def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path) -> None:
-    """The others may have said that they are ready; nothing that they do before they are ended is worth a line."""
+    """Other services may have reported that they are ready, but their shutdown prints nothing after the error."""
     answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--max-model-len", "1000000")
     assert answer.returncode == 1
     started, *ready, error = answer.stderr.splitlines()
     assert started == f"Quire {quire_package.__version__} starts {tiny_llama}"
-    # What waits for the engine says so after ten seconds.
+    # Services that wait for the engine say so after ten seconds.
     assert all(re.fullmatch(r"\w+: (ready after [0-9.]+ s|waiting: .*)", line) for line in ready), ready
     assert error.startswith("error: --max-model-len 1000000 is more than the model's")
 

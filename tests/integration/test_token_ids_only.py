@@ -1,4 +1,4 @@
-"""A stack without a tokenizer, on a model's folder without its files: token ids or embeddings in, token ids out."""
+"""A stack without a tokenizer, on a model folder without its files: token ids or embeddings in, token ids out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Embed = Callable[[list[int]], str]
 
 @pytest.fixture(scope="module")
 def embed(tiny_llama: Path) -> Embed:
-    """Makes the embeddings of token ids, as a request has them."""
+    """Makes the embeddings of token ids in the form that requests use."""
     weights = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
     return lambda token_ids: as_base64(weights[token_ids])
 
@@ -77,7 +77,7 @@ def choices(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
 
 
 def streamed(client: httpx.Client, **fields: Any) -> dict[int, list[int]]:
-    """The token ids of each choice."""
+    """The streamed token ids of each choice."""
     answer = client.post("/v1/completions", json=FIELDS | fields | {"stream": True})
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -98,7 +98,7 @@ def test_no_tokenizer_service_is_started_and_the_summary_and_health_say_so(stack
     assert answer.status_code == 200
     assert "--skip-tokenizer-init" in answer.text
     command = re.search(r"try +curl .* -d '(.*)'", summary)
-    assert command  # the example works
+    assert command  # the printed example works
     assert client.post("/v1/completions", json=json.loads(command[1])).status_code == 200
 
 
@@ -141,7 +141,7 @@ def test_logprobs_are_told_by_id(client: httpx.Client) -> None:
 
 
 def test_embeddings_are_prompts(client: httpx.Client, embed: Embed) -> None:
-    """Those of tokens have the tokens' output, one or several of them, before other prompts, streamed and whole."""
+    """Embeddings give the same output as their token ids: one or several, before other prompts, streamed and whole."""
     ids, other = PROMPT * 6, PROMPT[::-1]
     expected = [choice["token_ids"] for choice in choices(client, prompt=[ids, other, PROMPT])]
     (one,) = choices(client, prompt="", prompt_embeds=embed(ids))
@@ -229,7 +229,7 @@ def test_what_needs_text_is_refused(
 
 @dataclass
 class TwoRouters:
-    """A gateway before two routers of its own, which have the stack's engine."""
+    """A gateway with two routers of its own, which use the stack's engine."""
 
     url: str
     engine: str
@@ -255,13 +255,13 @@ def two_routers(stack: Stack) -> Iterator[TwoRouters]:
 
 
 async def test_streams_survive_the_loss_of_a_router(two_routers: TwoRouters, embed: Embed) -> None:
-    """Embeddings go with those that move."""
+    """Streams with embeddings move to the other router with their embeddings."""
     async with httpx.AsyncClient(base_url=two_routers.url, timeout=60) as client:
         async with asyncio.timeout(START_SECONDS):
             await asyncio.gather(*(_wait_router(port, two_routers.engine) for port in two_routers.routers))
             while not await _is_healthy(client):
                 await asyncio.sleep(0.1)
-        # Of a few likely tokens: among thousands that are as likely as one another, the last bit of a logit decides.
+        # Limited to a few likely tokens: among thousands of equally likely ones, the last bit of a logit would decide.
         bodies = [
             FIELDS | {"prompt": [*PROMPT, seed], "max_tokens": 200, "temperature": seed % 2, "seed": seed, "top_k": 20}
             for seed in range(8)
@@ -281,7 +281,7 @@ async def test_streams_survive_the_loss_of_a_router(two_routers: TwoRouters, emb
 
 
 async def _wait_router(port: int, engine: str) -> None:
-    """Until a router that is being started has the engine."""
+    """Waits until a router that is starting has the engine."""
     async with connect(port) as router:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
