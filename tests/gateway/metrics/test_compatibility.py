@@ -12,7 +12,7 @@ from quire.compatibility.names import METRICS, METRICS_WITHOUT
 from tests.support.gateway_stack import GatewayStack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-# Metrics of engines, some only with speculation, adapters, a host tier or asynchronous steps: see the tests nearby.
+# Metrics of engines; some appear only with speculation, adapters, a host tier or finished steps: see tests nearby.
 _OF_SOME = "".join(map(inspect.getsource, (adapters, fleet, speculation)))
 
 

@@ -197,7 +197,7 @@ class Place:
 
 async def test_picking() -> None:
     places = [Place(f"router-{number}:1") for number in range(4)]
-    chosen: Place = pick(places, "key", ())  # type: ignore[arg-type,assignment]  # the part of a session that counts
+    chosen: Place = pick(places, "key", ())  # type: ignore[arg-type,assignment]  # stands in for a session
     others = [place for place in places if place is not chosen]
     assert pick(places[::-1], "key", ()) is chosen  # type: ignore[arg-type]
     assert pick(places, "key", (chosen.address,)) in others  # type: ignore[arg-type]

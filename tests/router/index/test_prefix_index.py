@@ -143,7 +143,7 @@ def test_what_a_thousand_workers_hold_is_told_of_each() -> None:
 
 
 def test_a_search_reads_few_blocks() -> None:
-    """With 64 workers that drop out one after another, a search reads some hundred of 4,096 blocks."""
+    """With 64 workers that drop out one after another, a search reads fewer than 600 of 4,096 blocks."""
     index = BlockIndex(1_000_000)
     keys = random.Random(0).sample(range(10**9), 4096)
     for worker in range(64):
