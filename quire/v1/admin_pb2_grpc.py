@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineAdminServiceStub:
-    """Served by each engine worker, to routers.
+    """Offered by each engine worker to routers.
     """
 
     def __init__(self, channel):
@@ -43,14 +43,16 @@ class EngineAdminServiceStub:
 
 
 class EngineAdminServiceServicer:
-    """Served by each engine worker, to routers.
+    """Offered by each engine worker to routers.
     """
 
     def Administer(self, request, context):
-        """Carries out a command, and says what holds then. Each may be sent again, which changes nothing more; one is carried
-        out after the other, to its end, though its deadline may have passed.
-        Errors: FAILED_PRECONDITION (the worker was not started for that), ABORTED (something else has to come first),
-        DEADLINE_EXCEEDED (requests that were waited for have not ended), UNAVAILABLE (the model loads).
+        """Carries out a command and returns the resulting state. Commands are idempotent, except for StartProfile. They are
+        carried out one after the other, each to its end, even if the call's deadline has passed.
+        Errors: INVALID_ARGUMENT (the parameter is named), FAILED_PRECONDITION (the worker was not started with the option
+        that the command needs, or memory or weights cannot be restored), ABORTED (the current state does not allow it:
+        something else has to be done first), DEADLINE_EXCEEDED (the requests that were waited for have not ended),
+        RESOURCE_EXHAUSTED (too many commands wait), UNAVAILABLE (the model is still loading, or transfers do not end).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,7 +75,7 @@ def add_EngineAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineAdminService:
-    """Served by each engine worker, to routers.
+    """Offered by each engine worker to routers.
     """
 
     @staticmethod
@@ -105,7 +107,7 @@ class EngineAdminService:
 
 
 class RouterAdminServiceStub:
-    """Served by routers, to gateways.
+    """Offered by routers to gateways.
     """
 
     def __init__(self, channel):
@@ -122,12 +124,12 @@ class RouterAdminServiceStub:
 
 
 class RouterAdminServiceServicer:
-    """Served by routers, to gateways.
+    """Offered by routers to gateways.
     """
 
     def Administer(self, request, context):
-        """As EngineAdminService.Administer, on several workers at a time. Errors of workers are in the answer.
-        Errors: NOT_FOUND (no such worker), UNAVAILABLE (none is known).
+        """Like EngineAdminService.Administer, for several workers at once. The workers' errors are part of the response.
+        Errors: NOT_FOUND (one of the addresses is not a known worker), UNAVAILABLE (no worker is known).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,7 +152,7 @@ def add_RouterAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterAdminService:
-    """Served by routers, to gateways.
+    """Offered by routers to gateways.
     """
 
     @staticmethod

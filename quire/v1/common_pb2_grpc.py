@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InfoServiceStub:
-    """What every Quire server answers about itself.
+    """What every Quire server reports about itself.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class InfoServiceStub:
 
 
 class InfoServiceServicer:
-    """What every Quire server answers about itself.
+    """What every Quire server reports about itself.
     """
 
     def GetServerInfo(self, request, context):
-        """Identity and age of this process.
+        """Returns the identity and start time of this process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_InfoServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InfoService:
-    """What every Quire server answers about itself.
+    """What every Quire server reports about itself.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ if _version_not_supported:
 
 
 class EngineServiceStub:
-    """One worker: one model replica on one group of ranks.
+    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
+    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
+    UNAVAILABLE while the model is loading.
     """
 
     def __init__(self, channel):
@@ -84,81 +86,87 @@ class EngineServiceStub:
 
 
 class EngineServiceServicer:
-    """One worker: one model replica on one group of ranks.
+    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
+    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
+    UNAVAILABLE while the model is loading.
     """
 
     def Generate(self, request, context):
-        """Runs one request and streams its tokens; for any gRPC client. Cancelling the call aborts the request.
-        Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (model), RESOURCE_EXHAUSTED (queue full),
-        UNAVAILABLE (draining or not ready), DEADLINE_EXCEEDED.
+        """Runs one request and streams its tokens; usable from any gRPC client. Canceling the call aborts the request.
+        Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (no such model), RESOURCE_EXHAUSTED (the queue is
+        full, or the caller does not read), UNAVAILABLE (not ready, paused, draining or failed), FAILED_PRECONDITION (the
+        engine cannot follow this constraint), DEADLINE_EXCEEDED, INTERNAL (the engine failed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Runs many requests over one stream: each engine step answers with one frame that holds the deltas of all of them.
-        A frame comes at least every 250 ms. Ending the call aborts the requests that it carries. A request that fails
-        ends with a delta that holds its error; the session goes on.
+        """Runs many requests over one stream: each frame carries the deltas of all of them, usually those of one engine step.
+        A frame is sent at least every 250 ms. Ending the call aborts its requests. A request that fails ends with a delta
+        that carries its error; the session continues.
+        Errors: INVALID_ARGUMENT (a stream_id is in use), RESOURCE_EXHAUSTED (the client does not read), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pool(self, request, context):
-        """Makes vectors or classes of some sequences, where the model is served for that (ModelInfo.pooling); answers when all
-        are done. Cancelling the call aborts the request. A worker answers either this or Generate and Session.
-        Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (model), RESOURCE_EXHAUSTED (queue full),
-        UNAVAILABLE (draining or not ready), DEADLINE_EXCEEDED. INVALID_ARGUMENT too where the model is served for generation.
+        """Computes vectors or classes for some sequences (see ModelInfo.pooling); responds once all are done. Canceling the
+        call aborts the request.
+        Errors: INVALID_ARGUMENT (the parameter is named), NOT_FOUND (no such model), RESOURCE_EXHAUSTED (the queue is
+        full), UNAVAILABLE (not ready, paused, draining or failed), CANCELLED (the request was aborted), DEADLINE_EXCEEDED,
+        INTERNAL (the engine failed).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends requests by their request ids, whoever started them. Unknown ids are no error.
+        """Aborts requests by their request ids, whoever started them. Unknown ids are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """What this worker serves. UNAVAILABLE while the model loads.
+        """Returns what this worker serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Load now and counters since start.
+        """Returns the current load, and the counters since start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeKvEvents(self, request, context):
-        """Changes of the prefix cache from a given sequence number on. A subscriber who asks for a number that is no longer
-        kept, or of another epoch, gets a snapshot first, which replaces all it knows.
+        """Streams the changes of the prefix cache from a given sequence number on. If that number is no longer kept or
+        belongs to another epoch, a snapshot comes first, which replaces everything that the subscriber knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Serves a low-rank adapter from now on, under a name by which Generation.model asks for it. Its folder is checked;
-        what is read of it before a request wants it is for the engine to decide. The same adapter under the same name once
-        more is no error, and changes nothing.
-        Errors: FAILED_PRECONDITION (the engine has no adapters, or takes none while it runs), INVALID_ARGUMENT (the name is
-        another's, or the folder has nothing that fits the model; says which tensor), RESOURCE_EXHAUSTED (too many).
+        """Serves a low-rank adapter from now on, under a name that requests use as Generation.model. Its folder is checked
+        now; the engine decides what is read before the first request needs it. Loading the same adapter under the same
+        name again succeeds and changes nothing.
+        Errors: FAILED_PRECONDITION (adapters are not enabled, or cannot be loaded at runtime), INVALID_ARGUMENT (the name
+        is taken, or the folder does not hold an adapter for this model; the message names the tensor), RESOURCE_EXHAUSTED
+        (too many adapters, or too many being loaded).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """Takes an adapter's name away: later requests for it end with NOT_FOUND. Those that are here run to their end, and
-        the last one frees what it takes.
-        Errors: FAILED_PRECONDITION (as above), NOT_FOUND.
+        """Removes an adapter's name: later requests for it fail with NOT_FOUND. Requests that already use the adapter run to
+        their end, and the last one frees its memory.
+        Errors: FAILED_PRECONDITION (see LoadAdapter), NOT_FOUND (no such adapter), INVALID_ARGUMENT (wait_ms is too long).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,7 +229,9 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService:
-    """One worker: one model replica on one group of ranks.
+    """One worker: one replica of a model, on one group of ranks. It is served either for generation (Generate and Session)
+    or for pooling (Pool); calls of the other kind fail with INVALID_ARGUMENT. All methods except Abort fail with
+    UNAVAILABLE while the model is loading.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """The face of a fleet of workers: the engine's calls, plus the fleet's state.
+    """Represents a fleet of workers: offers the engine's calls, and reports the state of the fleet.
     """
 
     def __init__(self, channel):
@@ -90,78 +90,90 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """The face of a fleet of workers: the engine's calls, plus the fleet's state.
+    """Represents a fleet of workers: offers the engine's calls, and reports the state of the fleet.
     """
 
     def Generate(self, request, context):
-        """As EngineService.Generate, at the worker that the policy picks. UNAVAILABLE when no worker is ready
-        and none is expected, or none has become so for as long as a request may wait.
+        """Like EngineService.Generate, on the worker that the policy picks. If that worker is lost, the request continues on
+        another one.
+        Errors: those of EngineService.Generate; and UNAVAILABLE if no worker is ready and none is expected to become
+        ready, or none has become ready in the time that a request may wait (--max-queue-seconds), RESOURCE_EXHAUSTED if no
+        worker has had room in that time, or too many requests wait or run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """As EngineService.Session, over all workers.
+        """Like EngineService.Session, over all workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pool(self, request, context):
-        """As EngineService.Pool, at the worker with the least to do of those that serve the model for pooling.
+        """Like EngineService.Pool, on the least loaded worker among those that serve the model for pooling. Errors are those
+        of EngineService.Pool, and as for Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkers(self, request, context):
-        """The workers known now, with model, load and state.
+        """Returns the workers known now, with their models, loads and states.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """A worker announces itself and receives a lease that Heartbeat renews.
+        """Registers a worker, which is known as long as it renews its lease by Heartbeat. Registering an address again
+        replaces its lease.
+        Errors: INVALID_ARGUMENT (the address is malformed), RESOURCE_EXHAUSTED (too many workers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Renews a lease. NOT_FOUND when the router does not know it (any more): register again.
+        """Renews a lease. NOT_FOUND if it has expired or the router does not know it: register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetWorkers(self, request, context):
-        """Replaces the workers that the router was started with, as whoever adds workers and takes some says. One that is left
-        out gets no new requests, and is forgotten when it has none left; those that register themselves stay.
+        """Replaces the list of workers that the router was started with (--workers), for whatever adds and removes workers. A
+        worker that is no longer listed gets no new requests, and is forgotten once its running requests have ended.
+        Workers from DNS and those that registered themselves are not affected.
+        Errors: INVALID_ARGUMENT (an address is malformed), RESOURCE_EXHAUSTED (too many workers).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainPlacement(self, request, context):
-        """Why a recent request was placed where it was, and where other weights would have placed it. NOT_FOUND when the
-        router remembers none of that name.
+        """Explains why a recent request was placed where it was, and where other weights would have placed it. NOT_FOUND if
+        the router does not remember a request of this id; it keeps the last 1,024 placements.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """As EngineService.LoadAdapter, on all workers of the model: on all of them or on none, but for one that takes the
-        place of another, which may have done so on some. Workers that join later get the adapters that the others have.
+        """Like EngineService.LoadAdapter, on all workers of the model. If it fails on one of them, it is unloaded from those
+        that did not have the name before; a replacement (in_place) may then have happened on some. Workers that join later
+        get the adapters of the others.
+        Errors: those of EngineService.LoadAdapter; FAILED_PRECONDITION also if the files differ between workers,
+        INVALID_ARGUMENT also if base_model_name does not say which of several models the adapter is for, UNAVAILABLE if no
+        worker is ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """As EngineService.UnloadAdapter, on all workers that have it.
+        """Like EngineService.UnloadAdapter, on all workers that have the adapter. live_requests is the sum over the workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,7 +241,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """The face of a fleet of workers: the engine's calls, plus the fleet's state.
+    """Represents a fleet of workers: offers the engine's calls, and reports the state of the fleet.
     """
 
     @staticmethod

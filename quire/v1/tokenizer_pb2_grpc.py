@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class TokenizerServiceStub:
-    """Stateless conversions, and a session that detokenizes live streams.
+    """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
+    fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
+    16 MiB.
     """
 
     def __init__(self, channel):
@@ -73,57 +75,64 @@ class TokenizerServiceStub:
 
 
 class TokenizerServiceServicer:
-    """Stateless conversions, and a session that detokenizes live streams.
+    """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
+    fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
+    16 MiB.
     """
 
     def Encode(self, request, context):
-        """Text to token ids. INVALID_ARGUMENT when the text is longer than the configured bound.
+        """Encodes texts to token ids. INVALID_ARGUMENT if the texts together are longer than the configured limit
+        (--max-prompt-chars), or a text has more than max_tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EncodePairs(self, request, context):
-        """Pairs of texts to token ids, each pair one sequence as the model reads pairs: by its score template where it has one
-        (a chat template that knows the roles query and document), else as its tokenizer writes pairs. INVALID_ARGUMENT as
-        for Encode and RenderChat.
+        """Encodes pairs of texts, each to one sequence in the form that the model expects: with its score template if it has
+        one (a chat template that knows the roles query and document), otherwise by its tokenizer's rules for pairs.
+        INVALID_ARGUMENT as for Encode and RenderChat, and if pairs without a template have more than 2,097,152 tokens
+        together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request, context):
-        """Token ids to text. INVALID_ARGUMENT for an id outside the vocabulary.
+        """Decodes token ids to text. Ids outside the vocabulary have no text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenderChat(self, request, context):
-        """A conversation through the model's chat template, to text and token ids. INVALID_ARGUMENT when the template
-        rejects the messages, takes too long or writes too much; FAILED_PRECONDITION when the model has none.
+        """Renders a conversation with the model's chat template, to text and token ids. INVALID_ARGUMENT if the template
+        rejects the messages, takes too much time or memory, or writes too much text; FAILED_PRECONDITION if the model has
+        no template.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DetokenizeSession(self, request_iterator, context):
-        """Keeps the incremental state of many live generations: token ids in, text deltas out, stop strings matched.
+        """Keeps the incremental state of many live generations: token ids come in; text deltas and stop string matches go
+        out. Each request message is answered by one response message. A session has at most 65,536 open sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CompileConstraint(self, request, context):
-        """Checks what an output has to look like and makes a grammar of it that engines follow. INVALID_ARGUMENT when it is
-        malformed, when no backend can express it, or when it takes too much time or memory.
+        """Checks what an output must look like, and compiles it to a grammar that engines apply. INVALID_ARGUMENT if it is
+        malformed or too large, no backend can express it, or it takes too much time or memory; FAILED_PRECONDITION if its
+        backend is not installed, or the tokenizer does not support constraints.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizerInfo(self, request, context):
-        """What is loaded.
+        """Returns what is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -176,7 +185,9 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TokenizerService:
-    """Stateless conversions, and a session that detokenizes live streams.
+    """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
+    fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
+    16 MiB.
     """
 
     @staticmethod
