@@ -1,11 +1,13 @@
-# One command each: `make serve` talks, `make test` proves, `make lint` judges, `make bench` measures.
+# Each task is one command: `make serve` runs the server, `make test` the tests, `make lint` the linters, and
+# `make bench` the benchmarks.
 #
 # PYTHON       interpreter for the virtual environment (3.11 or newer)
-# MODEL        what `make serve` serves: a folder or a hub name; without it, the small model in the box
-# SGLANG       virtual environment with sglang-router, for `make bench-router-fleet` to measure too
-# PEER, LLAMA  folders with vLLM and with llama.cpp's server, for `make bench-compare`, `bench-client` and `bench-quantization`
-# TORCH_INDEX  where torch comes from when not from PyPI, such as https://download.pytorch.org/whl/cpu
-# ARGS         further options of `quire serve`, pytest or the benchmark
+# MODEL        what `make serve` serves: a folder or hub name; default: the small demo model of this repository
+# SGLANG       virtual environment with sglang-router, which `make bench-router-fleet` then measures too
+# PEER         virtual environment with vLLM, for `make bench-compare`, `bench-client` and `bench-quantization`
+# LLAMA        folder with llama.cpp's server, for `make bench-compare` and `bench-quantization`
+# TORCH_INDEX  index to install torch from instead of PyPI, such as https://download.pytorch.org/whl/cpu
+# ARGS         further options for `quire serve`, pytest or the benchmark
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,7 +23,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SOURCES := quire gateway router tokenizer_svc engine_svc tests benchmarks demo_model setup.py
 
-# Half of a test's time is waiting for processes and timers: two for each core side by side, of many cores one.
+# Tests spend half of their time waiting for processes and timers: run two per core, or one per core if there are many.
 WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? 2 * cores : cores < 8 ? 8 : cores)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
@@ -30,10 +32,11 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 serve: $(VENV)/.installed
 	$(BIN)/quire serve $(MODEL) $(ARGS)
 
-# The quick ones first: what they find is known within minutes.
+# The fast tests run first, so that most failures show up within minutes.
 test: test-fast test-slow
 
-# Tests with the marks of a stage, dealt out so, and how long they took. ARGS may choose none of them: 5.
+# Runs the tests that match a marker expression, with the given xdist distribution mode, and prints how long they took.
+# pytest's exit status 5 is accepted: ARGS may select none of them.
 define STAGE
 @start=$$(date +%s); $(PYTEST) -m "$(1)" --dist $(2) $(ARGS) || test $$? = 5 || exit 1; \
   echo "$@ took $$(($$(date +%s) - start)) s"
@@ -45,20 +48,20 @@ test-fast: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(call STAGE,slow,loadscope)
 
-# The one client that CI leaves out: what it brings is as large as all the others together.
+# The one client that CI leaves out: its dependencies are as large as those of all the others together.
 test-lm-eval: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(CLIENTS_INSTALL) --requirement tests/clients/requirements-lm-eval.txt
 	$(BIN)/python -m pytest tests/clients -k lm_eval $(ARGS)
 
-# The kernels' tests at ARM's levels, cross-compiled and in QEMU: some minutes.
+# Tests of the CPU kernels at ARM's instruction levels, cross-compiled and run in QEMU. Takes some minutes.
 test-arm: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.arm $(ARGS)
 
-# The tests of a GPU on one that is emulated, kernels in Triton's interpreter: some minutes.
+# The GPU tests on an emulated GPU, with kernels in Triton's interpreter. Takes some minutes.
 test-emulated-gpu: $(VENV)/.installed-dev
 	$(PYTEST) -p tests.support.emulated_gpu.plugin tests/gpu/test_gpu.py --dist worksteal $(ARGS)
 
-# The clients of tests/clients, which would pin what our environment has, in one of their own.
+# Installs the clients of tests/clients in a virtual environment of their own: in ours, they would pin our packages.
 clients: $(CLIENTS)/.installed
 
 lint: $(VENV)/.installed-dev
@@ -71,7 +74,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-# Generates the stubs in quire/v1; with PROTO_CHECK=1, into PROTO_OUT instead, and compares.
+# Generates the stubs in quire/v1. With PROTO_CHECK=1, generates them in PROTO_OUT and compares them instead.
 PROTO_OUT ?= .
 protos: $(VENV)/.installed-dev
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) \
@@ -80,46 +83,48 @@ ifdef PROTO_CHECK
 	@for stub in quire/v1/*_pb2*; do cmp $$stub $(PROTO_OUT)/$$stub || { echo "run make protos"; exit 1; }; done
 endif
 
-# Writes the reference page of all options.
+# Writes the reference pages of all options and of the compatibility with vLLM.
 docs: $(VENV)/.installed
 	$(BIN)/python -m quire.docs > docs/options.md
 	$(BIN)/python -m quire.compatibility > docs/compatibility.md
 
-# Writes the page of all models; those that ARGS names are tried again.
+# Writes the page of all models; tries those again that ARGS names.
 models: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.support.model_zoo.page $(ARGS)
 
-# Against vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
+# Compares with vLLM's CPU build in the virtual environment PEER, and llama.cpp's server in LLAMA: docs/performance.md
 bench-compare: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.compare --peer $(PEER) $(if $(LLAMA),--llama $(LLAMA)) $(ARGS)
 
-# `quire bench serve` beside vLLM's client in PEER: benchmarks/results/bench_serve.md
+# Compares `quire bench serve` with vLLM's client in PEER: benchmarks/results/bench_serve.md
 bench-client: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.bench_serve --vllm $(PEER) $(ARGS)
 
-# Forms of weights, and llama.cpp on the same GGUF files: PEER and LLAMA as above
+# Compares weight formats, and llama.cpp on the same GGUF files; PEER and LLAMA as above
 bench-quantization: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.quantization --peer $(PEER) --llama $(LLAMA) $(ARGS)
 
-# Whether it works on a GPU, and how fast: the tests that need one, then the benchmarks, each with a deadline, in under
-# half an hour. Writes benchmarks/results/gpu.md; `ARGS="--only tests stack"` chooses.
+# Checks whether Quire works on a GPU, and how fast: the tests that need one, then the benchmarks, each with a deadline,
+# in under half an hour. Writes benchmarks/results/gpu.md. `ARGS="--only tests stack"` selects parts.
 check-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-# The latter alone: each step against what the machine allows, and the engine beside Transformers' continuous batching.
+# Only the benchmarks of check-gpu: steps against the machine's limits, the engine against Transformers' continuous
+# batching, and the whole stack.
 bench-gpu: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.gpu --only machine floors Transformers stack $(ARGS)
 
-# What guessing tokens brings, through the whole stack with the model in the box: docs/speculation.md
+# Measures the gain of speculative decoding, through the whole stack with the demo model: docs/speculation.md
 bench-speculation: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.speculation $(ARGS)
 
-# A fleet of real processes: what becomes of streams when a worker fails, and what placement is worth.
+# With a fleet of real processes: what happens to streams when a worker fails, and what placement gains.
 bench-router-fleet: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.router_faults
 	$(BIN)/python -m benchmarks.router_fleet $(if $(SGLANG),--sglang-venv $(SGLANG)) $(ARGS)
 
-# Routing policies on simulated engines, several minutes; the curves go to benchmarks/results/router_simulation.svg.
+# Compares routing policies on simulated engines, and draws benchmarks/results/router_simulation.svg. Takes several
+# minutes.
 SIMULATION := $(BIN)/python -m benchmarks.router_simulation
 bench-router-simulation: $(VENV)/.installed
 	$(SIMULATION) $(ARGS)
@@ -136,8 +141,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.router_cost
 	$(BIN)/python -m benchmarks.serving $(ARGS)
 
-# Writes the exact versions of what is installed now to constraints.txt. Not those of triton and of NVIDIA's libraries:
-# they follow from torch's build.
+# Writes the exact versions of all installed packages to constraints.txt, except for triton and NVIDIA's libraries,
+# whose versions follow from torch's build.
 lock: $(VENV)/.installed-dev
 	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vE '^(quire|triton|nvidia-|cuda-)' > constraints.txt
 
@@ -158,8 +163,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 CLIENTS_INSTALL := $(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile \
   --constraint tests/clients/constraints.txt
-# Without --no-compile, half of the time goes into files that no test imports. npm's package is left out where there is
-# no npm, and its test is skipped.
+# --no-compile, because half of the time would go into files that no test imports. Without npm, its package is left out
+# and the test is skipped.
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/constraints.txt tests/clients/package.json
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS_INSTALL) --requirement tests/clients/requirements.txt
