@@ -161,7 +161,7 @@ class StageTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 OVERFLOW = "the model's values overflowed, or no token is left to sample"
-"""Why a sequence failed whose logits say of no token how likely it is."""
+"""Why a sequence failed whose largest logit is not finite: its logits overflowed, or all tokens are masked."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):

@@ -31,8 +31,8 @@ class Counters:
     preemptions: int = _count("Preemptions.")
     prefix_cache_queries: int = _count("Tokens looked up in the prefix cache.")
     prefix_cache_hits: int = _count("Tokens found in the prefix cache, on the device or in host memory.")
-    host_cache_queries: int = _count("Tokens looked up in host memory, as the device did not have them.")
-    host_cache_hits: int = _count("Those found there.")
+    host_cache_queries: int = _count("Tokens looked up in host memory because the device did not have them.")
+    host_cache_hits: int = _count("Tokens found in host memory that the device did not have.")
     computed_tokens: int = _count("Tokens computed.")
     draft_tokens: int = _count("Guessed tokens that the model verified.")
     draft_emitted_tokens: int = _count(
@@ -40,7 +40,9 @@ class Counters:
     )
     draft_failures: int = _count("Times that what guesses tokens failed; its worker goes on without it.")
     dual_batch_steps: int = _count("Steps that ran as two halves, to communicate beside computing (--enable-dbo).")
-    draft_accepted_tokens: HistogramSnapshot = _histogram("First tokens of a guess that were right.")
+    draft_accepted_tokens: HistogramSnapshot = _histogram(
+        "Number of leading tokens that were accepted, for each verified draft."
+    )
     iteration_tokens: HistogramSnapshot = _histogram(
         "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it."
     )

@@ -42,7 +42,7 @@ class RepetitionDetection(msgspec.Struct, frozen=True):
 
 
 Xargs = dict[str, str | int | float | list[str | int | float]]
-"""What a request may tell the operator's logits processors."""
+"""Arguments that a request passes to the operator's logits processors."""
 
 
 class LogitsProcessorCall(msgspec.Struct, frozen=True, array_like=True):

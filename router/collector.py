@@ -42,11 +42,13 @@ class StateCollector(Collector):
             states.add_metric([state.value], tally[state])
         yield states
         yield from self._collect_queue()
-        yield GaugeMetricFamily("quire_router_sessions", "Sessions open now.", value=self._sessions())
+        yield GaugeMetricFamily("quire_router_sessions", "Open sessions.", value=self._sessions())
         yield GaugeMetricFamily("quire_router_index_blocks", "Blocks in the prefix index.", value=len(self._index))
         sampling = self._index.device.sampling
         yield GaugeMetricFamily(
-            "quire_router_index_sampling", "One in so many blocks is kept, for want of room.", value=sampling
+            "quire_router_index_sampling",
+            "The prefix index keeps one in this many blocks; more than 1 when short of room.",
+            value=sampling,
         )
 
     def _collect_queue(self) -> Iterable[Metric]:
@@ -55,7 +57,7 @@ class StateCollector(Collector):
             for tenant, count in room.waiting_by_tenant():
                 waiting[tenant] += count
         queued = GaugeMetricFamily(
-            "quire_router_queued_requests", "Requests that wait for a worker with room.", labels=["tenant"]
+            "quire_router_queued_requests", "Requests waiting for a worker with room.", labels=["tenant"]
         )
         most = waiting.most_common(_MOST_TENANTS)
         for tenant, count in most:
@@ -64,20 +66,24 @@ class StateCollector(Collector):
             queued.add_metric(["others"], rest)
         yield queued
         tokens = sum(room.tokens for room in self._waiting)
-        yield GaugeMetricFamily("quire_router_queued_tokens", "Their prompt tokens.", value=tokens)
+        yield GaugeMetricFamily(
+            "quire_router_queued_tokens", "Prompt tokens of the requests waiting for a worker with room.", value=tokens
+        )
 
 
 def _of_each(workers: Iterable[Worker]) -> Iterable[Metric]:
     """Yields the metrics of each worker; the label `engine` is its data-parallel rank, empty without one."""
     labels = ["worker", "engine"]
     inflight = GaugeMetricFamily(
-        "quire_router_worker_inflight_requests", "Requests of this router on each worker.", labels=labels
+        "quire_router_worker_inflight_requests", "This router's requests on each worker.", labels=labels
     )
     sequences = GaugeMetricFamily(
-        "quire_router_worker_sequences", "Sequences on each worker, this router's and others'.", labels=labels
+        "quire_router_worker_sequences", "Sequences on each worker, from this and other routers.", labels=labels
     )
     usage = GaugeMetricFamily(
-        "quire_router_worker_kv_usage", "Share of each worker's KV cache that live sequences hold.", labels=labels
+        "quire_router_worker_kv_usage",
+        "Share of each worker's KV cache that live sequences hold, from 0 to 1.",
+        labels=labels,
     )
     for worker in workers:
         info = worker.model_info

@@ -16,37 +16,39 @@ class RouterMetrics:
         requests = Counter("quire_router_requests", "Requests ended, by outcome.", ["outcome"], registry=registry)
         self._requests = {outcome: requests.labels(outcome) for outcome in _OUTCOMES}
         self.deltas = Counter("quire_router_deltas", "Deltas received from workers.", registry=registry)
-        self.migrations = Counter(
-            "quire_router_migrations", "Requests that went on at another worker.", registry=registry
-        )
+        self.migrations = Counter("quire_router_migrations", "Moves of requests to another worker.", registry=registry)
         retries = Counter(
             "quire_router_retries",
-            "Requests that a worker refused, or failed before a token: those that went elsewhere, and those for "
-            "which too many others did.", ["result"], registry=registry,
+            "Requests that a worker refused or failed before their first token, by result: retried on another worker, "
+            "or not, because too many others are being retried (over_budget).", ["result"], registry=registry,
         )  # fmt: skip
         self.retried, self.over_budget = retries.labels("retried"), retries.labels("over_budget")
         self.prompt_tokens = Counter(
-            "quire_router_prompt_tokens", "Prompt tokens of ended requests.", registry=registry
+            "quire_router_prompt_tokens", "Prompt tokens of finished requests.", registry=registry
         )
         self.cached_tokens = Counter(
-            "quire_router_cached_prompt_tokens", "Those that workers found in their caches.", registry=registry
+            "quire_router_cached_prompt_tokens",
+            "Prompt tokens of finished requests that workers had cached.",
+            registry=registry,
         )
         self.ejections = Counter(
-            "quire_router_ejections", "Times that a worker was given a rest from new requests.", registry=registry
+            "quire_router_ejections",
+            "Times that a worker was ejected: it then gets no new requests for a while.",
+            registry=registry,
         )
         self.out_of_step = Counter(
-            "quire_router_index_resyncs", "Times that a worker's cache was taken in anew, as its events did not fit.",
+            "quire_router_index_resyncs", "Times that a worker's cache was indexed again, as its events did not match.",
             registry=registry,
         )  # fmt: skip
         self._queue = Histogram(
-            "quire_router_queue_seconds", "Time that a request waited in the router for workers, over its whole life.",
+            "quire_router_queue_seconds", "Total time that a request waited in the router for workers.",
             buckets=_QUEUE_BUCKETS, registry=registry,
         )  # fmt: skip
         self._decision = Histogram(
             "quire_router_decision_seconds", "Time to pick a worker.", buckets=_DECISION_BUCKETS, registry=registry
         )
         self._error = Histogram(
-            "quire_router_prediction_error_blocks", "Cached blocks found, against those predicted.",
+            "quire_router_prediction_error_blocks", "Difference between the cached blocks predicted and found.",
             buckets=(0, 1, 2, 4, 8, 16, 64, 256), registry=registry,
         )  # fmt: skip
 

@@ -14,14 +14,18 @@ class TokenizerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self.encoded_tokens = Counter("quire_tokenizer_encoded_tokens", "Tokens made from text.", registry=registry)
+        self.encoded_tokens = Counter("quire_tokenizer_encoded_tokens", "Tokens encoded from text.", registry=registry)
         self.rendered_conversations = Counter(
-            "quire_tokenizer_rendered_conversations", "Conversations put through a chat template.", registry=registry
+            "quire_tokenizer_rendered_conversations",
+            "Conversations, and pairs of texts, rendered with a chat template.",
+            registry=registry,
         )
         self._detokenized = Counter(
-            "quire_tokenizer_detokenized_tokens", "Tokens of live streams made text.", registry=registry
+            "quire_tokenizer_detokenized_tokens", "Tokens of live streams decoded to text.", registry=registry
         )
-        self._frames = Counter("quire_tokenizer_session_frames", "Frames of detokenize sessions.", registry=registry)
+        self._frames = Counter(
+            "quire_tokenizer_session_frames", "Frames received in detokenization sessions.", registry=registry
+        )
 
     def detokenized(self, frame: tokenizer_pb2.DetokenizeSessionRequest) -> None:
         """Counts a frame of a session, and its tokens."""

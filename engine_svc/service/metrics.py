@@ -33,26 +33,34 @@ class EngineCollector(Collector):
 
 
 def _gauges(load: EngineLoad) -> Iterator[Metric]:
-    yield GaugeMetricFamily("quire_engine_running_sequences", "Sequences in the batch.", load.running_sequences)
-    yield GaugeMetricFamily("quire_engine_waiting_requests", "Requests that wait.", load.waiting_requests)
+    yield GaugeMetricFamily("quire_engine_running_sequences", "Sequences in the running batch.", load.running_sequences)
     yield GaugeMetricFamily(
-        "quire_engine_waiting_tokens", "Tokens that wait to be computed.", load.waiting_prefill_tokens
+        "quire_engine_waiting_requests",
+        "Sequences waiting for a place in the batch, new or preempted; for pooling models, requests not yet begun.",
+        load.waiting_requests,
     )
-    yield GaugeMetricFamily("quire_engine_kv_blocks", "KV blocks in all.", load.total_kv_blocks)
-    yield GaugeMetricFamily("quire_engine_kv_blocks_used", "KV blocks of live sequences.", load.used_kv_blocks)
-    yield GaugeMetricFamily("quire_engine_host_blocks", "Blocks of the host tier.", load.total_host_blocks)
-    yield GaugeMetricFamily("quire_engine_host_blocks_used", "Those that keep something.", load.used_host_blocks)
+    yield GaugeMetricFamily(
+        "quire_engine_waiting_tokens", "Tokens waiting to be computed.", load.waiting_prefill_tokens
+    )
+    yield GaugeMetricFamily("quire_engine_kv_blocks", "Total number of KV blocks.", load.total_kv_blocks)
+    yield GaugeMetricFamily("quire_engine_kv_blocks_used", "KV blocks held by live sequences.", load.used_kv_blocks)
+    yield GaugeMetricFamily(
+        "quire_engine_host_blocks", "Total number of KV blocks in host memory (--swap-space).", load.total_host_blocks
+    )
+    yield GaugeMetricFamily("quire_engine_host_blocks_used", "KV blocks in use in host memory.", load.used_host_blocks)
     yield GaugeMetricFamily(
         "quire_engine_swapped_sequences",
-        "Preempted sequences that wait while the host tier keeps what the device has to forget of them.",
+        "Preempted sequences that wait, whose blocks host memory keeps when the device evicts them (--swap-space).",
         load.swapped_sequences,
     )
     yield GaugeMetricFamily(
-        "quire_engine_paused", "1 while it is paused or sleeps, and takes no steps.", load.status.is_paused
+        "quire_engine_paused",
+        "1 while the engine is paused or asleep, so that its requests make no progress; otherwise 0.",
+        load.status.is_paused,
     )
     if load.max_loras:
         yield _lora_requests(load)
-    yield CounterMetricFamily("quire_engine_steps", "Engine steps.", load.step)
+    yield CounterMetricFamily("quire_engine_steps", "Engine steps since start.", load.step)
 
 
 def _lora_requests(load: EngineLoad) -> Metric:
@@ -61,7 +69,7 @@ def _lora_requests(load: EngineLoad) -> Metric:
     waiting = ",".join(adapter.name for adapter in load.adapters if adapter.waiting_sequences)
     metric = GaugeMetricFamily(
         "quire_engine_lora_requests_info",
-        "Adapters of the sequences that run and of those that wait. The value is the Unix time.",
+        "Adapters of running and of waiting sequences, as labels. The value is the current Unix time in seconds.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
     metric.add_metric((str(load.max_loras), running, waiting), time.time())

@@ -53,12 +53,12 @@ class GatewayCollector(Collector):
             yield from self._request_metrics(prefix)
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",
-            "Generations that went on at another router, because theirs was lost or refused them.",
+            "Generations that continued on another router because theirs was lost or refused them.",
             value=self._statistics.streams_moved,
         )
         yield CounterMetricFamily(
             "quire_gateway_texts_moved",
-            "Choices whose text went on in another session with the tokenizer service, because theirs was lost.",
+            "Choices whose text continued in another session with the tokenizer service because theirs was lost.",
             value=self._statistics.texts_moved,
         )
 
