@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from quire.errors import Internal, InvalidRequest, NotFound
+from quire.errors import Internal, InvalidRequest, NotFound, QuireError
 from quire.rpc.context import current_request_id, current_trace
 from quire.rpc.discovery import split_address
 from quire.rpc.interceptors import UNARY_SECONDS
@@ -170,6 +170,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 for stream_id in frame.abort_stream_ids:
                     self._dispatcher.abort(session, stream_id)
             session.half_closed = True
+        except QuireError as error:
+            session.failure = error
         except Exception:
             logger.exception("a frame of a session could not be handled")
             session.failure = Internal("A frame could not be handled; the log of the router has the details.")

@@ -256,7 +256,7 @@ class Engine:
         scheduler = self._scheduler
         return EngineLoad(
             running_sequences=scheduler.num_running,
-            waiting_requests=scheduler.num_waiting,
+            waiting_requests=self.num_waiting,
             used_kv_blocks=self._kv_cache.num_used_blocks,
             total_kv_blocks=self._kv_cache.num_blocks,
             swapped_sequences=scheduler.num_preempted if self._kv_cache.num_host_blocks else 0,

@@ -125,9 +125,14 @@ class Dispatcher:
 
         Args:
             span: the request's trace span, which ends when the request does.
+
+        Raises:
+            InvalidRequest: the session has a running request with this stream id, which an error would seem to be of.
         """
+        if stream_id in session.streams:
+            raise InvalidRequest(f"stream_id {stream_id} is in use already.", parameter="stream_id")
         try:
-            self._admit(session, stream_id)
+            self._admit()
             assignment = self._assignment(generation)
             self._crash_suspects.check(assignment)
             stream = self._new_stream(session, stream_id, assignment)
@@ -214,9 +219,7 @@ class Dispatcher:
         self._draining = True
         await self._idle.wait()
 
-    def _admit(self, session: CallerSession, stream_id: int) -> None:
-        if stream_id in session.streams:
-            raise InvalidRequest(f"stream_id {stream_id} is in use on this session.", parameter="stream_id")
+    def _admit(self) -> None:
         if self._draining:
             raise Unavailable("The router is shutting down; send the request again.")
         if len(self._table) >= self._max_inflight_requests:
