@@ -1,4 +1,4 @@
-"""The check of a whole stack: a small part of it for real, and what it says of what is not as it should be."""
+"""The check of a whole stack: a small part of it runs for real, and its report names whatever is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_stack_is_tried_and_one_failure_leaves_the_rest(capsys: pytest.Capture
     ], outcomes  # fmt: skip
     printed = capsys.readouterr().out
     assert f"| tiny-llama | {few} | broken | FAILED: one \\| two three |" in printed
-    assert "is ready after" in printed  # what the server said
+    assert "is ready after" in printed  # output of the server
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_the_first_shape_is_tried_in_all_ways_and_the_others_too() -> None:
 
 
 def answer(*ids: int, gap: float = 0.5) -> Answer:
-    """One whose second likeliest token is the next id."""
+    """Returns an answer in which the second likeliest token of each position is the next id."""
     return Answer(list(ids), tops=[{token: -1.0, token + 1: -1.0 - gap, token - 1: -1.0 - gap} for token in ids])
 
 

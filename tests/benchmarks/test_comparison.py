@@ -1,4 +1,4 @@
-"""What the comparison of servers prints."""
+"""The report that the comparison of servers prints."""
 
 from benchmarks.comparison import FIGURES, FIRST, LLAMA, MEMORY, OWN, SHARED, START, TOKENS, Measure, report
 
@@ -44,7 +44,7 @@ def test_loads_stand_in_order_and_rounds_give_medians() -> None:
 
 
 def test_forms_of_weights_have_goals_of_their_own() -> None:
-    """Each is beside llama.cpp's file of as many bits, and beside our own 16 bits."""
+    """Each form is compared with llama.cpp's file of the same number of bits, and with Quire's own 16-bit run."""
     goals = {LLAMA: {"1": {TOKENS: 1.0}, "": {TOKENS: 1.5}}, OWN: {"": {}}}
     peers = measures("llama.cpp Q8_0", 10, 10) + measures("llama.cpp Q4_K_M", 20, 10) + measures(OWN, 8, 10)
     forms = ("Quire Q8_0", "Quire int8", "Quire int4", "Quire Q4_K_M")

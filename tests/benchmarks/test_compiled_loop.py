@@ -1,4 +1,4 @@
-"""The peer's loop writes the tokens that Transformers' own does; its compilation takes too long for a test."""
+"""The peer's loop generates the same tokens as Transformers; compiling the loop would take too long for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of `make check-gpu`, with commands that need no GPU in their place."""
+"""The stages of `make check-gpu`, with commands that need no GPU in place of the real ones."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_late_stage_is_told_to_end_and_what_it_has_found_is_shown() -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """It may lie there until its new parent asks for it."""
+    """Returns whether the process has ended. A zombie counts: it remains until its new parent reaps it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
     except OSError:

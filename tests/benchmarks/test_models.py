@@ -1,4 +1,4 @@
-"""The shapes of benchmarks: as large as the models that they are named after, and small ones of their kind run."""
+"""Model shapes for benchmarks match the sizes of the models they are named after, and small versions of them run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from engine_svc.models.config import ModelConfig
 from engine_svc.models.registry import config_for
 from quire.options.model_form import ModelFormOptions
 
-# Parameters in 10^9, all and those that a token is multiplied with, as the models' own pages say; 8B's and 30B's with
-# their embeddings and output layers.
+# Parameters in 10^9, in total and those used per token, as given on the models' own pages; for the 8B and 30B models
+# including embeddings and output layers.
 SIZES = {
     "llama-3.1-8b": (8.03, 7.5), "qwen3-30b-a3b": (30.5, 3.0), "deepseek-v2-lite": (15.7, 2.45),
     "gpt-oss-20b": (20.9, 3.6),
@@ -45,9 +45,9 @@ def test_sizes(shape: str, tmp_path: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     count, (total, active) = sum(each.numel() for each in model.parameters()), SIZES[shape]
     assert count / 1e9 == pytest.approx(total, rel=0.005)
-    read, used = weights(config, 100_000)  # so many tokens choose all experts
+    read, used = weights(config, 100_000)  # with this many tokens, all experts are chosen
     outside = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
-    assert read + outside == pytest.approx(count, rel=0.005)  # but for norms and biases
+    assert read + outside == pytest.approx(count, rel=0.005)  # except norms and biases
     assert (used + config.vocab_size * config.hidden_size) / 1e9 == pytest.approx(active, rel=0.03)
 
 

@@ -1,4 +1,4 @@
-"""What a machine can do, between the numbers of rows that were measured."""
+"""Machine rates are interpolated between the measured numbers of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of starts: what it does before one, and what it says of one that fails."""
+"""The startup benchmark: what it does before a start, and what it reports about one that fails."""
 
 from __future__ import annotations
 

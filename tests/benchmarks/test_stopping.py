@@ -1,4 +1,4 @@
-"""What a benchmark has started ends with it, however it ends; a small HTTP server stands for vLLM's and its like."""
+"""A benchmark's servers end with it, however it ends; a small HTTP server stands in for vLLM and similar servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.waiting import eventually_now
 
-# It says its number. Until it is told to end, which it says too, it answers with the status that it was given.
+# Prints its process id, and answers with the given status until it is told to end, which it also prints.
 SERVER = """
 import http.server, os, signal, sys
 
@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, end)
 print(os.getpid(), flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-# Ctrl-C is heard as in a terminal, wherever the tests run.
+# Ctrl-C is handled as in a terminal, wherever the tests run.
 COMPARISON = """
 import signal, sys, time
 from pathlib import Path
@@ -59,8 +59,8 @@ with fleet.service(Path(log).stem, [sys.executable, "-c", code, status]):
 """
 
 
-@pytest.mark.slow  # processes
-@pytest.mark.parametrize("status", ["200", "503"])  # of a server that answers, of one that is still starting
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize("status", ["200", "503"])  # a server that answers, and one that is still starting
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 @pytest.mark.parametrize("program", [COMPARISON, FLEET], ids=["comparison", "fleet"])
 def test_a_benchmark_that_is_ended_ends_its_server(

@@ -1,4 +1,4 @@
-"""What a timeline makes of spans that were invented."""
+"""Timelines computed from made-up spans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`600 µs a step with the profiler, 700 without; nothing runs for 50 µs of it.`" in printed
     assert "| product | 0.5 | 1000.0 | 500.0 | 83.3% |" in printed
     assert "| gap: tiny → norm | 0.5 | 100.0 | 50.0 | 8.3% |" in printed
-    assert "| tiny |" not in printed  # too little to tell
+    assert "| tiny |" not in printed  # too small to be listed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What all of these tests have."""
+"""Fixtures shared by all conformance tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every executor makes of the adapters in its plans; and the fake one as they do."""
+"""How every executor, including the fake one, handles the adapters in its plans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_read_runs_in_the_slot_where_it_is_placed(subject: AdapterExecut
     assert len({str(tokens) for tokens in alone.values()}) == 3
     assert subject.generate(PROMPTS, [1, 4], 6) == [alone[1][0], alone[4][1]]
     assert subject.generate(PROMPTS, [4, 0], 6) == [alone[4][0], alone[0][1]]
-    subject.place({1: two, 2: one})  # in place of another, and from memory once more
+    subject.place({1: two, 2: one})  # each replaces the other, and is placed from host memory this time
     assert subject.generate(PROMPTS, [1, 2], 6) == [alone[4][0], alone[1][1]]
 
 
@@ -64,7 +64,7 @@ def test_what_is_dropped_is_not_told_of_and_never_missed(subject: AdapterExecuto
     assert told == {keys[two]: ""}
     placed = [AdapterPlacement(3, keys[two])]
     subject.run([], [], AdapterChanges(placed=placed))
-    subject.run([], [], AdapterChanges(placed=placed))  # again, after a step that failed
+    subject.run([], [], AdapterChanges(placed=placed))  # the same placement again, as after a failed step
     tokens = subject.generate(PROMPTS, [3, 0], 6)
     subject.run([], [], AdapterChanges(dropped=[keys[two]]))
     assert subject.generate(PROMPTS, [0, 0], 6)[1] == tokens[1]

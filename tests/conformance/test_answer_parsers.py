@@ -1,4 +1,4 @@
-"""What every parser of answers must do."""
+"""The contract that every answer parser must meet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.parser_classes import parser_class
 from tests.support.tool_formats import ONE_OF_EACH_FORMAT
 from tests.support.tool_formats import words_of as words_of_calls
 
-# Parser → words of its format, whole and cut, which the texts are made of. A parser that is registered needs its own.
+# Parser → whole and truncated words of its format, from which texts are built. Every registered parser needs an entry.
 WORDS: Mapping[str, Sequence[str]] = {
     "think": ("<think>", "</think>", "<think", "</", "<", ">"),
     "call": ("<call>", "</call>", "<call", "f {}", "</call", "<"),
@@ -35,7 +35,7 @@ WORDS: Mapping[str, Sequence[str]] = {
     "hermes, the first": words_of_calls("hermes"),
     "think, call, omitted": ("<think>", "</think>", "<call>", "</call>", "g [1]", "<"),
 }
-# One family of each format of reasoning → whole words of it.
+# One family of each reasoning format → its complete words.
 REASONING_WORDS: Mapping[str, Sequence[str]] = {
     "deepseek_r1": ("<think>", "</think>"),
     "granite": ("Here's my thought process:", "Here is my thought process: ", "Here's my response:",
@@ -64,7 +64,7 @@ CHAINS: dict[str, Callable[[], list[AnswerParser]]] = {
         f"{name} tools": lambda name=name: [parser_class(TOOL_PARSERS, name)(NO_CONTEXT)] for name in ONE_OF_EACH_FORMAT
     },
 }
-# Those that drop or take what others leave: how a text is cut makes no difference to them either.
+# Parsers that drop or take over what others leave: how a text is split makes no difference to them either.
 FURTHER: dict[str, Callable[[], list[AnswerParser]]] = {
     "named": lambda: [NamedArguments(OPENED)],
     "plain calls": lambda: [PlainCalls(NO_CONTEXT)],
@@ -91,7 +91,7 @@ def texts(name: str) -> st.SearchStrategy[str]:
 
 
 def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
-    """The end comes last, and nothing is empty."""
+    """Feeds the pieces to a chain and returns its deltas. The end comes last, and no delta is empty."""
     chain = ParserChain((CHAINS | FURTHER)[name]())
     fed = [chain.feed((Content(piece),)) for piece in pieces]
     found = [delta for deltas in (*fed, chain.feed((END,))) for delta in deltas]
@@ -102,7 +102,7 @@ def deltas_of(name: str, pieces: Iterable[str]) -> list[Delta]:
 
 
 def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish]:
-    """(content, reasoning, calls, end), without the calls' ids, which are made up."""
+    """Returns (content, reasoning, calls, end), with the random ids of calls replaced."""
     choice = CollectedChoice()
     choice.add(ChoiceUpdate(0, tuple(deltas), ()))
     calls = [msgspec.structs.replace(call, id="id" if call.id else "") for call in choice.tool_calls]
@@ -110,7 +110,7 @@ def collected(deltas: Sequence[Delta]) -> tuple[str, str, list[ToolCall], Finish
 
 
 def in_order_of(deltas: Sequence[Delta]) -> tuple[list[Delta], Finish]:
-    """(the blocks and items that some APIs tell, in each of which is a call at most; end), without the calls' ids."""
+    """Returns (blocks or items in the order that some APIs report, at most one call each; end), with ids replaced."""
     choice = CollectedChoice()
     choice.add(ChoiceUpdate(0, tuple(deltas), ()))
     calls = choice.tool_calls
@@ -138,7 +138,7 @@ def test_how_a_text_is_cut_makes_no_difference(name: str, data: st.DataObject) -
 def test_plain_text_stays_whole(name: str, pieces: list[str]) -> None:
     content, reasoning, calls, _ = collected(deltas_of(name, pieces))
     text = "".join(pieces)
-    # Behind a mark that the prompt has, blanks are the mark's.
+    # After a mark that is part of the prompt, whitespace belongs to the mark.
     assert (reasoning + content, calls) in ((text, []), (text.lstrip(" \n"), []), (text.lstrip("\n"), []))
     assert reasoning + content == text or name.endswith(", opened")
 
@@ -168,7 +168,7 @@ def test_every_format_of_reasoning_is_tried() -> None:
 
 
 def test_the_formats_of_these_tests() -> None:
-    """Reasoning, a call and content, in a chain of two."""
+    """A chain of two parsers separates reasoning, a call and content."""
     text = "<think>why <call></think>so <call>f {}</call>!"
     calls = [ToolCall(0, "{}", "id", "f")]
     assert collected(deltas_of("think, call", text)) == ("so !", "why <call>", calls, END)

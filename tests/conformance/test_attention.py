@@ -26,7 +26,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 @dataclass
 class Sequence:
-    """One sequence: what is cached, what is new, where it lives."""
+    """One sequence: the number of cached and new tokens, and the blocks that hold them."""
 
     computed: int
     new: int
@@ -45,7 +45,7 @@ def make_sequences(lengths: list[tuple[int, int]], seed: int) -> list[Sequence]:
 def metadata_of(
     sequences: list[Sequence], device: torch.device, part: ContextPart = ContextPart()
 ) -> AttentionMetadata:
-    """What a backend is told that caches a part of each sequence."""
+    """Builds the metadata for a backend that caches the given part of each sequence."""
     new = [sequence.new for sequence in sequences]
     lengths = [sequence.computed + sequence.new for sequence in sequences]
     width = max(len(sequence.blocks) for sequence in sequences)
@@ -68,7 +68,7 @@ def metadata_of(
 
 
 def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-    """One sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
+    """Dense attention of one sequence in float64: query [new, heads, dim], key and value [all, kv_heads, dim]."""
     group = query.shape[1] // key.shape[1]
     query, key, value = query.double(), *(each.double().repeat_interleave(group, dim=1) for each in (key, value))
     seen, window = torch.arange(len(key), device=key.device), options.sliding_window or 1 << 30
@@ -81,15 +81,15 @@ def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: 
     if options.slopes is not None:
         scores = scores - options.slopes.to(scores)[:, None, None] * (positions - seen).abs()
     scores = scores.masked_fill((seen < first) | (seen >= end), -torch.inf)
-    if options.sinks is not None:  # one more to look at, with nothing behind it
+    if options.sinks is not None:  # a sink is one more key to attend to, with no value
         sinks = options.sinks.to(scores)[:, None, None].expand(-1, len(query), 1)
         return torch.einsum("hqk,khd->qhd", torch.cat((scores, sinks), dim=2).softmax(-1)[:, :, :-1], value)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
 
 
 def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], count: int, dirt: float) -> None:
-    """Puts `dirt` to the first `count` positions of these blocks."""
-    if isinstance(backend, NativeBackend):  # only its kernels know where in a block a position is
+    """Writes `dirt` to the first `count` positions of these blocks."""
+    if isinstance(backend, NativeBackend):  # only its own kernels know the layout within a block
         slots = torch.tensor([block * BLOCK_SIZE + i for block in blocks for i in range(BLOCK_SIZE)][:count])
         dirty = torch.full((len(slots), backend.shape.num_kv_heads, backend.shape.head_dim), dirt)
         backend.write(*[dirty.to(backend.shape.dtype)] * 2, cache, slots)
@@ -105,7 +105,7 @@ def soil(backend: AttentionBackend, cache: torch.Tensor, blocks: list[int], coun
 
 @dataclass
 class Case:
-    """What a backend is to compute: sequences, (query, key, value) of all tokens of each, and what its new ones see."""
+    """Input for a backend: sequences, (query, key, value) of all their tokens, and the new tokens' expected output."""
 
     sequences: list[Sequence]
     options: AttentionOptions
@@ -113,7 +113,7 @@ class Case:
     expected: list[torch.Tensor]
 
 
-@functools.lru_cache(8)  # one backend, or level of instructions, comes after the other
+@functools.lru_cache(8)  # tests run one backend, or instruction level, after the other
 def make_case(shape: AttentionShape, lengths: tuple[tuple[int, int], ...], window: int | None, special: str) -> Case:
     torch.manual_seed(0)
     options = AttentionOptions(
@@ -125,7 +125,7 @@ def make_case(shape: AttentionShape, lengths: tuple[tuple[int, int], ...], windo
     )  # fmt: skip
 
     def random_tokens(count: int, heads: int) -> torch.Tensor:
-        if shape.cache_dtype:  # numbers that 8 bits hold exactly: Triton's interpreter does not round as GPUs do
+        if shape.cache_dtype:  # values that 8 bits hold exactly, because Triton's interpreter does not round as GPUs do
             return torch.randint(-8, 9, (count, heads, shape.head_dim)).to(shape.dtype) / 4
         return torch.randn(count, heads, shape.head_dim).to(shape.dtype)
 
@@ -144,10 +144,10 @@ def check_backend(
     special: str = "",
     dirt: float = torch.nan,
 ) -> None:
-    """Fills the cache with what is computed, then runs the new tokens and compares them.
+    """Caches the computed tokens, then runs the new ones and compares their output.
 
     Args:
-        dirt: stands in all blocks before, and where the window has passed: what others left there.
+        dirt: fills all blocks beforehand, and positions that the window has passed: stale data of other sequences.
     """
     shape = backend.shape
     case = make_case(shape, tuple(lengths), window, special)
@@ -156,7 +156,7 @@ def check_backend(
 
     def forward(parts: list[Sequence], tensors: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
         query, key, value = (torch.cat(column).to(shape.device, shape.dtype) for column in zip(*tensors, strict=True))
-        if not shape.keys_are_values:  # side by side in one tensor, as models have them
+        if not shape.keys_are_values:  # slices of one tensor, as in models
             query, key, value = torch.cat((query, key, value), 1).split([query.shape[1], *[key.shape[1]] * 2], 1)
         prepared = backend.prepare(metadata_of(parts, shape.device))
         return backend.forward(query, key, value, cache, prepared, case.options)
@@ -216,11 +216,11 @@ def test_softcap_sinks_and_slopes(name: str, window: int | None, special: str) -
 @pytest.mark.parametrize("length", [1, 12, 32, 64])
 @pytest.mark.parametrize("batch", ["chunks", "decode", "mixed"])
 def test_windows_that_are_chunks(name: str, length: int, batch: str) -> None:
-    """They begin at multiples of their length, of which a prompt may hold several."""
+    """Chunks begin at multiples of their length; a prompt may span several."""
     check_backend(make_backend(name), BATCHES[batch], length, "chunked")
 
 
-# Whole sequences, as encoders have them.
+# Whole sequences, as in encoders.
 WHOLE = [(0, 1), (0, 37), (0, 5), (0, 16), (0, 130), (0, 2)]
 
 
@@ -240,7 +240,7 @@ def test_bidirectional_attention(name: str, window: int | None) -> None:
     ],
 )  # fmt: skip
 def test_tiles_that_are_seen_whole(monkeypatch: pytest.MonkeyPatch, window: int | None, special: str) -> None:
-    """Before and behind tiles that some rows see in part; groups of three heads fill no tile evenly."""
+    """Fully visible tiles next to tiles that some rows see only in part; groups of three heads fill no tile evenly."""
     monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_, **__: Tiles(16, 16, 4))
     lengths = [(0, 60), (0, 5)] if special == "bidirectional" else [(70, 9), (0, 60), (33, 1)]
     check_backend(make_backend("triton", num_heads=6), lengths, window, special)
@@ -250,7 +250,7 @@ def test_tiles_that_are_seen_whole(monkeypatch: pytest.MonkeyPatch, window: int 
 @pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
 def test_what_others_left_reaches_no_sum(name: str, window: int | None, dirt: float) -> None:
-    """All other tests do so with not-a-number."""
+    """Stale values of infinity do not reach any sum. All other tests use NaN for them."""
     check_backend(make_backend(name), BATCHES["mixed"], window, dirt=dirt)
 
 
@@ -260,7 +260,7 @@ def test_what_others_left_in_8_bits(name: str, dtype: torch.dtype) -> None:
     check_backend(make_backend(name, cache_dtype=dtype), BATCHES["mixed"], 12)
 
 
-# Triton's interpreter computes in numpy, which has no bfloat16: that one is tested on GPUs only.
+# Triton's interpreter computes in numpy, which has no bfloat16: bfloat16 is tested on GPUs only.
 @pytest.mark.parametrize(
     ("name", "dtype"), [("cpu", torch.bfloat16), ("cpu", torch.float16), ("triton", torch.float16)]
 )
@@ -278,7 +278,7 @@ def test_caches_of_8_bits(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 def test_scales_keep_what_8_bits_cannot_hold(name: str) -> None:
-    """Keys and values up to some thousands, where e4m3 ends at 448."""
+    """With scales, keys and values up to some thousands keep their precision, although e4m3 ends at 448."""
     backend = make_backend(name, cache_dtype=torch.float8_e4m3fn)
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
     prepared = backend.prepare(metadata_of(make_sequences([(0, 50)], 0), torch.device("cpu")))
@@ -307,14 +307,14 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "special"), [(None, ""), (300, ""), (200, "chunked")])
 def test_decode_over_several_parts(window: int | None, special: str) -> None:
-    """Longer than a part of the split decode kernel, and just at its edge."""
+    """Contexts longer than one part of the split decode kernel, and exactly at its edge."""
     check_backend(make_backend("triton"), [(256, 1), (400, 1), (3, 1)], window, special)
     check_backend(make_backend("triton"), [(255, 3), (397, 8), (3, 2)], window, special)
 
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    """Fewer of them than there is room for, and more; with a window, some that a token does not see."""
+    """Fewer parts than there is room for, and more; with a window, some parts that a token does not see."""
     for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{place}.PART", 16)
     monkeypatch.setattr("engine_svc.kernels.paged_decode.parts_together", lambda _: together)
@@ -327,7 +327,7 @@ def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together
 def test_ends_of_prompts_behind_long_contexts(
     monkeypatch: pytest.MonkeyPatch, window: int | None, special: str
 ) -> None:
-    """Their keys are split among programs, of which each has tiles of all of them, also of those with fewer tokens."""
+    """Keys are split among programs, each of which handles tiles of all such prompts, even those with fewer tokens."""
     module, split = importlib.import_module("engine_svc.attention.triton"), []
     for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 100)):
         monkeypatch.setattr(module, name, value)
@@ -342,7 +342,7 @@ def test_ends_of_prompts_behind_long_contexts(
 
 
 def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what the others take a machine of 132 multiprocessors, and by what parts come to."""
+    """The choice depends on the work per multiprocessor (there are 132) and on the room for partial results."""
     monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 132)
     backend = make_backend("triton", num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 
@@ -352,7 +352,7 @@ def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert split((30, 100_000)) == split((9, 4097)) == split((100, 50_000)) == [True]
     assert split((30, 4096)) == split((300, 50_000)) == split((8192, 8192)) == [False]
-    assert split((200, 100_000)) == [False]  # results of parts for each of so many tokens
+    assert split((200, 100_000)) == [False]  # one partial result per token and part
     assert split((30, 100_000), (2000, 2000)) == [True, False]
     assert split((30, 20_000), (4000, 30_000)) == [False, False]
     assert split(*[(17, 30_000)] * 8) == [True] * 8
@@ -364,14 +364,14 @@ def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("window", [None, 100])
 def test_tiles_in_one_block(monkeypatch: pytest.MonkeyPatch, window: int | None, copies: bool) -> None:
-    """Which a GPU can copy by itself, but for those that sequences or windows cut."""
+    """A GPU can copy tiles within one block by itself, except those cut off by the sequence's end or the window."""
     monkeypatch.setattr(f"{__name__}.BLOCK_SIZE", 64)
     backend = make_backend("triton", dtype=torch.float16, head_dim=64)
     monkeypatch.setattr(backend, "_copies_tiles", copies)
     check_backend(backend, [(200, 1), (63, 1), (0, 1), (130, 70), (190, 5), (0, 65)], window)
 
 
-# One that is longer than two parts of the decode kernel, beside short ones; and prompts, which decoders do not mind.
+# One context longer than two parts of the decode kernel, beside short ones, and prompts, which do not affect decoding.
 LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (9, 40), (63, 1), (12, 1), (0, 30)]
 
 
@@ -380,8 +380,8 @@ LONG_AND_SHORT = [(20, 1), (149, 1), (0, 1), (9, 40), (63, 1), (12, 1), (0, 30)]
 def test_decoding_goes_by_the_sum_of_the_contexts(
     monkeypatch: pytest.MonkeyPatch, known: str, window: int | None
 ) -> None:
-    """Where a graph is recorded, only their sum is known; where that is too much, some come after others."""
-    module = importlib.import_module("engine_svc.attention.triton")  # not where there is no Triton: ARM's
+    """When a graph is recorded, only the sum is known; if it is too large, some sequences run after the others."""
+    module = importlib.import_module("engine_svc.attention.triton")  # not at the top: there is no Triton on ARM
     backend, paged_decode, capacities = make_backend("triton"), module.paged_decode, []
     searched = importlib.import_module("triton").language.constexpr(2)
     monkeypatch.setattr("engine_svc.kernels.paged_decode._SEARCHED", searched)
@@ -406,12 +406,12 @@ def test_decoding_goes_by_the_sum_of_the_contexts(
         monkeypatch.setattr(backend, "_most_parts", 4)
     check_backend(backend, LONG_AND_SHORT, window)
     assert backend.decoding_bytes(5, 249) == 4 * 4 * (32 + 2) * (4 if known == "little room" else 8 * 8)
-    assert capacities == ([3, 3] if known == "little room" else [6])  # of twice as many keys: there are enough
+    assert capacities == ([3, 3] if known == "little room" else [6])  # sized for twice as many keys: enough parts
 
 
 @needs_native
 def test_native_caches_nothing_of_nobodys_tokens() -> None:
-    """As steps that are recorded before there are any have them."""
+    """Slot -1 marks padding tokens, as in steps recorded before there are any sequences: they are not written."""
     shape = AttentionShape(4, 2, 32, BLOCK_SIZE, torch.bfloat16, torch.device("cpu"))
     backend = NativeBackend(shape, fastest_kernels())
     (cache,), (expected,) = backend.allocate(4, 1), backend.allocate(4, 1)

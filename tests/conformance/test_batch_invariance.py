@@ -1,7 +1,7 @@
-"""Implementations that say of themselves that they are batch-invariant: equal bits, whatever is computed beside a row.
+"""Implementations that claim batch invariance give bitwise equal rows, whatever else is in the batch.
 
-Triton's run in its interpreter, which computes in numpy: that the compiler keeps to the same order is for a GPU to show
-(tests/gpu).
+Triton kernels run in its interpreter, which computes in numpy: that the compiler keeps to the same order has to be
+checked on a GPU (tests/gpu).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Operation = Callable[[torch.Tensor], torch.Tensor]
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """On the default device, the same numbers on all."""
+    """Random values on the default device, the same numbers on every device."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return values.to(torch.get_default_device(), dtype)
 
@@ -58,7 +58,7 @@ def experts(ops: Ops, dtype: torch.dtype) -> Operation:
     product = ops.experts(normal(6, 80, SIZE, dtype=dtype) / 8, normal(6, SIZE, 40, dtype=dtype) / 8)
 
     def run(hidden: torch.Tensor) -> torch.Tensor:
-        # By row: torch's product is not what is tested here.
+        # Row by row, because torch's matrix product is not under test here.
         scores = torch.stack([row.float() @ gate for row in hidden])
         return product(hidden, *scores.softmax(-1).topk(3))
 
@@ -107,7 +107,7 @@ OPERATIONS: dict[str, Callable[[Ops, torch.dtype], Operation]] = {
     "silu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "silu"),
     "gelu": lambda ops, dtype: lambda hidden: ops.activate_and_multiply(hidden, "gelu_tanh"),
 }  # fmt: skip
-# What torch's operators do on a GPU, value by value, where C++ does it on a CPU.
+# Done by torch's elementwise operators on a GPU, and by C++ kernels on a CPU.
 ON_A_CPU = OPERATIONS | {
     "rotate pairs": rotate_pairs,
     "add": lambda ops, dtype: lambda hidden: ops.add(hidden.clone() * 3, hidden, hidden[:, :1].float().contiguous()),
@@ -118,7 +118,7 @@ ON_A_CPU = OPERATIONS | {
 
 
 def check_rows(ops: Ops, operation: str, dtype: torch.dtype, num_rows: int) -> None:
-    """Each row alone, in the whole batch, and in another place among other rows."""
+    """Compares each row alone, in the whole batch, and at another place among other rows."""
     assert ops.batch_invariant
     run = ON_A_CPU[operation](ops, dtype)
     hidden = normal(num_rows, SIZE, dtype=dtype)
@@ -149,7 +149,7 @@ def attend(
     steps: list[list[int]],
     options: AttentionOptions,
 ) -> list[torch.Tensor]:
-    """What comes out for all tokens of each sequence, of which each step computes so many."""
+    """Returns the outputs for all tokens of each sequence; each step lists how many tokens it computes of each."""
     (cache,) = backend.allocate(NUM_BLOCKS, 1)
     computed, found = [0] * len(sequences), [[] for _ in sequences]  # type: list[int], list[list[torch.Tensor]]
     for step in steps:
@@ -169,7 +169,7 @@ def attend(
 
 
 def check_attention(backend: AttentionBackend, options: AttentionOptions, lengths: tuple[int, int]) -> None:
-    """A prompt alone and whole; in chunks beside others; and with its last tokens one at a time."""
+    """Compares a prompt alone and whole, in chunks beside others, and with its last tokens one at a time."""
     assert backend.batch_invariant
     shape = backend.shape
     sequences = make_sequences([(0, length) for length in lengths], 0)
@@ -219,7 +219,7 @@ LENGTHS = 12, 80
 
 @pytest.fixture
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 keys, as the interpreter takes its time, and these of two tiles: some rows see one whole, others not."""
+    """Uses parts of 64 keys, as the interpreter is slow, and two tiles per part: some rows see only one tile whole."""
     monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_, **__: Tiles(32, 32, 4))
     for module in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{module}.PART", 64)
@@ -241,7 +241,7 @@ def test_attention_on_a_gpu(special: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("short_parts")
 def test_ends_of_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose keys are split among programs where they are too few, and are not where there are more."""
+    """Keys of a prompt's end are split among programs where there are too few programs, which changes no bit."""
     monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
     monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 14)
     backend = make_backend("triton", batch_invariant=True, **SHAPES["grouped"])

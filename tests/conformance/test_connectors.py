@@ -1,4 +1,4 @@
-"""What every connector must do, seen in a cache whose blocks hold their tokens. A new one is a line of CONNECTORS."""
+"""The contract of every connector, tested on a cache whose blocks hold their tokens. Add a new one to CONNECTORS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONNECTORS: dict[str, Make] = {
     "host": host(24),
     "remote": remote(lambda key: Fare(key % 4)),
 }
-# Those that cannot keep, or bring, all that they are asked for.
+# Connectors that cannot keep, or deliver, everything they are asked for.
 POOR: dict[str, Make] = {
     "small-host": host(3),
     "remote-in-part": remote(lambda key: Fare(key % 4, most=key % 3)),
@@ -52,7 +52,7 @@ POOR: dict[str, Make] = {
 
 
 class Worker:
-    """A manager and the blocks that it manages: each holds what was written to it."""
+    """A manager and the blocks that it manages; each block holds what was written to it."""
 
     def __init__(self, make: Make, num_blocks: int = 8) -> None:
         self.contents: list[Any] = [NONSENSE] * num_blocks
@@ -63,7 +63,7 @@ class Worker:
         self.arrived: list[BlockTable] = []
 
     def step(self) -> None:
-        """What begins with a step, before it computes, and what it reports; time passes."""
+        """Runs what precedes the computation of a step and reports what has ended; advances the time."""
         self.now += 1
         self.store.begin(self.manager.take_transfers())
         self.manager.end_transfers(self.store.take_ended())
@@ -77,7 +77,7 @@ class Worker:
         raise AssertionError("a transfer does not end")
 
     def begin(self, tokens: list[int]) -> BlockTable:
-        """A table that holds what is found of these tokens, wherever, and is as long as they are."""
+        """Returns a table as long as the tokens, with whatever is found of them on the device or elsewhere."""
         table = BlockTable()
         found = self.manager.lookup(table, tokens)
         if found.elsewhere.is_awaited:
@@ -87,7 +87,7 @@ class Worker:
             found = self.manager.lookup(table, tokens)
             assert not found.elsewhere.is_awaited, "a sequence waits once"
             self.arrived.remove(table)
-            self.settle()  # what has not come gives its blocks back when the transfer has ended
+            self.settle()  # blocks that did not arrive are returned when the transfer has ended
             assert self.manager.allocate(table, len(tokens)) is not None
         else:
             assert self.manager.allocate(table, len(tokens), found) is not None
@@ -95,13 +95,13 @@ class Worker:
         return table
 
     def compute(self, table: BlockTable, tokens: list[int], first: int) -> None:
-        """All blocks from the first one on."""
+        """Computes all blocks from block `first` on."""
         for index, block in enumerate(table.held[first:], start=first):
             self.contents[block] = tokens[: (index + 1) * BLOCK]
         self.manager.make_findable(table, tokens, len(tokens))
 
     def run(self, tokens: list[int]) -> int:
-        """Computes what is not found of these tokens, and forgets the sequence; how many blocks were found."""
+        """Computes what is not found of these tokens, and frees the sequence; returns how many blocks were found."""
         table = self.begin(tokens)
         found = table.num_findable
         self.verify(table, tokens, found)
@@ -205,7 +205,7 @@ def test_who_does_not_wait_any_more_frees_all_once_the_transfer_has_ended(any_wo
 
 
 class ConnectorMachine(RuleBasedStateMachine):
-    """Tables that begin, wait, are extended, abandoned and freed, with a connector that fares as it may."""
+    """Tables begin, wait, are extended, abandoned and freed, with connectors that deliver late, in part or never."""
 
     @initialize(
         name=st.sampled_from(sorted(CONNECTORS | POOR)), num_blocks=st.integers(6, 12),
@@ -261,7 +261,7 @@ class ConnectorMachine(RuleBasedStateMachine):
         self.worker.manager.clear()
 
     def _compute(self, table: BlockTable, tokens: list[int], found: int) -> None:
-        """In a step of its own."""
+        """Computes the table in a step of its own."""
         self.worker.store.begin(self.worker.manager.take_transfers())
         self.worker.verify(table, tokens, found)
         self.worker.compute(table, tokens, found)

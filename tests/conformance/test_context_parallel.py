@@ -1,4 +1,4 @@
-"""Every attention backend with a part of each sequence: what the parts come to is dense attention in float64."""
+"""Every attention backend with a part of each sequence: merged, the parts equal dense attention in float64."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ BACKENDS = ["reference", "cpu", "triton", *(["native"] if AVAILABLE else [])]
 
 
 def make_parts(name: str, size: int, **changes: Any) -> list[AttentionBackend]:
-    """Of so many ranks, each of which attends with 4 heads to its part of one key-value head."""
+    """Creates one backend per rank; each attends with 4 heads to its part of the single key-value head."""
     level = AVAILABLE[-1] if name == "native" else None
     fields = {"num_heads": 4, "num_kv_heads": 1, "head_dim": DIM, "level": level} | changes
     return [make_backend(name, part=ContextPart(rank, size), **fields) for rank in range(size)]
 
 
 def check(parts: list[AttentionBackend], lengths: list[tuple[int, int]], options: AttentionOptions) -> None:
-    """Caches what is computed, in two steps, then compares what the new tokens see."""
+    """Caches the computed tokens, in two steps, then compares the output of the new tokens."""
     torch.manual_seed(0)
     shape, size = parts[0].shape, len(parts)
     blocks = iter(torch.randperm(NUM_BLOCKS).tolist())
@@ -56,7 +56,7 @@ def check(parts: list[AttentionBackend], lengths: list[tuple[int, int]], options
     if all(computed for _, computed in before):
         forward(before)
         found = forward(lengths)
-    else:  # whole, and what is new in it
+    else:  # whole prompts, without cached tokens
         found = forward([(0, sum(pair)) for pair in lengths])
         lengths = [(0, sum(pair)) for pair in lengths]
     start, tolerance = 0, 1e-5 if shape.dtype == torch.float32 else 2e-2
@@ -97,7 +97,7 @@ def test_vectors_that_are_keys_and_values(name: str) -> None:
 @every_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_each_level(level: str, dtype: torch.dtype) -> None:
-    """In several partitions of the kernel's, too, of which a window leaves some out."""
+    """Includes several of the kernel's partitions, some of which a window leaves out."""
     parts = make_parts("native", 2, level=level, dtype=dtype)
     check(parts, LENGTHS["mixed"], AttentionOptions(DIM**-0.5))
 

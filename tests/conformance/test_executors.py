@@ -1,4 +1,4 @@
-"""What every executor keeps to, driven by plans as the control side would make them; and the fake one as they do."""
+"""The contract of every executor, including the fake one, driven by plans like those of the control side."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.support.tiny_models import VOCAB_SIZE, make_model, reference_logprobs
 SLOTS, MAX_MODEL_LEN, BLOCK_SIZE, HOST_BLOCKS = 4, 256, 16, 8
 BLOCKS_EACH = MAX_MODEL_LEN // BLOCK_SIZE
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
-# What no request may ask for: the runner cannot follow it.
+# Not allowed in a request: the runner cannot follow it.
 BROKEN: Mapping[str, Any] = GREEDY | {"logit_bias": ((10**6, 1.0),)}
 PROMPTS = random_prompts(7, 40, 16, 1, seed=3)
 
-# A new executor needs an entry. Those that start ranks of `mp`'s kind elsewhere have tests of that, which others would
-# wait for too long: see tests/engine_svc/executor.
+# A new executor needs an entry. Executors that start `mp`-like ranks elsewhere have their own tests, which are too slow
+# to hold up these: see tests/engine_svc/executor.
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "uni": {},
     "mp": {"distributed_executor_backend": "mp"},
@@ -57,18 +57,18 @@ real = pytest.mark.parametrize("subject", NAMES, indirect=True)
 
 @dataclass
 class Subject:
-    """An executor that has loaded a model, and the one thread that calls it. Each slot has blocks of its own."""
+    """An executor with a loaded model, and the single thread that calls it. Each slot has its own blocks."""
 
     executor: Executor
     spec: KvCacheSpec
-    expected: Callable[[list[int], int], list[int]]  # the likeliest tokens behind a prompt
+    expected: Callable[[list[int], int], list[int]]  # the likeliest tokens after a prompt
     steps: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**6)))
 
     def step(self, *scheduled: ScheduledSequence, new: Sequence[NewSequence] = (), **copies: Any) -> StepResult:
         return run(self.executor, StepPlan(next(self.steps), list(new), list(scheduled), **copies))
 
     def generate(self, slot: int, prompt: list[int], count: int) -> list[int]:
-        """With nobody beside it."""
+        """Generates with no other sequence in the batch."""
         found = sampled(self.step(part(slot, 0, len(prompt)), new=[begin(slot, prompt)]))[slot]
         for length in range(len(prompt), len(prompt) + count - 1):
             found += sampled(self.step(part(slot, length, 1)))[slot]
@@ -100,14 +100,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> Mapping[tuple[int, ...], list[int]]:
-    """By prompt, the first tokens of Transformers' answer."""
+    """Maps each prompt to the first tokens of Transformers' answer."""
     found = reference_tokens(folder, PROMPTS, 6)
     return {tuple(prompt): tokens for prompt, tokens in zip(PROMPTS, found, strict=True)}
 
 
 @contextlib.contextmanager
 def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
-    """An executor whose cache is allocated; proves that nothing of it is left once it is closed."""
+    """Yields an executor whose cache is allocated; checks that closing it leaves no processes behind."""
     options = engine_options(
         dtype="float32", max_num_seqs=SLOTS, block_size=BLOCK_SIZE, use_tqdm_on_load=False, cpu_threads=1,
         **OPTIONS[name],
@@ -121,7 +121,7 @@ def loaded(name: str, folder: Path) -> Iterator[tuple[Executor, KvCacheSpec]]:
     finally:
         executor.close()
         executor.close()
-        assert children() <= before  # what another test has left may end meanwhile
+        assert children() <= before  # processes of other tests may end meanwhile
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_data_ranks_that_may_share_experts_are_processes(config: dict[str, Any] 
 
 
 def children() -> set[int]:
-    """Processes that this one has started and that have not been waited for."""
+    """Returns the child processes of this process that have not been waited for."""
     lists = Path("/proc/self/task").glob("*/children")
     return {int(number) for path in lists for number in path.read_text().split()}
 
@@ -198,7 +198,7 @@ def test_a_prompt_in_parts_samples_at_its_end(subject: Subject) -> None:
 
 @every
 def test_sequences_come_and_go_between_steps(subject: Subject) -> None:
-    """Results are in batch order, of those alone that sample, whatever is beside them."""
+    """Results are in batch order and only of sequences that sample, whatever else is in the batch."""
     expected = {slot: subject.expected(prompt, 4) for slot, prompt in enumerate(PROMPTS)}
     first = subject.step(
         part(2, 0, 16), part(0, 0, 7), part(1, 0, 30, samples=False),
@@ -218,7 +218,7 @@ def test_sequences_come_and_go_between_steps(subject: Subject) -> None:
 
 @every
 def test_an_aborted_sequence_leaves_its_slot_and_blocks_to_the_next(subject: Subject) -> None:
-    """The control side says nothing of it: the next one takes its place, in the midst of its prompt or its answer."""
+    """The control side does not announce an abort: a new sequence takes the slot mid-prompt or mid-answer."""
     subject.step(part(0, 0, 20, samples=False), new=[begin(0, PROMPTS[1], frequency_penalty=2.0, prompt_logprobs=1)])
     assert subject.generate(0, PROMPTS[0], 3) == subject.expected(PROMPTS[0], 3)
     subject.step(part(0, 0, 16), part(1, 0, 7), new=[begin(0, PROMPTS[2]), begin(1, PROMPTS[0])])
@@ -278,7 +278,7 @@ def test_a_step_that_awaits_masks_samples_by_them(subject: Subject) -> None:
 
 @every
 def test_a_step_begins_while_the_one_before_waits_for_nobody(subject: Subject) -> None:
-    """Masks come behind the tokens of the step before, which come while the next one runs."""
+    """Masks arrive after the tokens of the step before, which are collected while the next step runs."""
     if subject.executor.max_in_flight < 2:
         return
     size, found = subject.spec.vocab_size, []
@@ -296,7 +296,7 @@ def test_a_step_begins_while_the_one_before_waits_for_nobody(subject: Subject) -
 
 @every
 def test_blocks_go_to_the_host_and_come_back(subject: Subject) -> None:
-    """Into other blocks, and in the order of the plan: out before in."""
+    """Blocks return into other block ids, and transfers run in the plan's order: out before in."""
     prompt = PROMPTS[1]
     subject.step(part(0, 0, 40), new=[begin(0, prompt)])
     elsewhere = [2 * BLOCKS_EACH, 2 * BLOCKS_EACH + 1]
@@ -322,7 +322,7 @@ def test_a_step_that_schedules_nobody_moves_blocks_and_changes_nothing(subject: 
 def test_memory_that_was_given_back_is_as_it_was_when_it_is_taken_again(
     subject: Subject, forgets_weights: bool
 ) -> None:
-    """Recorded steps and the host's tier included; to ask for something twice changes nothing."""
+    """Includes recorded steps and the host tier; repeating a command changes nothing."""
     prompt = PROMPTS[1]
     expected = subject.generate(0, prompt, 6)
     for command in (ReleaseMemory(), ReleaseMemory(forgets_weights), RestoreWeights(), RestoreWeights()):
@@ -334,7 +334,7 @@ def test_memory_that_was_given_back_is_as_it_was_when_it_is_taken_again(
 
 @real
 def test_each_rank_writes_a_profile(subject: Subject, tmp_path: Path) -> None:
-    """Once it is told to, or has noted as many steps as it was to; a second start changes nothing."""
+    """Profiles end when told to, or after the given number of steps; a second start changes nothing."""
     for most_steps, wanted_steps in ((100, 6), (2, 2)):
         for most in (most_steps, 1):
             assert subject.executor.upkeep(StartProfile(str(tmp_path), f"first{most_steps}", most)) == []
@@ -370,7 +370,7 @@ def test_a_step_that_raises_is_the_last_or_costs_itself_only(
     (prompt, *_) = PROMPTS
     with loaded(name, folder) as (executor, _):
         with pytest.raises(Exception, match=r"Error|index") as failure:
-            run(executor, StepPlan(1, [], [part(10**6, 0, 1)]))  # there is no such slot
+            run(executor, StepPlan(1, [], [part(10**6, 0, 1)]))  # no such slot
         if not isinstance(failure.value, ExecutorDead):
             result = run(executor, StepPlan(2, [begin(0, prompt)], [part(0, 0, len(prompt))]))
             assert sampled(result)[0] == answers[tuple(prompt)][:1]
@@ -378,7 +378,7 @@ def test_a_step_that_raises_is_the_last_or_costs_itself_only(
 
 @pytest.mark.slow
 def test_a_lost_rank_is_the_end(folder: Path) -> None:
-    """Of the others too, which wait for it in a collective."""
+    """The other ranks end too, instead of waiting for it in a collective."""
     before = children()
     with loaded("mp of two ranks", folder) as (executor, _):
         _, second = sorted(children() - before)

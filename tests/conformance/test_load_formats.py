@@ -1,4 +1,4 @@
-"""Every `--load-format` that reads tensors gives those that were written, by name, whole and in part."""
+"""Every `--load-format` that reads tensors yields the tensors that were written, by name, whole and in slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tiny_models import make_model
 
 
 def write_consolidated(file: Path, folder: Path) -> None:
-    """With the heads of `llama-untied`."""
+    """Writes Mistral's format with the head counts of `llama-untied`."""
     write_mistral(load_file(file), {"num_attention_heads": 4, "num_key_value_heads": 4}, folder)
 
 
@@ -31,7 +31,7 @@ def write_tensorizer(file: Path, folder: Path) -> None:
     serializer.close()
 
 
-# Format → puts tensors that lie in a file of safetensors into a folder as that format keeps them.
+# Format → function that stores the tensors of a safetensors file in a folder in that format.
 WRITERS: dict[str, Callable[[Path, Path], object]] = {
     "auto": lambda file, folder: shutil.copy(file, folder),
     "safetensors": lambda file, folder: shutil.copy(file, folder),

@@ -1,4 +1,4 @@
-"""What every logits stage keeps to, against dense definitions. A new stage needs its own here, and a plan to use it."""
+"""The contract of every logits stage, against dense definitions. A new stage needs a definition and a plan here."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def without_bad_words(logits: torch.Tensor, plan: SamplingPlan, prompt: list[int
 
 
 def allowed_at(length: int) -> list[int]:
-    """What the grammar of these tests lets come behind so many tokens; something always."""
+    """Returns what these tests' grammar allows after `length` tokens; never empty."""
     return [token_id for token_id in range(VOCABULARY) if (7 * token_id + length) % 3]
 
 
@@ -117,7 +117,7 @@ DEFINITIONS: dict[type[LogitsStage], Definition] = {
     BadWords: without_bad_words,
     ThinkingBudget: ended_in_time,
 }
-# Parameters that some stage has to obey; a plan is a choice of these.
+# Parameters that some stage must follow; a plan is a random selection of these.
 PARTS: list[dict[str, Any]] = [
     {}, {"presence_penalty": 0.7}, {"frequency_penalty": -1.5}, {"repetition_penalty": 1.8},
     {"repetition_penalty": 0.5, "presence_penalty": -2.0, "frequency_penalty": 0.25}, {"logit_bias": ((0, 3.0),)},
@@ -134,11 +134,11 @@ PARTS: list[dict[str, Any]] = [
     {"follows_grammar": True}, {"follows_grammar": True, "min_tokens": 2}, {"follows_grammar": True},
     {"bad_words": tuple((first, second) for first in range(VOCABULARY) for second in (11, first))},
 ]  # fmt: skip
-# Of each stage, what it cannot follow.
+# For each stage, a parameter that it cannot follow.
 REFUSED: dict[type[LogitsStage], dict[str, Any]] = {
     LogitBias: {"logit_bias": ((VOCABULARY, 1.0),)},
-    Penalties: {"presence_penalty": 1.0},  # of a token that is none
-    CustomProcessors: {"logits_processors": (LogitsProcessorCall(f"{OWN}.Successor", b"[1]"),)},  # of no token, too
+    Penalties: {"presence_penalty": 1.0},  # for a prompt with an invalid token
+    CustomProcessors: {"logits_processors": (LogitsProcessorCall(f"{OWN}.Successor", b"[1]"),)},  # no such token
     MinimumTokens: {"min_tokens": 1, "suppress_token_ids": (-1,)},
     AllowedTokens: {"allowed_token_ids": (0, VOCABULARY)},
     BadWords: {"bad_words": ((1,), (-1, 1))},
@@ -148,7 +148,7 @@ every = pytest.mark.parametrize("kind", STAGES)
 
 
 class Live:
-    """A sequence in a slot, as the test knows it."""
+    """The test's own record of the sequence in a slot."""
 
     def __init__(self, choose: random.Random) -> None:
         fields: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class Live:
 
 
 class Slots:
-    """A stage, and which slots it has to do with."""
+    """A stage, and the slots for which it has something to do."""
 
     def __init__(self, kind: type[LogitsStage], seed: int) -> None:
         self.choose = random.Random(seed)
@@ -188,14 +188,14 @@ class Slots:
 
 def logits_of(rows: int, seed: int) -> torch.Tensor:
     logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
-    logits[:, 7] = -torch.inf  # forbidden by whoever came before
+    logits[:, 7] = -torch.inf  # forbidden by an earlier stage
     return logits
 
 
 @every
 @pytest.mark.parametrize("seed", range(20))
 def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> None:
-    """Slots change hands, rows come in any order and number, and tokens are counted as they are sampled."""
+    """Slots are reused, rows come in any order and number, and tokens are counted as they are sampled."""
     slots = Slots(kind, seed)
     for slot in range(SLOTS):
         slots.fill(slot)
@@ -223,7 +223,7 @@ def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> Non
 @every
 @pytest.mark.parametrize("seed", range(20))
 def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
-    """Applied, undone and applied again is applied once, to the bit; rows alone are as in their batch."""
+    """Apply, undo and apply again gives bitwise the same as applying once; rows alone equal rows in their batch."""
     slots = Slots(kind, seed)
     for slot in range(SLOTS):
         slots.fill(slot)
@@ -247,7 +247,7 @@ def test_a_step_can_be_taken_back(kind: type[LogitsStage], seed: int) -> None:
 @every
 @pytest.mark.parametrize("seed", range(20))
 def test_several_positions_of_a_sequence_at_once(kind: type[LogitsStage], seed: int) -> None:
-    """As one after the other, unless the stage says that it goes by the tokens; what takes note of them says so."""
+    """Positions at once equal one after the other, unless the stage is sequential; those that record tokens must be."""
     slots = Slots(kind, seed)
     slots.fill(0)
     live, drafts = slots.live[0], [slots.choose.randrange(VOCABULARY) for _ in range(3)]
@@ -292,7 +292,7 @@ def test_what_cannot_be_followed_is_refused_and_changes_nothing(kind: type[Logit
 
 
 def test_every_stage_but_one_can_be_asked_for_too_much() -> None:
-    """What a grammar lets come is the engine's own word, and not in the plan."""
+    """The grammar mask comes from the engine itself and is not part of the plan, so it cannot be refused."""
     assert set(STAGES) - REFUSED.keys() == {GrammarMask}
 
 
@@ -311,7 +311,7 @@ def test_masks_of_another_vocabulary_are_refused() -> None:
 
 
 def test_what_forbids_comes_last() -> None:
-    """Neither a bias nor a penalty below 0 brings back what must not end the sequence."""
+    """Neither a bias nor a negative penalty brings back a suppressed end token."""
     plan = sampling_plan(
         logit_bias=((2, 100.0),), presence_penalty=-2.0, min_tokens=9, suppress_token_ids=(2,), temperature=0.0
     )

@@ -1,4 +1,4 @@
-"""Attention by the C++ kernels, each level: against dense attention in float64, and by the bit against themselves."""
+"""Attention by the C++ kernels at each level, against dense attention in float64 and bitwise against itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conformance.test_attention import (
 )
 from tests.support.native import EMULATED, every_level
 
-# Of contexts of several partitions, which take an emulated processor long enough.
+# For contexts of several partitions, which are slow enough on an emulated processor.
 SMALL = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 16} if EMULATED else {}
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
@@ -107,7 +107,7 @@ def test_caches_of_8_bits(level: str, dtype: torch.dtype, stored: torch.dtype, k
 @every_type
 @every_narrow_type
 def test_numbers_are_rounded_to_8_bits_as_torch_does(level: str, dtype: torch.dtype, stored: torch.dtype) -> None:
-    """A sequence of one token is its value: each is cached and read again."""
+    """Attention over a single token returns its value, so each value is cached and read back."""
     backend = make_backend("native", level, dtype=dtype, cache_dtype=stored)
     shape = backend.shape
     numbers = torch.arange(256, dtype=torch.uint8).view(stored).float().to(dtype)
@@ -130,7 +130,7 @@ def test_numbers_are_rounded_to_8_bits_as_torch_does(level: str, dtype: torch.dt
 @pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("dirt", [torch.inf, -torch.inf])
 def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window: int | None, dirt: float) -> None:
-    """All other tests do so with not-a-number."""
+    """Stale values of infinity do not reach any sum. All other tests use NaN for them."""
     check_backend(make_backend("native", level, dtype=dtype), BATCHES["mixed"], window, dirt=dirt)
 
 
@@ -139,7 +139,7 @@ def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window:
 @pytest.mark.parametrize("heads", [2, 6] if EMULATED else [2, 6, 32])
 @pytest.mark.parametrize("window", [None, 12, 100])
 def test_long_prompts(level: str, dtype: torch.dtype, heads: int, window: int | None) -> None:
-    """Several chunks of keys, and more rows than a task has."""
+    """Prompts with several chunks of keys, and more rows than one task handles."""
     backend = make_backend("native", level, num_heads=heads, head_dim=48 if EMULATED else 80, dtype=dtype)
     check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
 
@@ -163,7 +163,7 @@ SPECIALS: dict[str, dict[str, Any]] = {
 def test_rows_are_the_same_however_they_are_computed(
     level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, stored: torch.dtype | None
 ) -> None:
-    """In one prompt, in chunks of any size, token by token, and beside others: every bit."""
+    """In one prompt, in chunks of any size, token by token and beside other sequences: bitwise equal."""
     fields = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "cache_dtype": stored}
     backend = make_backend("native", level, **fields)
     others = [] if EMULATED else [[149, 1], [1, 149], [7] * 21 + [3]]
@@ -171,7 +171,7 @@ def test_rows_are_the_same_however_they_are_computed(
         whole = _in_cuts(backend, fields, [150])
         for cuts in ([1] * 20 + [80] + [1] * 50, [64, 64, 22], *others):
             assert torch.equal(whole, _in_cuts(backend, fields, cuts)), (fields, cuts[:3])
-        for neighbours in (2, 30):  # of many sequences, a task has several heads
+        for neighbours in (2, 30):  # with many sequences, a task handles several heads
             assert torch.equal(whole, _in_cuts(backend, fields, [60, 1, 1, 70, 18], neighbours)), (fields, neighbours)
 
 
@@ -179,7 +179,7 @@ def test_rows_are_the_same_however_they_are_computed(
 @every_type
 @pytest.mark.parametrize("latent", [False, True])
 def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool) -> None:
-    """Of contexts that are cut into partitions, which one task or many threads go through."""
+    """Contexts split into partitions give equal bits, whether one task or many threads process the partitions."""
     length, fields = 1070 if EMULATED else 2070, {"num_kv_heads": 1, "head_dim": 48} if latent else {}
     backend = make_backend("native", level, dtype=dtype, keys_are_values=latent, **(fields | SMALL))
     windows: list[dict[str, Any]] = [{"sliding_window": 1030}, {"sliding_window": 1030, "chunked": True}]
@@ -198,7 +198,7 @@ def test_partitions_may_be_anybodys(level: str, dtype: torch.dtype, latent: bool
 @every_type
 @pytest.mark.parametrize("kind", ["keys and values", "latent", "8 bits"])
 def test_what_contexts_begin_with_is_read_once_and_changes_nothing(level: str, dtype: torch.dtype, kind: str) -> None:
-    """Sequences with the same first blocks, some of which have more in common than others: every bit as each alone."""
+    """Sequences that share their first blocks, some more of them than others, are bitwise equal to each one alone."""
     shape: dict[str, Any] = {"keys and values": {"num_kv_heads": 2}, "latent": {"num_kv_heads": 1, "head_dim": 48}}.get(
         kind, {"cache_dtype": torch.float8_e4m3fn}
     )
@@ -206,7 +206,7 @@ def test_what_contexts_begin_with_is_read_once_and_changes_nothing(level: str, d
     size = backend.shape.block_size
     blocks = iter(torch.randperm(8 * NUM_BLOCKS).tolist())
     stems = [list(itertools.islice(blocks, -(-positions // size))) for positions in (1100, 520, 300)]
-    sequences = [  # (context, new tokens) behind so many blocks of a stem
+    sequences = [  # (context, new tokens) after this many shared blocks of a stem
         Sequence(context, new, (stem := stems[which][:common]) + list(itertools.islice(blocks, 90 - len(stem))))
         for which, common, context, new in (
             (0, 1090 // size, 1180, 1), (0, 1090 // size, 1101, 3), (0, 500 // size, 900, 1), (0, 500 // size, 512, 40),
@@ -235,10 +235,10 @@ def test_what_contexts_begin_with_is_read_once_and_changes_nothing(level: str, d
 
 
 def _in_cuts(backend: AttentionBackend, fields: dict[str, Any], cuts: list[int], neighbours: int = 0) -> torch.Tensor:
-    """What the tokens of one sequence attend to, computed so many at a time: always the same tensors.
+    """Computes attention of one sequence in steps of the given sizes, always from the same tensors.
 
     Args:
-        neighbours: so many others decode beside it.
+        neighbours: the number of other sequences that decode beside it.
     """
     shape, total = backend.shape, sum(cuts)
     options = AttentionOptions(

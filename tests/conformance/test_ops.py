@@ -1,4 +1,4 @@
-"""What the operations of every implementation keep to, against the same computed in float64."""
+"""The contract of the operations of every implementation, against the same computed in float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.support.ops import CLAMPED, FORMS, activated, experts_by_definition, 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 EPSILON = 1e-6
-# bfloat16 sums are float32 inside: nothing is lost until the result is rounded.
+# bfloat16 sums are accumulated in float32: nothing is lost until the result is rounded.
 WIDE_TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (1e-4, 1e-3)}
 
 native = pytest.param("native", marks=needs_native)
 every = pytest.mark.parametrize("name", ["plain", "triton", native])
-# Triton's interpreter runs a program for each row, one after the other.
+# Triton's interpreter runs one program per row, one after the other, which is slow.
 fast = pytest.mark.parametrize("name", ["plain", native])
 
 
@@ -75,7 +75,7 @@ def test_rms_norm(name: str, shape: tuple[int, ...]) -> None:
 
 @every
 def test_rms_norm_of_a_part_of_each_row(name: str) -> None:
-    """Where it lies, and to a part of another tensor."""
+    """A slice of each row is normalized in place, and into a slice of another tensor."""
     ops, dtype = make_ops(name)
     wider, weight, target = normal(5, 150, dtype=dtype), normal(40, dtype=dtype, seed=1), normal(5, 3, 90, dtype=dtype)
     expected, others = rms_norm(wider[:, 30:70], weight), target.clone()
@@ -103,7 +103,7 @@ def test_take_rows(name: str, scale: float) -> None:
 @every
 @pytest.mark.parametrize("tokens", [1, 5, 700])
 def test_join(name: str, tokens: int) -> None:
-    """Parts of a wider tensor, whose values are copied as they are."""
+    """Slices of a wider tensor are joined with their values copied unchanged."""
     ops, dtype = make_ops(name)
     wider, other = normal(tokens, 4, 30, dtype=dtype), normal(tokens, 3, 11, dtype=dtype, seed=1)
     parts = [wider[..., 3:10], wider[:, 1:3, 10:], other]
@@ -200,7 +200,7 @@ def test_rotate_pairs(name: str, rotated: int) -> None:
 @every
 @pytest.mark.parametrize("tokens", [1, 5, 200])
 def test_head_matrices(name: str, tokens: int) -> None:
-    """Of parts of wider tensors, both ways round."""
+    """Heads and target are slices of wider tensors; the matrices are used as stored and transposed."""
     ops, dtype = make_ops(name)
     weight, heads = normal(3, 24, 40, dtype=dtype) / 6, normal(tokens, 3, 50, dtype=dtype, seed=1)
     for matrices, size, outputs in ((weight, 40, 24), (weight.transpose(1, 2), 24, 40)):
@@ -270,7 +270,7 @@ def test_experts_are_chosen_by_their_logits_where_scores_are_the_same(name: str)
 
 @every
 def test_sparsemixer(name: str) -> None:
-    """One after the other: of those that are left, the best counts for its part among those that are near it."""
+    """Experts are picked one by one: each is the best of the rest, weighted among those of the rest close to it."""
     ops, _ = make_ops(name)
     logits = torch.tensor([[1.0, 3.0, 2.98, 2.0], [-1.0, -1.01, -5.0, -1.015], [0.0, -1.0, -2.0, -3.0]])
     weights, ids = ops.choose_experts(logits, None, Routing(2, False, "sparsemixer", near=0.02))
@@ -282,7 +282,7 @@ def test_sparsemixer(name: str) -> None:
 
 @every
 def test_experts_are_chosen_for_whatever_has_overflowed(name: str) -> None:
-    """Any, but such as there are, each once."""
+    """For NaN and infinite logits any experts may be chosen, but valid and distinct ones."""
     ops, _ = make_ops(name)
     logits = torch.full((3, 8), torch.nan)
     logits[1], logits[2] = torch.inf, -torch.inf
@@ -313,7 +313,7 @@ def layer_norm(hidden: torch.Tensor, affine: Affine) -> torch.Tensor:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("size", [16, 72, 77, 200])
 def test_layer_norm(name: str, size: int, with_bias: bool) -> None:
-    """Of rows far from zero; of a part of wider ones, in place; and of a sum."""
+    """Rows far from zero, a slice of wider rows in place, and a sum with the residual."""
     ops, dtype = make_ops(name)
     bias = normal(size, dtype=dtype, seed=1) if with_bias else None
     affine, hidden = Affine(normal(size, dtype=dtype, seed=2), bias), normal(9, size + 5, dtype=dtype) + 4
@@ -337,7 +337,7 @@ def test_layer_norm(name: str, size: int, with_bias: bool) -> None:
 def test_rotate(name: str, dim: int, rotated: int, with_norms: bool, interleaved: bool) -> None:
     ops, dtype = make_ops(name)
     tokens, num_query, num_key = 5, 4, 2
-    # As in the model: the heads of query and key, with those of value behind them.
+    # As in the model: query and key heads, followed by value heads.
     all_heads = normal(tokens, num_query + num_key + 2, dim, dtype=dtype)
     heads, values = all_heads[:, : num_query + num_key], all_heads[:, num_query + num_key :].clone()
     angles = normal(tokens, rotated // 2, dtype=torch.float32, seed=1)
@@ -419,7 +419,7 @@ def test_forms_of_experts(name: str, tokens: int, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_experts_that_are_elsewhere_add_nothing(name: str, tokens: int, form: str) -> None:
-    """Some of a token's choices are of nobody, or all of them."""
+    """Some or all of a token's choices are -1, experts that this rank does not hold."""
     ops, dtype = make_ops(name)
     gate_up, down = normal(3, 64, 48, dtype=dtype) / 7, normal(3, 48, 32, dtype=dtype, seed=1) / 6
     hidden = normal(tokens, 48, dtype=dtype, seed=2)
@@ -436,7 +436,7 @@ def test_experts_that_are_elsewhere_add_nothing(name: str, tokens: int, form: st
 @every
 @pytest.mark.parametrize("form", FORMS)
 def test_an_expert_is_what_is_held_of_it(name: str, form: str) -> None:
-    """Where that of two experts is exchanged, they are."""
+    """Permuting the held tensors permutes the experts."""
     ops, dtype = make_ops(name)
     gate_up, down = normal(3, 64, 48, dtype=dtype) / 7, normal(3, 48, 32, dtype=dtype, seed=1) / 6
     told = forms_of_experts(3, 48, 32, dtype)[form]
@@ -467,7 +467,7 @@ def test_experts_of_many_tokens(name: str, experts: int, chosen: int, size: int,
 
 @every
 def test_experts_are_chosen_by_views(name: str) -> None:
-    """Columns of wider tensors, as a choice among groups of experts may leave them."""
+    """Weights and ids may be column views of wider tensors, as when experts are chosen among groups."""
     ops, dtype = make_ops(name)
     gate_up, down = normal(4, 64, 64, dtype=dtype) / 8, normal(4, 64, 32, dtype=dtype, seed=1) / 8
     hidden = normal(5, 64, dtype=dtype, seed=2)
@@ -500,7 +500,7 @@ def choose_all(ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
     return ops.experts(gate_up, down)(hidden, torch.full((len(hidden), 2), 0.5), expert_ids)
 
 
-# Each of [rows, 64].
+# Each takes and returns [rows, 64].
 ROWWISE: dict[str, Callable[[Ops, torch.Tensor], torch.Tensor]] = {
     "matrix": lambda ops, hidden: ops.matrix(normal(64, 64, dtype=hidden.dtype) / 8, None)(hidden),
     "norm": lambda ops, hidden: ops.rms_norm(hidden, torch.ones(64, dtype=hidden.dtype), EPSILON),
@@ -520,11 +520,11 @@ ROWWISE: dict[str, Callable[[Ops, torch.Tensor], torch.Tensor]] = {
 
 
 @every
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which speaks of them
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which warns of them
 @pytest.mark.parametrize("operation", ROWWISE)
 @pytest.mark.parametrize("dirt", [torch.nan, torch.inf])
 def test_a_row_that_has_overflowed_is_broken_alone(name: str, operation: str, dirt: float) -> None:
-    """What a request's values have become must not reach its neighbours."""
+    """NaN or infinity in one request's row must not reach the rows of other requests."""
     ops, dtype = make_ops(name)
     hidden = normal(5, 64, dtype=dtype)
     whole = ROWWISE[operation](ops, hidden)
@@ -559,7 +559,7 @@ def test_neighbouring_groups_may_share_low_rank_matrices(name: str) -> None:
 @pytest.mark.parametrize("form", ["plain", "llama 4"])
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_experts_with_adapters(name: str, form: str, tokens: int) -> None:
-    """Each token's experts are those of its adapter."""
+    """Each token goes through the experts of its own adapter."""
     ops, dtype = make_ops(name)
     experts, chosen, size, inner = 3, 2, 48, 40
     told = forms_of_experts(experts, size, inner, dtype)[form]
@@ -577,7 +577,7 @@ def test_experts_with_adapters(name: str, form: str, tokens: int) -> None:
     plain = ops.experts(gate_up, down, told)
     without = case.given()._replace(adapters=torch.full_like(case.adapters, -1))
     found, expected = plain(hidden, weights, ids, without), plain(hidden, weights, ids)
-    if name == "triton" and tokens == 1:  # which has kernels of its own where no adapters are
+    if name == "triton" and tokens == 1:  # it has other kernels for steps without adapters
         close(found, expected.double(), dtype)
     else:
         assert found.equal(expected)

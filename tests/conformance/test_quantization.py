@@ -1,4 +1,4 @@
-"""What every quantisation method keeps to, over ranks too. A new one needs a checkpoint of its form below."""
+"""The contract of every quantization method, also over ranks. A new method needs a checkpoint in its format below."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from tests.support.quantized_floats import float4, float8, int8, words
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 CPU = torch.device("cpu")
 INPUT, OUTPUT, INNER, EXPERTS = 64, 96, 64, 3
-GROUP, PACKED = 16, 8  # of the method below
-IGNORED = ("g_idx", "input_scale", "input_scale_ub", "weight_shape")  # by some methods
+GROUP, PACKED = 16, 8  # of GroupsOfFourBits
+IGNORED = ("g_idx", "input_scale", "input_scale_ub", "weight_shape")  # tensors that some methods do not read
 PLACE = Place("linear", ("model.layers.0.mlp.down_proj",))
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
 
 @dataclass(frozen=True)
 class GroupsOfFourBits(QuantizationMethod, LayerMethod):
-    """A method that holds weights as AWQ does, and a scale of the whole matrix besides: what the contract has to allow.
+    """Holds weights as AWQ does plus a scale of the whole matrix: layouts that the contract has to allow.
 
-    Eight outputs in an int32, a scale and a zero point for each output and each group of inputs.
+    Each int32 holds eight outputs; there is a scale and a zero point for each output and each group of inputs.
     """
 
     def layer(self, place: Place) -> LayerMethod:
@@ -84,7 +84,7 @@ class GroupsOfFourBits(QuantizationMethod, LayerMethod):
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """int32 [rows, columns] → [rows, 8 * columns], of 4 bits each."""
+    """Unpacks int32 [rows, columns] into [rows, 8 * columns] values of 4 bits."""
     return (packed[..., None] >> torch.arange(0, 32, 4) & 15).flatten(-2)
 
 
@@ -114,21 +114,22 @@ def blocks(weight: torch.Tensor) -> Matrix:
 
 @dataclass(frozen=True)
 class Form:
-    """A form of checkpoints that a method reads, and how far its products may be from what the weights mean."""
+    """A checkpoint format that a method reads, and the tolerance between its products and the exact weights."""
 
     matrix: Callable[[int, int, int, torch.dtype], Matrix]
-    name: str | None = None  # --quantization, of 16 or 32 bits
-    settings: Mapping[str, Any] | None = None  # quantization_config
+    name: str | None = None  # value of --quantization, for checkpoints of 16 or 32 bits
+    settings: Mapping[str, Any] | None = None  # content of quantization_config
     tolerance: float = 0.0
 
 
 def converted(
     convert: Callable[..., Matrix], options: Mapping[str, Any], tolerance: float = 0.0, **settings: Any
 ) -> Form:
-    """
+    """Returns a form whose weights are made by a conversion.
+
     Args:
-        options: of the conversion.
-        settings: the checkpoint's.
+        options: keyword arguments of the conversion.
+        settings: the checkpoint's quantization settings.
     """
 
     def matrix(outputs: int, inputs: int, seed: int, dtype: torch.dtype) -> Matrix:
@@ -139,7 +140,7 @@ def converted(
 
 
 class Every(dict[str, str]):
-    """The same for all names."""
+    """A mapping with the same value for every name."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -152,14 +153,14 @@ def compressed(
     convert: Callable[..., Matrix], options: Mapping[str, Any], kind: str, tolerance: float = 0.0,
     inputs: Mapping[str, Any] | None = None, **weights: Any,
 ) -> Form:  # fmt: skip
-    """Of compressed-tensors; the settings are those of weights."""
+    """Returns a form of compressed-tensors; the keyword arguments are the settings of its weights."""
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
     return converted(
         convert, options, tolerance, quant_method="compressed-tensors", format=kind, config_groups=groups, ignore=[]
     )
 
 
-# By the names of methods, and which of their forms; those behind a comma are only computed by plain operations.
+# By method and variant; those with a name after a comma are only computed by plain operations.
 CHECKPOINTS: dict[str, Form] = {
     "unquantized": Form(plain),
     "four bits": Form(four_bits),
@@ -245,7 +246,7 @@ class Case:
         return CHECKPOINTS[self.name].matrix(outputs, inputs, seed, make_ops(self.ops)[1])
 
     def check(self, found: torch.Tensor, expected: torch.Tensor) -> None:
-        """Each is off by its rounding, and all together by what the method quantises inputs or weights to."""
+        """Allows the rounding of each value, plus the overall error of quantizing inputs or weights."""
         error = (found.double() - expected).norm() / expected.norm()
         assert error <= CHECKPOINTS[self.name].tolerance + TOLERANCE[make_ops(self.ops)[1]]
 
@@ -261,7 +262,7 @@ every = pytest.mark.parametrize(
 
 
 class Slice:
-    """A tensor as a checkpoint's."""
+    """A tensor with the interface of a checkpoint's slice."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -274,7 +275,7 @@ class Slice:
 
 
 def load(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], part: str = "") -> None:
-    """As loader/weights.py does."""
+    """Loads parameters as loader/weights.py does."""
     held = dict(module.named_parameters())
     for name, tensor in tensors.items():
         alone = [held[each] for each in (f"{part.rpartition('.')[2]}.{name}", name) if each in held]
@@ -317,7 +318,7 @@ def test_products_are_those_of_what_the_weights_mean(case: Case, rows: int, with
 @every
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_matrices_side_by_side(case: Case, world_size: int) -> None:
-    """Two, split by outputs over the ranks; each with its own scales; from tensors of their own."""
+    """Two matrices, each split by outputs over the ranks, with their own scales, from separate tensors."""
     gate, up = case.matrix(OUTPUT, INPUT, 1), case.matrix(OUTPUT // 2, INPUT, 5)
     found: dict[str, list[torch.Tensor]] = {"gate": [], "up": []}
     hidden = normal(5, INPUT, dtype=case.context().dtype)
@@ -341,7 +342,7 @@ def test_matrices_side_by_side(case: Case, world_size: int) -> None:
 @every
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_matrices_in_one_tensor(case: Case, world_size: int) -> None:
-    """A checkpoint that holds them below each other is cut where the matrices and the ranks are."""
+    """One checkpoint tensor that holds both matrices stacked is cut at the boundaries of matrices and ranks."""
     both = case.matrix(2 * OUTPUT, INPUT, 3)
     hidden = normal(5, INPUT, dtype=case.context().dtype)
     found: list[list[torch.Tensor]] = [[], []]
@@ -378,7 +379,7 @@ def test_experts(case: Case, world_size: int) -> None:
     seeds = range(EXPERTS)
     gates, ups = ([case.matrix(INNER, INPUT, 10 * part + seed) for seed in seeds] for part in (1, 2))
     downs = [case.matrix(INPUT, INNER, 30 + seed) for seed in seeds]
-    # Small, so that what the method rounds is not what SiLU makes of it.
+    # Small values, so that SiLU does not amplify the method's rounding errors.
     hidden = normal(6, INPUT, dtype=case.context().dtype) / 8
     weights, expert_ids = torch.rand(6, EXPERTS, generator=torch.Generator().manual_seed(4)).topk(2)
     total = torch.zeros(6, INPUT, dtype=torch.float64)
@@ -401,7 +402,7 @@ def test_experts(case: Case, world_size: int) -> None:
 
 @dataclass(frozen=True)
 class OnlyTheFirst(QuantizationMethod):
-    """Of two matrices side by side, one is in four bits."""
+    """Quantizes only the first of two matrices side by side to four bits."""
 
     dtype: torch.dtype
 
@@ -430,7 +431,7 @@ def test_matrices_side_by_side_in_different_forms(world_size: int) -> None:
 
 
 def test_experts_of_different_forms() -> None:
-    """Gate and up matrices that cannot stand in one become plain."""
+    """Gate and up matrices of different forms cannot share a stack and are dequantized."""
     case, seeds = Case("unquantized", "plain"), range(EXPERTS)
     context = replace(case.context(), quantization=OnlyTheFirst(torch.float32)).at("layers.0.mlp.experts")
     gates = [four_bits(INNER, INPUT, seed, torch.float32) for seed in seeds]
@@ -451,7 +452,7 @@ def test_experts_of_different_forms() -> None:
 
 
 def test_what_would_cut_a_group_is_refused() -> None:
-    """Half of 48 inputs is a group of 16 and a half."""
+    """Half of 48 inputs is 24, which is one and a half groups of 16."""
     context = Case("four bits", "plain").context(1, 2).at("layers.0.mlp.down_proj")
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.down_proj: .* groups of 16 inputs cannot be split at 24"):
         RowParallelLinear(48, OUTPUT, bias=False, context=context)

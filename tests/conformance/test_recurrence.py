@@ -1,4 +1,4 @@
-"""Every implementation of the recurrent operations against formulas in float64, and against itself cut otherwise."""
+"""Every implementation of the recurrent operations against float64 formulas, and against itself split differently."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def check_formula(recurrence: Recurrence, operation: Operation, dtype: torch.dty
     for each, found in zip(tokens, operation(recurrence, held, parts), strict=True):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), operation.expected(each.double()), rtol=tolerance, atol=tolerance)
-    for state in held:  # of slots that nobody has, nothing is touched
+    for state in held:  # slots without a sequence are not touched
         assert state[[2, 5]].isnan().all()
 
 
 def in_pieces(
     recurrence: Recurrence, operation: Operation, dtype: torch.dtype, stored: torch.dtype
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Each sequence alone and at once; and in pieces, beside others, in other slots."""
+    """Returns outputs of each sequence computed alone in one go, and in pieces beside others in other slots."""
     whole = []
     for each in sequences(operation, dtype):
         whole += operation(recurrence, operation.states(stored), [Part(2, each)])
@@ -105,12 +105,12 @@ def test_triton_norm(gates_first: bool) -> None:
 
 
 def of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one after the other."""
+    """Makes the kernels use few programs, because the interpreter runs one after the other."""
     monkeypatch.setattr("engine_svc.recurrence.triton.columns", lambda _, dim: 1 << (dim - 1).bit_length())
 
 
 def triton_recurrence() -> Recurrence:
-    """In Triton's interpreter, where there is Triton."""
+    """Creates the Triton implementation for the interpreter; skips where Triton is not installed."""
     pytest.importorskip("triton")
     from engine_svc.recurrence.triton import TritonRecurrence
 
@@ -132,7 +132,7 @@ def test_native_in_pieces_bit_for_bit(
 
 @every_operation
 def test_states_of_16_bits_are_the_same_in_both(operation: Operation) -> None:
-    """Rounded after each token, and read before."""
+    """States are rounded after each token, and the rounded state is what the next token reads."""
     from tests.support.native import AVAILABLE, fastest_kernels
 
     if not AVAILABLE:

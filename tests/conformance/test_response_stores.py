@@ -1,4 +1,4 @@
-"""What every place for responses must do."""
+"""The contract of every response store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AGE = 60.0
 
 @pytest.fixture
 def redis_url() -> Iterator[str]:
-    """A server that speaks Redis' protocol, in a thread."""
+    """Runs a fake Redis server in a thread and yields its URL."""
     server = TcpFakeServer(("127.0.0.1", 0))
     server.daemon_threads = True
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -41,7 +41,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
-    """Opens the same store each time, as another gateway does."""
+    """Returns a function that opens the same store each time, as another gateway would."""
     url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
 
     @contextlib.asynccontextmanager
@@ -81,7 +81,7 @@ async def test_events_come_back_as_one(open_store: OpenStore) -> None:
         assert await store.beat(LIVE.id, EventChunk(0, EVENTS[:2]))
         assert await store.beat(LIVE.id, EventChunk(2))
         assert await store.beat(LIVE.id, EventChunk(2, EVENTS[2:3]))
-        assert await store.beat(LIVE.id, EventChunk(2, EVENTS[2:5]))  # again, with what is new
+        assert await store.beat(LIVE.id, EventChunk(2, EVENTS[2:5]))  # a repeated event together with new ones
         await store.finish(LIVE.id, b"[1]", EventChunk(5, EVENTS[5:]))
         for after in (-1, 0, 1, 2, 4, 5, 9):
             assert await store.events(LIVE.id, after) == EVENTS[after + 1 :]
@@ -130,7 +130,7 @@ async def test_whoever_works_on_it_gets_to_know_that_it_is_to_stop(open_store: O
 async def test_one_that_is_deleted_while_it_is_asked_to_stop_stays_deleted(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Redis, whose hashes come into being by being written to."""
+    """A write to a Redis hash that was deleted in the meantime must not create it again."""
     store, other = RedisStore(redis_url, 10, AGE), RedisStore(redis_url, 10, AGE)
     read = redis.asyncio.client.Pipeline.hget
 
@@ -170,7 +170,7 @@ async def test_the_oldest_make_room(open_store: OpenStore) -> None:
 
 
 async def test_what_is_live_makes_no_room(open_store: OpenStore) -> None:
-    """Whoever asks for much does not end what others wait for."""
+    """Live responses are not evicted: a client with many requests cannot end those of others."""
     async with open_store(count=1) as store:
         await store.add(LIVE)
         for number in range(3):

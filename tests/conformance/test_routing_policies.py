@@ -1,4 +1,4 @@
-"""What every routing policy must do."""
+"""The contract of every routing policy."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_picks_a_candidate_while_the_fleet_changes(
 
 
 def plain_cost(request: RouteRequest, worker: Candidate, weights: PlacementCostOptions) -> float:
-    """What router/placement/policies/cost.py reckons for all workers at once, for a single one."""
+    """Computes for one worker what router/placement/policies/cost.py computes for all workers at once."""
     tokens = request.known_tokens - worker.cached_tokens - (1 - weights.host_tier_weight) * worker.host_cached_tokens
     prefill = worker.seconds_per_token * max(1.0, tokens)
     there = worker.sequences + request.sequences
@@ -109,7 +109,7 @@ def test_an_empty_request_and_a_tuple_will_do(policy: Policy) -> None:
 
 
 def shares(policy: Policy, *fleets: list[Candidate], requests: int = 2000) -> list[int]:
-    """How many requests each worker gets that is idle again with the next one; the fleets are asked in turn."""
+    """Counts requests per worker, where each worker is idle again before the next request and the fleets take turns."""
     counts = Counter[str]()
     for number, request in enumerate(requests_of_sessions(requests), 1):
         fleet = fleets[number % len(fleets)]
@@ -132,7 +132,7 @@ def test_equals_share_the_requests_of_each_of_two_models(policy: Policy) -> None
 
 
 def test_state_does_not_grow(policy: Policy) -> None:
-    """A thousand workers that come and go leave nothing behind."""
+    """A thousand workers that come and go leave no state behind."""
     for number in range(1000):
         choose(policy, ONE, [Candidate(f"w{number}:1")])
     held = [value for value in vars(policy).values() if isinstance(value, dict | list | set)]
@@ -180,14 +180,14 @@ def test_a_prefix_is_computed_anew_when_its_holder_is_busier_than_that_costs() -
 
 
 def test_nobody_computes_what_another_is_computing() -> None:
-    """Though there is more to do where it is computed, and it costs as long to wait there as to compute it."""
+    """Even if the holder is busier, and waiting there takes as long as computing the prefix elsewhere."""
     holder = Candidate("holder:1", cached_tokens=1600, sequences=40, prefill_tokens=2400)
     assert prefix_choice(PROMPT, *idle(1), holder) == "w0:1"
     assert prefix_choice(PROMPT, dataclasses.replace(idle(1)[0], duplicate_tokens=1600), holder) == "holder:1"
 
 
 def test_a_worker_that_runs_no_more_is_not_preferred_for_what_it_has_cached() -> None:
-    """Who comes after those that it runs at once has to wait until one of them ends."""
+    """A request beyond the worker's maximum of running sequences has to wait until one of them ends."""
 
     def holder(sequences: int) -> Candidate:
         return Candidate("holder:1", cached_tokens=1600, sequences=sequences, max_sequences=16)
@@ -203,7 +203,7 @@ def test_what_lies_in_host_memory_counts_less_than_on_the_device_and_more_than_n
 
 
 def test_a_slow_worker_gets_its_share() -> None:
-    """Of two workers, one three times as slow: the fast one is cheaper until it has far more to do."""
+    """Of two workers, one three times slower, the fast one is cheaper until it has far more to do."""
     slow = Candidate("slow:1", sequences=8, prefill_tokens=800, seconds_per_step=0.06, seconds_per_token=3e-4)
     for sequences, chosen in ((8, "fast:1"), (16, "fast:1"), (160, "slow:1")):
         fast = Candidate("fast:1", sequences=sequences, prefill_tokens=100 * sequences)

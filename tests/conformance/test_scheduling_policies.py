@@ -1,4 +1,4 @@
-"""What every scheduling policy keeps to: one order, by which requests are served and by which they yield."""
+"""The contract of every scheduling policy: one order, in which requests are served and in reverse preempted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ priorities = st.integers(-(2**31), 2**31 - 1)
 
 
 def order(name: str, of_requests: list[int]) -> list[int]:
-    """Requests by rank, then by arrival; given their priorities."""
+    """Sorts requests with the given priorities by rank, then by arrival."""
     policy = POLICIES[name]()
     return sorted(range(len(of_requests)), key=lambda arrival: (policy.rank(of_requests[arrival]), arrival))
 

@@ -1,4 +1,4 @@
-"""What every backend for structured output keeps to: whoever follows its masks at random ends in a valid text."""
+"""The contract of every structured output backend: following its masks at random ends in a valid text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quire.structured.registry import BACKENDS, make_backend
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.tokenizer.files import read_tokenizer_files
 
-PADDED = 4100  # a few ids more than the tokenizer knows
+PADDED = 4100  # a few more ids than the tokenizer has
 MOST_TOKENS = 400
 every = pytest.mark.parametrize("name", BACKENDS)
 
@@ -66,7 +66,7 @@ def matches(pattern: str) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class Case:
-    """A constraint, a text of it and what is true of each of its texts."""
+    """A constraint, a text that meets it, and a predicate true of every such text."""
 
     request: ConstraintRequest
     text: str
@@ -144,7 +144,7 @@ def follow(name: str, request: ConstraintRequest) -> Matcher:
 
 
 def walk(matcher: Matcher, choose: random.Random) -> list[int]:
-    """Tokens chosen at random until nothing can follow, or nothing has to and enough is said."""
+    """Chooses allowed tokens at random until none can follow, or the text is complete and a coin flip ends it."""
     token_ids: list[int] = []
     while not matcher.is_stopped and len(token_ids) < MOST_TOKENS:
         may_follow = allowed(matcher)
@@ -271,7 +271,7 @@ def test_sequences_of_a_grammar_know_nothing_of_each_other(name: str) -> None:
 
 @every
 def test_whitespace_comes_to_an_end(name: str) -> None:
-    """A model that would rather indent than go on has to go on."""
+    """The number of blanks in a row is limited, so a model that keeps indenting has to go on."""
     matcher = follow(name, CASES["object"].request)
     matcher.accept(vocabulary().encode(b"{"))
     blank = {each for each, token in enumerate(vocabulary().tokens) if token and not token.strip()}

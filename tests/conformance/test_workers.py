@@ -1,4 +1,4 @@
-"""What every worker that the router's core is given keeps to: the one behind gRPC, and the one of the simulations."""
+"""The contract of every worker that the router's core uses: the one behind gRPC, and the simulated one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.worker_peers import OUTPUT_TOKENS, PROMPT_BLOCKS, RemotePeer,
 
 @pytest.fixture(params=["remote", "simulated"])
 async def peer(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPeer]:
-    """Ready."""
+    """A peer whose worker is ready."""
     peer = await RemotePeer(free_port()).open() if request.param == "remote" else SimulatedPeer()
     await peer.until(lambda: peer.worker.ready and peer.worker.load.last)
     yield peer
@@ -59,7 +59,7 @@ async def test_an_aborted_request_takes_nothing_any_more(peer: WorkerPeer) -> No
     peer.start(1, 1)
     await peer.until(lambda: peer.tokens[1])
     peer.worker.abort(1)
-    peer.worker.abort(99)  # that it never had
+    peer.worker.abort(99)  # a number that it never had
     await peer.until(lambda: not peer.at_engine())
     peer.start(2, 0)
     await peer.until(lambda: 2 in peer.finals)
@@ -80,7 +80,7 @@ async def test_heartbeats_tell_the_load(peer: WorkerPeer) -> None:
 
 
 def known_blocks(peer: WorkerPeer, keys: list[int]) -> int:
-    """Leading ones that the index believes the worker to hold on its device."""
+    """Returns how many leading blocks the index believes the worker to hold on its device."""
     return int(peer.index.cover(keys, Members.of([peer.worker.blocks.bit]))[0][0])
 
 
@@ -144,7 +144,7 @@ async def test_a_new_process_begins_with_nothing(peer: WorkerPeer) -> None:
     await peer.begin_again()
     await peer.until(lambda: peer.worker.ready and peer.worker.blocks is not blocks)
     assert known_blocks(peer, peer.keys(1)) == 0
-    peer.start(1, 0)  # the number of a stream that is gone
+    peer.start(1, 0)  # the number of a stream of the previous process
     await peer.until(lambda: 1 in peer.finals)
     assert peer.tokens[1][told:] == peer.expected(0)
     assert peer.finals[1].finish_reason in (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH)

@@ -1,4 +1,4 @@
-"""What all tests of the engine have."""
+"""Fixtures shared by all engine tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ __all__ = ["quick_interpreter"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_ranks() -> Iterator[None]:
-    """Of each module: other tests of the same session start ranks as a worker does."""
+    """Forks ranks within each module; other tests in the same session start ranks as a worker does."""
     with forked_ranks():
         yield

@@ -1,4 +1,4 @@
-"""Fingerprints are equal for workers that generate the same tokens, and differ for others."""
+"""Fingerprints are equal for workers that generate the same tokens, and differ otherwise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(folder: Path, spec: dict[str, Any] | None = None, eos: tuple[int, ...] = 
 
 
 def loaded(folder: Path, **options: Any) -> str:
-    """Of a worker that has really loaded the model."""
+    """Loads the model, and returns the worker's fingerprint."""
     chosen = engine_options(use_tqdm_on_load=False, **options)
     executor = create_executor(chosen.parallel)
     try:
@@ -76,13 +76,13 @@ def test_files_are_told_apart(folder: Path, tmp_path: Path) -> None:
     assert len({of(folder), of(fewer), of(other), of(tmp_path)}) == 4
 
 
-# Another value than the default, for those that take only some.
+# Non-default values for options that accept only certain ones.
 OTHERS = {"quantization": "int8", "distributed_executor_backend": "mp", "seed": 1, "load_format": "safetensors",
           "hf_config_path": "/nowhere"}  # fmt: skip
 
 
 def another(field: OptionField) -> Any:
-    """A value that the option may have and by default has not."""
+    """Returns a valid value that is not the option's default."""
     if field.name in OTHERS:
         return OTHERS[field.name]
     if field.multiple:
@@ -93,7 +93,7 @@ def another(field: OptionField) -> Any:
     return {bool: not field.default, dict: {"temperature": 0.5}, str: "other", int: 7, float: 0.25}[field.type]
 
 
-# The others' values are a load format's own, or what matters is one of their keys.
+# The others' values are specific to a load format, or only some of their keys matter.
 FIELDS = [
     field for field in fields_of(EngineOptions) if field.name not in ("model_loader_extra_config", "speculative_config")
 ]
@@ -103,7 +103,7 @@ FIELDS = [
 def test_options_that_affect_output_change_the_fingerprint_and_others_do_not(folder: Path, field: OptionField) -> None:
     value = another(field)
     assert value != field.default
-    # What some come to stands in the spec: that counts, whether it was chosen or is what `auto` means here.
+    # What some options resolve to is in the spec and counts, whether it was set explicitly or chosen by `auto`.
     spec = {field.name: value} if field.metadata["affects_output"] and hasattr(SPEC, field.name) else {}
     chosen = of(folder, spec, **{field.name: value})
     assert (chosen != of(folder)) == field.metadata["affects_output"]
@@ -131,7 +131,7 @@ def test_what_does_not_does_not(folder: Path) -> None:
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What kernels of any level are compiled to."""
+    """Replaces the compiled kernels of every level by one file."""
     file = tmp_path / "library.so"
     file.write_bytes(b"sums")
     monkeypatch.setattr("engine_svc.fingerprint.library", lambda level: file)
@@ -150,14 +150,14 @@ def test_kernels_of_a_level_are_the_same_on_every_processor(folder: Path, monkey
     ours = both(cpu_kernels="avx2", batch_invariant=True)
     assert len(ours) == 1
     assert ours != both(cpu_kernels="avx512", batch_invariant=True)
-    # Torch chooses its operators by what the processor has.
+    # Torch chooses its operators by the processor's features.
     assert len(both(cpu_kernels="torch")) == 2
 
 
 def test_kernels_that_were_changed_or_compiled_otherwise_are_others(
     folder: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the version is the same, as between two commits."""
+    """Holds although the version is the same, as between two commits."""
     on_cpu, on_gpu = {"cpu_kernels": "avx2", "batch_invariant": True}, {"device": "cuda (H)"}
     written = tmp_path / "kernels"
     written.mkdir()

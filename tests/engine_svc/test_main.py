@@ -1,4 +1,4 @@
-"""The worker as a process: starting, draining, dying."""
+"""The worker process: starting, draining, dying."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_what_a_frozen_worker_ran_for_a_lost_session_is_freed_when_it_thaw
                 if not (load.used_kv_blocks or load.busy or load.waiting_requests):
                     break
                 await asyncio.sleep(0.02)
-        assert load.counters.generation_tokens < 1000  # of the 2,000 that one of them would have had
+        assert load.counters.generation_tokens < 1000  # of the 2,000 that each of them asked for
 
 
 async def test_a_dead_engine_ends_the_process() -> None:
@@ -138,7 +138,7 @@ async def test_an_engine_that_hangs_ends_the_process() -> None:
         assert await asyncio.wait_for(process.wait(), TIMEOUT) == EXIT_ENGINE_DIED
         assert process.stderr is not None
         lines = (await process.stderr.read()).decode().splitlines()
-        assert "on_step" in "".join(lines)  # where it hangs
+        assert "on_step" in "".join(lines)  # shows where it hangs
         assert "the process ends with code 70" in lines[-1]
 
 

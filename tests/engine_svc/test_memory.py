@@ -1,4 +1,4 @@
-"""Memory in pages of the size that was asked for, and what the C library does with memory that is freed."""
+"""Memory in pages of the requested size, and what the C library does with freed memory."""
 
 import mmap
 import platform
@@ -27,7 +27,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 @pytest.fixture
 def _nobodys_pages() -> None:
-    """The threads of caches that earlier tests have made look at the same clock."""
+    """Waits for the page threads of caches from earlier tests, which read the same clock."""
     for thread in threading.enumerate():
         if thread.name == "pages ahead":
             thread.join(_SECONDS)
@@ -56,11 +56,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.slow  # torch is imported
+@pytest.mark.slow  # imports torch
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
 def test_freed_memory_is_there_for_what_comes_next() -> None:
     ran = subprocess.run([sys.executable, "-c", _PROGRAM], check=True, capture_output=True, text=True, timeout=120)
-    assert int(ran.stdout) < 100  # faults; of 4,096 pages
+    assert int(ran.stdout) < 100  # page faults; the program touches 4,096 pages
 
 
 _STAGING = """
@@ -82,7 +82,7 @@ print(library.mallinfo2().arena - before)
 """
 
 
-@pytest.mark.slow  # torch is imported
+@pytest.mark.slow  # imports torch
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap that is measured")
 def test_weights_that_are_packed_leave_no_gaps_in_the_heap() -> None:
     ran = subprocess.run([sys.executable, "-c", _STAGING], check=True, capture_output=True, text=True, timeout=120)
@@ -90,7 +90,7 @@ def test_weights_that_are_packed_leave_no_gaps_in_the_heap() -> None:
 
 
 def bytes_there(tensor: torch.Tensor) -> int:
-    """How much of its memory is there, in whole pages. (Smaps would tell of its neighbours too.)"""
+    """Returns how much of the tensor's memory is resident, in whole pages. (smaps would include its neighbors.)"""
     first, last = tensor.data_ptr() // mmap.PAGESIZE, -(-(tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE)
     with Path("/proc/self/pagemap").open("rb") as file:
         file.seek(8 * first)
@@ -99,7 +99,7 @@ def bytes_there(tensor: torch.Tensor) -> int:
 
 
 def bytes_in_huge_pages(tensor: torch.Tensor) -> int:
-    """How much is there in huge pages of the memory that it lies in."""
+    """Returns how much memory is in huge pages in the mappings that hold the tensor."""
     found, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition(" ")
@@ -119,7 +119,7 @@ def test_memory_is_in_huge_pages_unless_it_is_not_to_be() -> None:
     if not bytes_in_huge_pages(large := zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8).fill_(1)):
         pytest.skip("free memory lies too scattered")
     small = zeros_when_touched((8, 3 * _HUGE_PAGE), torch.uint8, in_huge_pages=False)
-    small[1::2, :2] = 7  # a little of some parts
+    small[1::2, :2] = 7  # a small part of some rows
     assert bytes_in_huge_pages(small) == 0
     assert small[1::2, :2].eq(7).all()
     assert not small[1::2, 2:].any()
@@ -147,7 +147,7 @@ def test_the_first_pages_of_every_cache_are_there_before_they_are_touched() -> N
     tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="this system provides nothing ahead"
 )
 def test_pages_follow_each_other_faster_while_no_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that is moved: between two looks at it, a second passes."""
+    """With a fake clock, by which a second passes between two readings."""
     cache, clock, pauses = zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8), iter(range(100)), list[float]()
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr("time.sleep", pauses.append)
@@ -191,4 +191,4 @@ def test_few_tokens_take_few_pages_of_a_cache() -> None:
     (cache,) = backend.allocate(1024, 1)
     tokens = torch.zeros(32, 8, 64)
     backend.write(tokens, tokens, cache, torch.arange(32))
-    assert 0 < bytes_there(cache) <= 2 * _HUGE_PAGE  # of all heads' keys and values
+    assert 0 < bytes_there(cache) <= 2 * _HUGE_PAGE  # for keys and values of all heads

@@ -1,4 +1,4 @@
-"""What a worker says of itself when it has started."""
+"""What a worker reports about itself after starting."""
 
 from __future__ import annotations
 

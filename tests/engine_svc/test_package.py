@@ -1,4 +1,4 @@
-"""What importing the engine's package does, before anything of it is imported."""
+"""What importing the engine's package sets before any of its modules is imported."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Several tensors in one copy: what is unpacked is what was packed, where kernels expect it."""
+"""Several tensors packed into one copy are unpacked unchanged, aligned as kernels expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker refuses as it starts."""
+"""Errors and choices at a worker's startup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of a GPU have, where it is emulated."""
+"""Fixtures of all GPU tests, for emulated GPUs."""
 
 from __future__ import annotations
 

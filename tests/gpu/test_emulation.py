@@ -1,4 +1,4 @@
-"""Tests of a GPU pass on one that is emulated, in a process of their own; all of them: `make test-emulated-gpu`."""
+"""GPU tests pass on an emulated GPU, in a separate process; `make test-emulated-gpu` runs all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="this tor
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "tests.support.emulated_gpu.plugin"
-# Attention and states, graphs and none, what is asked for and what comes back from the host.
+# Attention and recurrent states, with graphs and without, requested outputs, and blocks from the host.
 CHOSEN = (
     "test_engine[False-nemotron-h]", "test_no_step_waits_for_the_device[True-sampling]",
     "test_no_step_waits_for_the_device[False-host tier]",

@@ -41,8 +41,7 @@ DRAWN: list[dict[str, Any]] = [
 
 triton = pytest.importorskip("triton")
 
-# An emulated one, which takes its time, computes fewer tokens of fewer sequences; it has no bfloat16, as numpy has
-# none.
+# An emulated GPU is slow and therefore computes fewer tokens of fewer sequences; it has no bfloat16, as numpy has none.
 IS_EMULATED = os.environ.get("TRITON_INTERPRET") == "1"
 HALF = torch.float16 if IS_EMULATED else torch.bfloat16
 DTYPES = list({torch.float32: None, HALF: None, torch.float16: None})
@@ -60,8 +59,8 @@ TOO_MUCH = pytest.mark.skipif(IS_EMULATED, reason="in Triton's interpreter it ta
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """Whatever has the host wait for the device in the middle of a step fails it."""
-    with warnings.catch_warnings(action="ignore"):  # that it does not find all of them
+    """Fails if anything makes the host wait for the device in the middle of a step."""
+    with warnings.catch_warnings(action="ignore"):  # torch warns that it does not find all waits
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -84,7 +83,7 @@ def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
 def test_tiles_in_one_block(
     monkeypatch: pytest.MonkeyPatch, window: int | None, dtype: torch.dtype, batch_invariant: bool
 ) -> None:
-    """Which a GPU copies by itself, where it can."""
+    """A GPU copies such tiles by itself, where it can."""
     monkeypatch.setattr("tests.conformance.test_attention.BLOCK_SIZE", 64)
     shape = AttentionShape(8, 2, 128, 64, dtype, torch.device("cuda"), batch_invariant=batch_invariant)
     lengths = [(900, 1), (63, 1), (0, 1), (130, 70), (190, 5), (0, 700), (500, 1)]
@@ -94,7 +93,7 @@ def test_tiles_in_one_block(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 300])
 def test_ends_of_prompts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None) -> None:
-    """Whose keys are split among programs."""
+    """The keys of such prompts are split among programs."""
     for name, value in (("_LONG_PART", 128), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 132)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
@@ -130,7 +129,7 @@ def test_engine(tmp_path: Path, family: str, eager: bool) -> None:
     check_greedy(folder, prompts, found, NUM_TOKENS)
 
 
-# What requests ask for, and what an engine has, whose parts go to the device and come back beside those of a step.
+# Request options and engine options whose data is copied to the device and back in each step.
 ASKED: list[dict[str, Any]] = [
     {}, {"temperature": 0.7, "seed": 1}, {"temperature": 1.0, "top_k": 3, "logprobs": 2},
     {"temperature": 1.0, "top_p": 0.5, "presence_penalty": 1.0, "prompt_logprobs": 1},
@@ -154,7 +153,7 @@ HAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("had", HAD)
 @pytest.mark.parametrize("eager", [False, True])
 def test_no_step_waits_for_the_device(tmp_path: Path, had: str, eager: bool) -> None:
-    """Twice, so that prompts are found in the cache; and what is had makes a greedy output no other."""
+    """Runs twice, so that prompts are found in the cache; engine options do not change greedy output."""
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2)
     prompts = random_prompts(1, 17, 40, 3, 5, 7, 9, 11) if had == "sampling" else random_prompts(30, 31, 32)
     asked = [
@@ -173,7 +172,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path, had: str, eager: bool) -> 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
 def test_weights_in_host_memory(tmp_path: Path, family: str, quantization: str | None, eager: bool) -> None:
-    """By a stream beside the one that computes, and within graphs."""
+    """Weights are copied on a stream beside the computing one, and within graphs."""
     folder, prompts = make_model(tmp_path / family, family, num_hidden_layers=8), random_prompts(1, 17, 90)
     found = []
     for host in (0.0, 1 / 2048):
@@ -186,7 +185,7 @@ def test_weights_in_host_memory(tmp_path: Path, family: str, quantization: str |
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
-    """Through pinned memory, and past the graphs, for a prompt of one row too."""
+    """Rows go through pinned memory, and not through graphs, even for a prompt of one row."""
     folder = make_model(tmp_path / "llama", "llama")
     prompts = random_prompts(1, 17, 90)
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
@@ -267,7 +266,7 @@ def refuse(*_: object) -> None:
 @TOO_MUCH
 @pytest.mark.parametrize("eager", [False, True])
 def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) -> None:
-    """All sequences at once, with all that takes copies of their logits."""
+    """All sequences at once, with all options that need copies of the logits."""
     folder = make_model(tmp_path / "llama", "llama", vocab_size=128_000)
     every = replace(
         GREEDY, temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logit_bias=((5, 1.0),), logprobs=5

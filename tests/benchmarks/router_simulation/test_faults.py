@@ -1,4 +1,4 @@
-"""The router's core through random disasters: nothing is lost, doubled or left over."""
+"""Runs the router's core through random faults and checks that no request is lost, answered twice or left over."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def check(scenario: Scenario, simulation: Simulation) -> int:
 
 
 def justified(scenario: Scenario, request: SimRequest, outcome: Outcome) -> bool:
-    """Whether the schedule of faults explains a request's error."""
+    """Returns whether the schedule of faults explains a request's error."""
     struck = {f"w{fault.engine}" for fault in scenario.faults if fault.at <= outcome.ended and fault.kind in STOPS}
     if outcome.error == "DEADLINE_EXCEEDED":
         return request.timeout_seconds > 0 and outcome.ended >= outcome.arrived + request.timeout_seconds
-    if outcome.error == "ENGINE_FAULT":  # a crash suspect: it was on two that died before it began
+    if outcome.error == "ENGINE_FAULT":  # a crash suspect: both workers that ran it died
         return len(outcome.workers) > 1 and struck.issuperset(outcome.workers)
-    if outcome.error == "UNAVAILABLE":  # nobody was there for as long as it may wait
+    if outcome.error == "UNAVAILABLE":  # no worker was there for as long as the request may wait
         return len(struck) == len(scenario.engines)
     return False
 

@@ -1,4 +1,4 @@
-"""What the prefix policy must achieve on simulated fleets. Time is simulated, so that these figures are exact."""
+"""Goals of the prefix policy on simulated fleets. Time is simulated, so the figures are exact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_conversations_find_what_they_left() -> None:
 
 @pytest.mark.slow
 def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
-    """Within the spread over seeds. Shorter runs are up to 9 % worse: at first, speeds are unknown."""
+    """Limits allow for the spread over seeds. Shorter runs are up to 9 % worse: worker speeds are unknown at first."""
     unique, other = figures("unique", requests=4000), figures("unique", "least_loaded", 4000)
     assert unique.max_share <= 1.10
     assert unique.ttft_p50 <= other.ttft_p50
@@ -45,13 +45,13 @@ def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
     [("unique", 4, 1.10), ("zipf", 1, 1.30), ("zipf", 4, 1.30), ("one-prefix", 1, 1.25), ("one-prefix", 4, 1.25)],
 )
 def test_no_worker_is_run_over(trace: str, routers: int, most: float) -> None:
-    """One router with texts that share nothing: above."""
+    """For one router with texts that share nothing, see the test above."""
     assert figures(trace, routers=routers).max_share <= most
 
 
 @pytest.mark.slow
 def test_a_full_fleet_keeps_to_its_prefixes() -> None:
-    """Requests may wait for the worker that has theirs; else they go wherever there is room, and all get slower."""
+    """Requests may wait for the worker that has their prefix; going wherever there is room would slow down all."""
     assert simulate(Run("zipf", "prefix", "poisson", 1.1, 8, 1, 3000, 0))[0].of_oracle >= 0.95
 
 
@@ -62,7 +62,7 @@ def test_siblings_gather_where_their_prefix_is_computed() -> None:
 
 
 def test_a_worker_that_is_new_gets_its_share_of_a_shared_prefix() -> None:
-    """Nobody shuns it because its speed is not known yet."""
+    """No worker is avoided because its speed is not known yet."""
     simulation = Simulation(Scenario(make_trace("one-prefix", 2000, 1), 14.0, [EngineSpec()] * 8))
     simulation.run()
     assert all(engine.computed_tokens for engine in simulation.engines)

@@ -1,4 +1,4 @@
-"""An adapter's folder: what is served of it, and that all else is refused by its name."""
+"""An adapter's folder: what is served from it, and that everything else is refused by name."""
 
 from __future__ import annotations
 

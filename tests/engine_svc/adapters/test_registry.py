@@ -1,4 +1,4 @@
-"""Which adapters are served: names, what replaces what, and where folders may lie."""
+"""Which adapters are served: names, replacements, and where folders may lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches on an engine without a model: what is counted, and what cannot be answered."""
+"""Batch benchmarks on an engine without a model: what is counted, and which prompts are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def worker(tmp_path: Path) -> AsyncIterator[EngineWorker]:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_all_tokens_are_counted(worker: EngineWorker, n: int) -> None:
     prompts = [Prompt([5, 6, 7], 4), Prompt([8], 2)]
-    for _ in range(2):  # an engine takes one batch after the other
+    for _ in range(2):  # an engine can run several batches, one after the other
         batch = await run_batch(worker, prompts, n)
         assert (batch.prompt_tokens, batch.output_tokens) == (4, 6 * n)
         assert batch.seconds > 0

@@ -1,4 +1,4 @@
-"""Blocks that leave a device, and arrive in their own time."""
+"""Blocks copied from the device to host memory, which arrive asynchronously."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPE = AttentionShape(2, 1, 8, 4, torch.float32, torch.device("cpu"))
 
 
 class SlowArrival:
-    """Of a copy that is over when a test says so, or when it is waited for."""
+    """The arrival of a copy that completes when a test says so, or when it is waited for."""
 
     def __init__(self, _: torch.device) -> None:
         self.is_over = False
@@ -52,14 +52,14 @@ def test_blocks_are_put_to_their_places_once_they_have_arrived(monkeypatch: pyte
         memory.zero_()
     store.begin(Transfers(saves=[BlockTransfer([3, 1], [0, 2])]))
     for cache in caches:
-        cache.select(at, 3).fill_(-1)  # somebody else's by now
+        cache.select(at, 3).fill_(-1)  # reused by another sequence meanwhile
     store.begin(Transfers(saves=[BlockTransfer([4], [0])]))
     store.begin(NO_TRANSFERS)
     assert kept() == [[0, 0, 0]] * 2
     ARRIVALS[0].is_over = True
     store.begin(NO_TRANSFERS)
     assert kept() == [[3, 0, 1], [13, 0, 11]]
-    store.begin(Transfers(loads=[BlockTransfer([5, 0], [0, 2])]))  # of which one has not arrived yet
+    store.begin(Transfers(loads=[BlockTransfer([5, 0], [0, 2])]))  # one of them has not arrived yet
     assert kept() == [[4, 0, 1], [14, 0, 11]]
     assert [values_of(cache, [0, 1, 2, 3, 4, 5], at) for cache in caches] == [
         [1, 1, 2, -1, 4, 4], [11, 11, 12, -1, 14, 14],

@@ -1,4 +1,4 @@
-"""A model's configuration, whichever file has it and whatever the user changes of it."""
+"""A model's configuration, whichever file holds it and whatever the user overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences that wait for blocks from elsewhere: who waits holds nobody up, and no token depends on what comes."""
+"""Sequences that wait for blocks from elsewhere hold up no others, and tokens do not depend on what arrives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEVER = Fare(None)
 def make_worker(
     remote: Remote, in_flight: int = 1, on_step: Callable[[StepPlan], None] | None = None, **changes: Any
 ) -> Engine:
-    """An engine whose blocks are saved to, and come from, `remote`."""
+    """Creates an engine whose blocks are saved to `remote` and loaded from it."""
     executor = FakeExecutor(
         VOCABULARY, BLOCK, verify=True, max_in_flight=in_flight, on_step=on_step, max_model_len=200,
         make_store=list_store(remote, [(9, 9)] * BLOCK),
@@ -35,7 +35,7 @@ def make_worker(
 
 
 def filled(*prompts: list[int]) -> dict[bytes, Any]:
-    """The blocks of prompts that another worker has computed."""
+    """Returns the blocks of prompts that another worker has computed."""
     remote = Remote()
     engine = make_worker(remote)
     for key, prompt in enumerate(prompts):
@@ -57,7 +57,7 @@ def cached_tokens(collected: Collected, key: int) -> int:
     [(Fare(0), 40), (Fare(7), 40), (Fare(3, most=6), 24), (Fare(3, most=0), 0), (NEVER, 0), (Fare(None, lingers=9), 0)],
 )
 def test_tokens_are_those_without_whatever_comes(fare: Fare, cached: int, in_flight: int) -> None:
-    """Late, in part, failed, or never: what has not come is computed."""
+    """Blocks arrive late, in part, with errors, or never: whatever does not arrive is computed."""
     steps: list[StepPlan] = []
     remote = Remote(load=lambda key: fare, blocks=filled(PROMPT), wait_seconds=12)
     engine = make_worker(remote, in_flight, steps.append, clock=lambda: float(len(steps)))
@@ -73,7 +73,7 @@ def test_tokens_are_those_without_whatever_comes(fare: Fare, cached: int, in_fli
 
 
 def test_who_waits_holds_nobody_up() -> None:
-    """Neither those behind it in the queue nor those that run; and it takes no slot meanwhile."""
+    """Neither queued nor running requests are held up; the waiting sequence takes no slot."""
     remote = Remote(load=lambda key: Fare(30), blocks=filled(PROMPT))
     engine = make_worker(remote, max_num_seqs=1)
     for key, prompt in enumerate((PROMPT, SHORT, [*SHORT, 7])):
@@ -107,7 +107,7 @@ def test_blocks_of_several_come_at_the_same_time_and_what_is_on_the_device_is_no
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("lingers", [0, 3])
 def test_cancelled_while_it_waits(steps: int, lingers: int, in_flight: int) -> None:
-    """Its blocks are nobody's until the transfer has ended, and all free then."""
+    """Its blocks are not reused until the transfer has ended, and all are free afterwards."""
     remote = Remote(load=lambda key: Fare(4, lingers=lingers), blocks=filled(PROMPT))
     engine = make_worker(remote, in_flight, num_blocks=20, max_model_len=60)
     engine.add(0, request(PROMPT, max_tokens=5))
@@ -161,7 +161,7 @@ def test_no_more_wait_than_may_run_and_the_others_compute() -> None:
 
 @pytest.mark.parametrize("lingers", [0, 5])
 def test_where_blocks_are_short_who_waits_gives_way_to_those_before_it(lingers: int) -> None:
-    """The one before it is preempted at most until the transfer has let go, and not until the wait is over."""
+    """The earlier request is preempted at most until the transfer lets go of the blocks, not until the wait is over."""
     remote = Remote(load=lambda key: Fare(None, lingers=lingers), blocks=filled(PROMPT))
     steps: list[StepPlan] = []
     engine = make_worker(remote, on_step=steps.append, num_blocks=20, max_model_len=80)
@@ -176,7 +176,7 @@ def test_where_blocks_are_short_who_waits_gives_way_to_those_before_it(lingers: 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_after_a_failed_step_who_waits_computes(in_flight: int) -> None:
-    """What was saved before it, and what is on its way, may be wrong."""
+    """Blocks saved before the failure, or in transfer, may be wrong and are not used."""
 
     def fail(plan: StepPlan) -> None:
         if plan.step == 4:
@@ -194,7 +194,7 @@ def test_after_a_failed_step_who_waits_computes(in_flight: int) -> None:
 
 
 def test_a_worker_takes_over_what_another_saves() -> None:
-    """As where one computes prompts and another one goes on."""
+    """One worker computes prompts and another one continues, as in disaggregated prefill."""
     remote = Remote()
     first, second = make_worker(remote), make_worker(remote)
     for key, prompt in enumerate(PROMPTS):
@@ -218,7 +218,7 @@ class _Sink:
 
 
 async def test_the_loop_does_not_spin_while_all_wait() -> None:
-    """It looks for blocks now and then, and at once where there is something else to do."""
+    """The loop polls for blocks at intervals, and at once when there is other work."""
     steps: list[StepPlan] = []
     remote = Remote(load=lambda key: NEVER, blocks=filled(PROMPT))
     loop = EngineLoop(lambda: make_worker(remote, on_step=steps.append), 100)

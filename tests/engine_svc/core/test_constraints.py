@@ -1,4 +1,4 @@
-"""Constrained requests in the engine: the fake executor picks any token that a mask allows."""
+"""Constrained requests in the engine; the fake executor picks any token that a mask allows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROMPT = spell("Give me a person.")
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    """One for all engines here, none of which closes it."""
+    """One instance for all engines of this module, none of which closes it."""
     made = make_grammars()
     yield made
     made.close()
@@ -103,7 +103,7 @@ def test_outputs_are_valid_and_end_with_their_grammars(make: Make) -> None:
 
 
 class Recorded(FakeExecutor):
-    """Notes what it is asked for."""
+    """Records which calls it gets."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__(VOCABULARY_SIZE, 4, max_in_flight=2)
@@ -123,7 +123,7 @@ class Recorded(FakeExecutor):
 
 
 def test_a_mask_is_made_while_its_forward_pass_runs(grammars: Grammars) -> None:
-    """The next step is under way before the last one's tokens are known, and only then its masks are made."""
+    """The next step is submitted before the last one's tokens are known; only then are its masks made."""
     calls: list[str] = []
     executor = Recorded(calls)
     executor.allocate(64)
@@ -255,7 +255,7 @@ def test_what_cannot_be_read_ends_with_an_error_and_others_go_on(make: Make) -> 
 
 
 def test_where_no_token_fits_the_request_fails_alone() -> None:
-    """A vocabulary without a token for what has to come next."""
+    """The vocabulary has no token for what must come next."""
     poor = Vocabulary((b"a", b"c", b"<end>"), frozenset([2]), (2,))
     grammars = Grammars(poor.size, lambda: poor)
     executor = FakeExecutor(poor.size, 4)

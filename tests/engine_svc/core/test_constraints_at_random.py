@@ -1,4 +1,4 @@
-"""Constrained requests and others come, are aborted, stopped and preempted in any order: what has ended is valid."""
+"""Constrained and other requests arrive, are aborted, stopped and preempted in any order; finished ones are valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.grammars import (
 
 REQUESTS = 25
 SECONDS = 60.0
-STOP, THOUGHT = 1, 9  # tokens that end a sequence, and its thinking
+STOP, THOUGHT = 1, 9  # token ids that end a sequence, and its thinking
 KINDS: list[tuple[Constraint | None, Callable[[str], object]]] = [
     (None, lambda text: True), (following(PERSON), is_person), (matching(""), lambda text: not text),
     (matching("[ab]{1,40}"), re.compile("[ab]{1,40}").fullmatch),
@@ -79,7 +79,7 @@ def make_request(choose: random.Random) -> tuple[GenerationRequest, Callable[[st
 
 
 def answer(token_ids: list[int], sampling: SamplingParameters) -> str | None:
-    """What the constraint is about; None where a stop token has cut the thinking."""
+    """Returns the text that the constraint applies to; None if a stop token ended the sequence while thinking."""
     if sampling.reasoning is None:
         return text_of(token_ids)
     if THOUGHT not in token_ids:

@@ -1,4 +1,4 @@
-"""Outputs that follow grammars, with drafts of any quality: the same tokens, endings and refusals as without."""
+"""Outputs that follow grammars, with drafts of any quality: the same tokens, endings and refusals as without drafts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def requests() -> list[GenerationRequest]:
 
 
 def told(found: Collected) -> Any:
-    """Tokens and endings of each choice, and why a request has failed."""
+    """Returns each choice's tokens and finish reason, and each failed request's error message."""
     return found.tokens, found.reasons, {key: delta.error and delta.error.message for key, delta in found.last.items()}
 
 
@@ -110,7 +110,7 @@ def test_tokens_are_those_without_drafts(grammars: Grammars, in_flight: int, rig
 def test_a_mask_is_filled_for_each_position_that_is_sampled_and_for_no_other(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None behind what the grammar does not take, though much is guessed wrong; and none twice."""
+    """Each sampled position gets one mask, and positions after a draft that the grammar rejects get none."""
     filled = 0
     fill = GuidanceMatcher.fill
 

@@ -1,4 +1,4 @@
-"""The engine over the fake executor, whose tokens prove that blocks, slots and counts are right."""
+"""The engine with the fake executor, whose tokens prove that blocks, slots and counts are right."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_engine(
     connector: KvConnector | None = None,
     **changes: Any,
 ) -> Engine:
-    """The changes are to facts and options."""
+    """Creates an engine; `changes` replace fields of the facts or options."""
     known = {field.name for field in dataclasses.fields(FACTS)}
     facts = dataclasses.replace(FACTS, **{name: value for name, value in changes.items() if name in known})
     options = engine_options(**{"max_num_seqs": 8} | {name: changes[name] for name in changes.keys() - known})
@@ -59,7 +59,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 class Collected:
-    """What came of each request."""
+    """Collects the deltas of each request."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -159,7 +159,7 @@ def test_choices_share_the_prompts_blocks(caching: bool, slots: int, blocks: int
     assert usage is not None
     assert (usage.completion_tokens, usage.prompt_tokens) == (40, 41)
     if blocks == 64:
-        assert sum(computed) == 41 + 9 + 3 * (1 + 9)  # the tail only, not the prompt again
+        assert sum(computed) == 41 + 9 + 3 * (1 + 9)  # only the prompt's tail again
     assert len({tuple(tokens) for tokens in collected.tokens.values()}) == 4
 
 
@@ -307,7 +307,7 @@ def test_prompt_logprobs_survive_preemption() -> None:
 def test_abort_frees_at_once() -> None:
     engine = make_engine()
     collected = Collected()
-    for key in range(12):  # more than slots: some wait
+    for key in range(12):  # more than there are slots: some wait
         engine.add(key, request(list(range(key, key + 20)), max_tokens=50, n=2))
     run(engine, collected, steps=5)
     for key in range(12):
@@ -323,7 +323,7 @@ def test_abort_frees_at_once() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_a_stop_string_ends_one_sequence(in_flight: int) -> None:
-    """The other goes on undisturbed; usage counts what came before the stop, the counters what was computed."""
+    """The other sequence goes on; usage counts tokens before the stop, the counters all computed tokens."""
     engine = make_engine(FakeExecutor(VOCABULARY, FACTS.block_size, verify=True, max_in_flight=in_flight))
     prompt = list(range(21))
     for key in range(2):
@@ -333,7 +333,7 @@ def test_a_stop_string_ends_one_sequence(in_flight: int) -> None:
     assert 3 <= generated < 8
     engine.stop(0, 1, 3)
     engine.check()
-    engine.stop(0, 1, 3)  # it is over already
+    engine.stop(0, 1, 3)  # has already ended
     engine.stop(0, 2, 3)
     engine.stop(7, 0, 3)
     assert engine.load().running_sequences == 3
@@ -373,7 +373,7 @@ def test_the_last_sequence_that_a_stop_string_ends_ends_the_request() -> None:
 @pytest.mark.parametrize("stopped", [[0], [1], [0, 1], [1, 0], [2, 1]])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_stop_string_ends_sequences_whose_prompt_is_not_computed(stopped: list[int], steps: int) -> None:
-    """As where a request has moved, and the others wait for the first to compute what they share."""
+    """As when a request has moved and its other choices wait for the first one to compute the shared prompt."""
     engine = make_engine(max_num_batched_tokens=8)
     prompt = list(range(40))
     tokens = expected(prompt, 9)
@@ -450,7 +450,7 @@ def test_a_step_that_raises_fails_its_batch_and_the_engine_goes_on() -> None:
 
 
 def test_later_requests_find_nothing_of_those_that_outlive_a_failed_step() -> None:
-    """Of two stages each has a sequence of its own: one fails, and the other goes on from what may be spoilt."""
+    """Of two requests in separate steps, one fails, and the other goes on from a cache that may be corrupt."""
 
     def spoil(plan: StepPlan) -> None:
         if plan.step == 13:
@@ -471,7 +471,7 @@ def test_later_requests_find_nothing_of_those_that_outlive_a_failed_step() -> No
 
 
 def test_nothing_waits_of_a_prompt_whose_step_has_failed() -> None:
-    """A router gives a worker nothing while it says otherwise, and then there are no more steps."""
+    """Otherwise a router would send the worker no more requests, and no step would ever correct the figure."""
 
     def fail(plan: StepPlan) -> None:
         raise ValueError("kernel")

@@ -1,4 +1,4 @@
-"""What steps bring reaches the event loop in order, at once where it is urgent, and else in few calls."""
+"""Deltas of steps reach the event loop in order, urgent ones at once and the rest in few calls."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FOREVER = 3600.0
 
 
 class Loop:
-    """An event loop's side of a handover."""
+    """The event loop's side of a handover."""
 
     def __init__(self, pause: float) -> None:
-        self.told: list[int] = []  # how many deltas each pause came after
+        self.told: list[int] = []  # how many deltas preceded each pause
         self._seconds = pause
-        self.calls: list[list[int]] = []  # keys of the deltas of each
+        self.calls: list[list[int]] = []  # keys of the deltas in each call
         self.handover = Handover(asyncio.get_running_loop(), self._deliver, self._pause)
 
     @property
@@ -33,7 +33,7 @@ class Loop:
         return [key for call in self.calls for key in call]
 
     async def put(self, *keys: int, urgent: Sequence[int] = (), flush: bool = False) -> None:
-        """A step, from another thread."""
+        """Hands over the deltas of a step from another thread."""
         deltas = [SequenceDelta(key, 0, [0]) for key in keys]
         await asyncio.to_thread(self.handover.put, deltas, None, urgent=urgent, flush=flush)
 
@@ -118,10 +118,10 @@ async def test_the_engine_waits_for_an_event_loop_that_lags(monkeypatch: pytest.
 
     thread = threading.Thread(target=engine)
     thread.start()
-    while len(put) < 4:  # the event loop stands still meanwhile
+    while len(put) < 4:  # the event loop is blocked meanwhile
         pass
     assert len(put) == 4
-    await asyncio.to_thread(thread.join, SECONDS)  # there is room again, though the pause has not ended
+    await asyncio.to_thread(thread.join, SECONDS)  # there is room again, although the pause has not ended
     assert put == [0, 1, 2, 3, 4, 5]
 
 

@@ -1,4 +1,4 @@
-"""The engine's thread where there is nothing to do, and at its end."""
+"""The engine's thread when it is idle and when it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.engine_svc.executor.test_ranked import SECONDS, Subject
 
 
 class BrokenEngine:
-    """Its first step is its last."""
+    """An engine whose first step fails."""
 
     has_work, is_waiting, num_waiting = False, False, 0
 
@@ -52,7 +52,7 @@ class BrokenEngine:
 
 
 class Ends:
-    """Hears of the ends of requests."""
+    """A sink that records the final deltas of requests."""
 
     def __init__(self) -> None:
         self.errors: dict[int, QuireError | None] = {}
@@ -68,7 +68,7 @@ async def test_requests_that_come_while_the_engine_dies_end_too() -> None:
     await loop.start()
     ends, request = Ends(), GenerationRequest("r", [1], SamplingParameters())
     first = loop.submit(request, ends)
-    # Without a word to the event loop: it does not know yet when the second one comes.
+    # Does not tell the event loop, which therefore does not know yet when the second request comes.
     thread = loop._thread
     thread.join(SECONDS)
     assert not thread.is_alive() and not loop.died.done()
@@ -82,7 +82,7 @@ async def test_requests_that_come_while_the_engine_dies_end_too() -> None:
 
 
 class IdleEngine:
-    """Has no requests, and real ranks, of which the second is frozen."""
+    """An engine without requests, with real ranks, the second of which is frozen."""
 
     has_work = is_waiting = False
 

@@ -1,4 +1,4 @@
-"""The engine of pooled models: whose turn it is, and that every request ends once."""
+"""The engine of pooled models: the order of requests, and that each one ends exactly once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Broken = Callable[[PoolingPlan], None]
 
 
 class FakeSteps:
-    """Remembers its plans; an output is the sequence's first token."""
+    """Records its plans; each output is the sequence's first token."""
 
     def __init__(self, breaks: Broken | None = None) -> None:
         self.plans: list[PoolingPlan] = []
@@ -41,11 +41,11 @@ class FakeSteps:
         return []
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Does nothing."""
 
     @property
     def firsts(self) -> list[list[int]]:
-        """Of each step, each sequence's first token."""
+        """For each step, the first token of each sequence."""
         return [[each.token_ids[0] for each in plan.sequences] for plan in self.plans]
 
 
@@ -67,7 +67,7 @@ def make_engine(
 
 
 def run_all(engine: PoolingEngine) -> dict[int, SequenceDelta]:
-    """Steps until nothing is left; each request's only delta."""
+    """Runs steps until nothing is left; returns each request's only delta."""
     found: dict[int, SequenceDelta] = {}
     while engine.has_work:
         for delta in engine.step():

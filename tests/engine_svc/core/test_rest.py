@@ -1,4 +1,4 @@
-"""An engine that is paused, sleeps and forgets: no token depends on it."""
+"""Pausing, sleeping and resetting the cache do not change any token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine_over(in_flight: int, **changes: Any) -> tuple[Engine, FakeExecutor]:
 
 
 def rest_and_go_on(engine: Engine, level: SleepLevel | None) -> None:
-    """Paused, or asleep; as if asked for twice."""
+    """Pauses or sleeps and goes on, calling everything twice, since repeated commands change nothing."""
     for _ in range(2):
         engine.rest.pause() if level is None else engine.rest.sleep(level)
     assert not engine.load().busy
@@ -44,7 +44,7 @@ def rest_and_go_on(engine: Engine, level: SleepLevel | None) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("level", [None, *SleepLevel])
 def test_requests_that_stay_go_on_token_for_token(level: SleepLevel | None, in_flight: int) -> None:
-    """In the midst of prompts and outputs, queued ones too; with the host's tier, and blocks that are short."""
+    """Mid-prompt, mid-output and queued requests continue, with the host tier and too few blocks for all."""
     engine, executor = engine_over(in_flight, num_blocks=60, num_host_blocks=20, max_num_seqs=4)
     for key, prompt in enumerate(PROMPTS):
         engine.add(key, request(prompt, max_tokens=30))
@@ -95,7 +95,7 @@ def test_nothing_waits_of_a_prompt_that_was_aborted_asleep() -> None:
     engine.add(0, request(PROMPTS[5], max_tokens=5))
     run(engine, steps=2)
     engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
-    assert engine.load().waiting_prefill_tokens == len(PROMPTS[5])  # all of it, and no part twice
+    assert engine.load().waiting_prefill_tokens == len(PROMPTS[5])  # the whole prompt, without counting any part twice
     engine.abort(0)
     run(engine)
     engine.rest.wake_up(PARTS)
@@ -105,7 +105,7 @@ def test_nothing_waits_of_a_prompt_that_was_aborted_asleep() -> None:
 @pytest.mark.parametrize("preempts", [False, True])
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_nothing_of_before_a_reset_is_found_after_it(preempts: bool, in_flight: int) -> None:
-    """Nor is what running requests hold, or compute behind that; they go on all the same."""
+    """Blocks that running requests hold or compute after the reset are not found either, and these requests go on."""
     engine, _ = engine_over(in_flight, num_host_blocks=10)
     prompt = PROMPTS[5]
     engine.add(0, request(prompt, max_tokens=40))
@@ -118,7 +118,7 @@ def test_nothing_of_before_a_reset_is_found_after_it(preempts: bool, in_flight: 
     usage = collected.last[1].usage
     assert usage is not None
     assert collected.tokens[0, 0] == expected(prompt, 40)
-    assert (usage.cached_prompt_tokens > 0) == preempts  # the running one was computed anew, and is found
+    assert (usage.cached_prompt_tokens > 0) == preempts  # the running request was recomputed, so its blocks are found
     engine.add(2, request(longer, max_tokens=1))
     run(engine, collected)
     usage = collected.last[2].usage

@@ -1,4 +1,4 @@
-"""Steps that bring several tokens of a sequence: drafted ones that were right, and the one behind them."""
+"""Steps that yield several tokens per sequence: accepted drafts and the token sampled after them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_takes_one_step() -> None:
 
 
 def test_a_stop_within_a_run_cuts_it_there() -> None:
-    """What lies behind it is neither answered nor counted."""
+    """Tokens after the stop are neither returned nor counted."""
     tokens = expected([1, 2, 3], 30)
     engine = drafting(9, right=9, eos_token_ids=frozenset([tokens[5]]))
     engine.add(0, request([1, 2, 3], stop_token_ids=(tokens[4],), logprobs=0))
@@ -87,7 +87,7 @@ def test_what_lies_behind_a_stop_or_a_wrong_draft_is_not_in_the_cache() -> None:
         engine.add(1, request([1, 2, 3, *tokens[:20]], max_tokens=1))
         usage = run(engine).last[1].usage
         assert usage is not None
-        assert usage.cached_prompt_tokens == (4 if stops else 8)  # of 3 + 5 and 3 + 6, less the last one each
+        assert usage.cached_prompt_tokens == (4 if stops else 8)  # of 3 + 5 and 3 + 6 tokens, less the last one each
 
 
 def test_min_tokens_hold_within_a_run() -> None:

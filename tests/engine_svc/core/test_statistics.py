@@ -1,4 +1,4 @@
-"""What the engine counts of its steps and of the two tiers of its cache."""
+"""What the engine counts of its steps and of both cache tiers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(engine: Engine, key: int, prompt: list[int], max_tokens: int) -> None:
 
 
 def run(engine: Engine) -> list[EngineLoad]:
-    """The loads after each step."""
+    """Returns the load after each step."""
     loads = []
     while engine.has_work:
         engine.step()
@@ -40,7 +40,7 @@ def test_a_prompt_counts_in_the_step_that_completes_it() -> None:
         add(engine, key, list(range(20)), 3)
         run(engine)
         counters = engine.load().counters
-        # The first time in pieces of 8, 8 and 4 tokens, then all but the last block found in the cache.
+        # The first time in chunks of 8, 8 and 4 tokens; the second time, all but the last block is found in the cache.
         assert counters.computed_tokens == (22, 28)[key]
         assert sum(counters.iteration_tokens.counts) == (3, 6)[key]
         assert counters.iteration_tokens.sum == (23, 46)[key] == counters.prompt_tokens + counters.generation_tokens

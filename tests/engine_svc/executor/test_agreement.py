@@ -1,4 +1,4 @@
-"""What several ranks say of a step, as one result."""
+"""Combining the results that several ranks report for a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_ranks_that_agree_are_not_copied() -> None:
 
 
 def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:
-    """With the blocks that all have moved; and also where it was cancelled as it ended on one of them."""
+    """Reports the fewest blocks that any rank moved, also if a transfer is cancelled just as it ends on one of them."""
     ends = TransferEnds()
 
     def step(*ranks: dict[int, int]) -> dict[int, int]:

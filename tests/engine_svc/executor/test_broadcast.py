@@ -1,4 +1,4 @@
-"""What all ranks are told: short and long, in order. The ranks' ends are in this process."""
+"""Broadcast to all ranks: short and long messages, in order. The ranks' ends are in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = Allocate(5, 6)
 class Ends:
     broadcast: Broadcast
     inboxes: list[Inbox]
-    sockets: list[socket.socket]  # of the ranks
+    sockets: list[socket.socket]  # the ranks' ends
 
 
 @pytest.fixture(params=["memory", "sockets"])

@@ -1,4 +1,4 @@
-"""Which executor a worker has whose options do not say."""
+"""Which executor a worker gets if its options do not say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts."""
+"""Ranks started by torchrun."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_two_ranks_of_torchrun_answer_as_one_and_none_outlives_another(tmp_path:
 
 @contextlib.contextmanager
 def launched(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """torchrun, and what rank 0 has said: the ranks' process ids, and the answers."""
+    """Yields torchrun and the output of rank 0: a line with the ranks' process ids, then a line per answer."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1",
         f"--master-port={free_port()}", "-m", "tests.support.launched_ranks", str(folder),

@@ -1,4 +1,4 @@
-"""Ranks that come over the network, and others that try to."""
+"""Ranks that connect over the network, and others that try to."""
 
 from __future__ import annotations
 

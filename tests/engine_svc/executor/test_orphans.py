@@ -1,4 +1,4 @@
-"""A supervisor, its worker and the worker's ranks, killed one after the other: what is left of each."""
+"""A supervisor, its worker and the worker's ranks: killing one of them leaves no orphan process behind."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ except ExecutorDead as error:
 @dataclass
 class Started:
     supervisor: subprocess.Popen[str]
-    folder: Path  # for all their temporary files
+    folder: Path  # for temporary files of all processes
 
     def line(self, beginning: str) -> list[str]:
-        """The next line that begins so, word by word."""
+        """Returns the words that follow `beginning` in the next line that starts with it."""
         assert self.supervisor.stdout is not None
         while words := self.supervisor.stdout.readline().split():
             if words[0] == beginning:
@@ -65,7 +65,7 @@ class Started:
         pytest.fail(f"no line {beginning!r} came")
 
     def pids(self) -> list[int]:
-        """The worker, and its ranks."""
+        """Returns the process ids of the worker and its ranks."""
         return [int(word) for word in self.line("pids")]
 
 
@@ -98,7 +98,7 @@ def test_whichever_process_is_killed_none_is_left_without_those_that_it_works_fo
 
 
 def shared_files() -> set[Path]:
-    """But for semaphores of the module multiprocessing, which tests beside this one use, and no process of ours."""
+    """Returns files in /dev/shm, except multiprocessing's semaphores: parallel tests use them, our processes do not."""
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")}
 
 

@@ -1,4 +1,4 @@
-"""Executors of several ranks, and what becomes of them: real processes, which have no model."""
+"""Executors of several ranks and how they fail; the ranks are real processes without a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANKS = 3
 
 
 class Subject(RankedExecutor):
-    """Of fake ranks."""
+    """An executor of fake ranks."""
 
     def _start(self, options: EngineOptions) -> RankGroup:
         self.processes = RankProcesses(RANKS, "tests.support.fake_rank")
@@ -47,8 +47,10 @@ class Subject(RankedExecutor):
         return [int(re.findall(r"\d+", name)[-1]) for name in names]
 
     def fate(self, step: int) -> str:
-        """What is said of a step that nobody survives, some maybe not until all have got it. All ranks have ended by
-        then, or are about to."""
+        """Runs a step during which the executor dies, maybe not before all ranks got it; returns the error.
+
+        All ranks have ended by then, or are about to.
+        """
         with pytest.raises(ExecutorDead) as raised:
             self._run(step)
         self.expect_the_end()
@@ -63,7 +65,7 @@ class Subject(RankedExecutor):
 
 
 def is_running(pid: int) -> bool:
-    """Not for one that has ended and not been waited for."""
+    """Returns whether the process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -136,7 +138,7 @@ def test_a_step_that_does_not_end_is_given_up_when_the_time_is_over_that_it_may_
 def test_a_rank_that_does_not_read_holds_nobody_up_for_longer(subject: Subject) -> None:
     subject.load_fake(step_timeout=1.0)
     os.kill(subject.pids()[1], signal.SIGSTOP)
-    prompt = list(range(2**21))  # which takes more than a slot of the ring
+    prompt = list(range(2**21))  # larger than a slot of the ring buffer
     with pytest.raises(ExecutorDead, match=r"rank 1 \(process \d+\) does not read"):
         subject.submit(StepPlan(1, [NewSequence(0, prompt, len(prompt), 0, [], sampling_plan())], []))
     subject.expect_the_end()

@@ -1,4 +1,4 @@
-"""Ranks that Ray places, on a cluster of two nodes on this machine."""
+"""Ranks placed by Ray on a cluster of two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Each node has room for one rank."""
+    """A cluster of two nodes, each with room for one rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

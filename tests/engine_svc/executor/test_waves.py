@@ -90,7 +90,7 @@ os._exit(0)  # gloo's threads now and then abort a process that ends by itself
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_all_ranks_run_the_same_passes(tmp_path: Path, stages: int) -> None:
-    """Of two data ranks with two tensor ranks each, or two stages: the first waits for the last one's tokens."""
+    """Two data ranks of two tensor ranks each, or of two stages; the first stage waits for the last one's tokens."""
     port = str(free_port())
     assert run_forks(CODE, [(rank, port, tmp_path, stages) for rank in range(4)]) == [0] * 4
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
@@ -99,13 +99,13 @@ def test_all_ranks_run_the_same_passes(tmp_path: Path, stages: int) -> None:
     passes = ranks[0]["passes"]
     assert all(any(counts) for counts, _ in passes)
     assert [sum(counts[data] > 0 for counts, _ in passes) for data in range(2)] == [60, 60]
-    # One runs as two halves if all say so that have tokens.
+    # A pass runs as two halves if all ranks that have tokens ask for it.
     assert all(is_cut == all(count > 3 for count in counts if count) for counts, is_cut in passes)
     assert {is_cut for _, is_cut in passes} == {False, True}
 
 
 class LastWave:
-    """Of a lockstep in whose last wave all ranks leave, this one first."""
+    """A lockstep in whose last wave all ranks leave, this one first."""
 
     is_running, is_awaited, is_over, is_first_stage = True, False, False, True
     commands: LockstepCommands
@@ -114,7 +114,7 @@ class LastWave:
         return False
 
     def leave(self) -> None:
-        self.commands.wake()  # as the others leave, of which it hears at once
+        self.commands.wake()  # as when the others leave, which it hears of at once
 
     def stand_by(self, run_empty: Callable[[], None]) -> None:
         self.is_running = not self.is_over
@@ -139,7 +139,7 @@ def test_a_rank_that_hears_of_the_end_within_a_wave_ends_with_it() -> None:
 
 
 def test_a_rank_whose_plan_will_not_come_says_so() -> None:
-    """The stage before it had got the plan when the control side went."""
+    """The control side ended after the previous stage had received the plan."""
 
     def gone() -> Command:
         raise EOFError("control side")

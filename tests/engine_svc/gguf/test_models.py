@@ -1,4 +1,4 @@
-"""Models in GGUF say what the same weights say in Transformers: families, types, ranks, and what is wrong."""
+"""GGUF models give the same output as the same weights in Transformers: families, types, ranks and broken files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.tiny_models import HYBRIDS, ROPES, check_greedy, make_model
 
 PROMPTS = random_prompts(3, 25)
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
-# Of the tiny models, those that llama.cpp has; with what differs because files of GGUF cannot say it otherwise.
+# Tiny models of families that llama.cpp supports, with configuration changes for what GGUF files cannot express.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-untied": {}, "mixtral": {}, "qwen2": {}, "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3": {},
     "qwen3-moe": {"mlp_only_layers": []}, "gpt-oss": {"swiglu_limit": 7.0}, "gemma": {},
@@ -46,7 +46,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {}, "phi3-partial": {}, "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {},
     "seed-oss": {},
 }  # fmt: skip
-# Those whose blocks are tried too.
+# Families that are also tested with quantized blocks.
 IN_BLOCKS: dict[str, dict[str, Any]] = {
     "bloom": {}, "falcon": {"ffn_hidden_size": 256}, "falcon-11b": {"ffn_hidden_size": 256},
     "falcon-40b": {"ffn_hidden_size": 256}, "gpt-neox": {}, "gpt-neox-in-turn": {}, "mpt": {},
@@ -68,7 +68,7 @@ IN_BLOCKS: dict[str, dict[str, Any]] = {
     "deepseek-v2-plain": {}, "deepseek-v3": {}, "kimi-k2": {}, "glm-5": {},
     "kimi-linear": {"num_expert_group": 1, "topk_group": 1},
 }  # fmt: skip
-# Of a shape that has room for blocks of 256 values.
+# A shape with room for blocks of 256 values.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 128, "num_hidden_layers": 2, "initializer_range": 0.1}  # fmt: skip
 
@@ -88,21 +88,21 @@ def write(folder: Path, kind_of: Callable[[str], str], family: str = "qwen3", **
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(tmp_path: Path, family: str) -> None:
-    """Weights and configuration are the very ones that were written."""
+    """Unquantized weights and configuration come back exactly as written."""
     written = write_gguf(make_model(tmp_path / "model", family, **FAMILIES[family]), tmp_path / "gguf")
     check_greedy(tmp_path / "model", PROMPTS, answers(written.file), GREEDY.max_tokens)
 
 
 @pytest.mark.parametrize("family", IN_BLOCKS)
 def test_families_whose_tensors_are_changed(tmp_path: Path, family: str) -> None:
-    """Matrices are in blocks as far as their rows can be, others in 16 bits."""
+    """Matrices are in quantized blocks where their row length allows, and otherwise in 16 bits."""
     model = make_model(tmp_path / "model", family, **IN_BLOCKS[family])
     check(write_gguf(model, tmp_path / "gguf", lambda name: "Q8_0"))
 
 
 def test_every_architecture_is_here() -> None:
     tried = {(DENSE | MIXTURES | HYBRIDS)[family][0].removesuffix("Text") for family in FAMILIES | IN_BLOCKS}
-    alike = {"Bamba"}  # that files call the same as another
+    alike = {"Bamba"}  # GGUF has the same architecture name for it as for another
     assert {each.huggingface for each in ARCHITECTURES.values()} == {f"{name}ForCausalLM" for name in tried - alike}
 
 
@@ -114,7 +114,7 @@ def test_rotary_scalings(tmp_path: Path, scaling: str) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])
 def test_types(tmp_path: Path, kind: str) -> None:
-    """Embeddings included, which are the head too."""
+    """Includes embeddings that are also the output head."""
     check(write(tmp_path, lambda name: kind))
 
 
@@ -124,7 +124,7 @@ def test_all_types_in_one_file(tmp_path: Path) -> None:
 
 
 def mixed(name: str) -> str:
-    """As llama.cpp's Q4_K_M: more bits where it matters, so that parts of a layer differ."""
+    """Types like llama.cpp's Q4_K_M: more bits where it matters, so the matrices of a layer differ."""
     return (
         "Q6_K" if name in ("output.weight", "token_embd.weight") or "attn_v" in name or "1.ffn_down" in name else "Q4_K"
     )
@@ -174,12 +174,12 @@ def test_an_embedding_that_is_the_head_is_held_once_and_its_steps_are_recorded(
 
 
 def test_experts_of_different_types(tmp_path: Path) -> None:
-    """In one file's layers: the first one's down projections have more bits."""
+    """In one file, the first layer's down projections have more bits than the other expert matrices."""
     check(write(tmp_path, lambda name: "Q6_K" if "0.ffn_down_exps" in name else "Q4_K", "mixtral"))
 
 
 def test_over_ranks(tmp_path: Path) -> None:
-    """Ranks have whole blocks each."""
+    """Each rank has whole blocks."""
     check(write(tmp_path, mixed, "mixtral", intermediate_size=512), tensor_parallel_size=2)
 
 
@@ -202,7 +202,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
 
 
 def test_a_configuration_from_elsewhere(tmp_path: Path) -> None:
-    """Tensors keep their types, and the file says whether the head is the embedding."""
+    """Tensors keep their types, and the file decides whether the head is the embedding."""
     written = write(tmp_path, mixed)
     config = json.loads((written.reference / "config.json").read_text()) | {"tie_word_embeddings": False}
     (tmp_path / "elsewhere").mkdir()
@@ -219,7 +219,7 @@ def test_the_type_that_auto_takes(tmp_path: Path, kind: str, dtype: str) -> None
 
 
 def test_where_answers_end(tmp_path: Path) -> None:
-    """At the tokens that the file names, and at control tokens that end a turn in a known format."""
+    """At the tokens named in the file, and at control tokens that end a turn in a known chat format."""
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": ["a", "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>"],
@@ -253,7 +253,7 @@ def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> N
 def test_files_that_contradict_themselves(
     tmp_path: Path, family: str, change: dict[Any, Any], message: str
 ) -> None:  # fmt: skip
-    """What they lack, have too much of, or have of another shape is named with the file."""
+    """The error names the file and what is missing, superfluous or has the wrong shape."""
     model = make_model(tmp_path / "model", family, **IN_BLOCKS[family])
     extra = {key: value for key, value in change.items() if isinstance(key, str)}
     file = write_gguf(model, tmp_path / "gguf", lambda name: "Q8_0", extra).file
@@ -305,7 +305,7 @@ def test_metadata_that_are_missing(tmp_path: Path) -> None:
     ("context_length", 1 << 31, "context_length comes to 2147483648, which is more than 16777216"),
 ])  # fmt: skip
 def test_dimensions_that_the_tensors_do_not_have(tmp_path: Path, key: str, number: int, message: str) -> None:
-    """No memory is asked for because a header says so."""
+    """Memory is not allocated just because a header says so."""
     file = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(file, "qwen3")
     shape = {"attention.head_count": 4, "embedding_length": 256, "feed_forward_length": 256, "block_count": 1,
@@ -322,7 +322,7 @@ def test_dimensions_that_the_tensors_do_not_have(tmp_path: Path, key: str, numbe
 
 
 def test_a_tensor_too_many_or_too_few(tmp_path: Path) -> None:
-    """Both are named with the file."""
+    """The error names the tensor and the file."""
     model = make_model(tmp_path / "model", "llama")
     file = write_gguf(model, tmp_path / "gguf").file
     content = file.read_bytes()

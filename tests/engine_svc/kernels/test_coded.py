@@ -1,4 +1,4 @@
-"""Products with codes by Triton, against the same with what the codes stand for."""
+"""Triton products with coded weights, against the same with the decoded values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ every_ops = pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], 
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
-    """Of which one stack may be in codes and the other as it is."""
+    """Either stack may be coded while the other one is plain."""
     experts, chosen, size, inner, tokens = 4, 2, 48, 40, 9
     gate_up = coded(grid, experts, 2 * inner, size, with_offset=True, ordered=ordered)
     down = coded(grid, experts, size, inner, ordered=ordered, seed=1)
@@ -84,7 +84,7 @@ def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
 @every_ops
 @pytest.mark.parametrize("grid", [INT4, E4M3], ids=lambda grid: grid.name)
 def test_experts_without_gates(ops: Ops, grid: Grid) -> None:
-    """Nemotron's, whose activation is ReLU, squared."""
+    """As in Nemotron, whose activation is squared ReLU."""
     up, down = coded(grid, 4, 40, 48, with_offset=True), coded(grid, 4, 48, 40, seed=1)
     hidden, form = torch.randn(9, 48), ExpertsForm("relu2", is_gated=False)
     weights, ids = torch.randn(9, 4).softmax(-1).topk(2)

@@ -1,4 +1,4 @@
-"""The bytes of e4m3 that kernels make where there is no such type: those that torch makes."""
+"""The e4m3 bytes that kernels compute on GPUs without this type are those of torch."""
 
 from __future__ import annotations
 

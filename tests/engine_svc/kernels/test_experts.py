@@ -1,4 +1,4 @@
-"""Rows by their experts: one kernel against the same by sorting."""
+"""Grouping rows by expert in one kernel, against the same by sorting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.launches import Launches
 )
 def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: int, tile: int) -> None:
     ids = torch.randint(-1, experts, (tokens, chosen), generator=torch.Generator().manual_seed(0))
-    ids[:, 0] = ids[:, 0].clamp(max=1)  # some have many, and others none
+    ids[:, 0] = ids[:, 0].clamp(max=1)  # some experts get many rows, and others none
     found = sort_by_expert(ids, experts, tile)
     assert (found.num_rows, found.tile) == (ids.numel(), tile)
     rows, owners = found.row.view(-1, tile), found.expert
@@ -34,7 +34,7 @@ def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: i
     used = int((owners >= 0).sum())
     assert (owners[used:] == -1).all()
     assert owners[:used].tolist() == sorted(owners[:used].tolist())
-    # Of those without an expert each is in a tile of none, once.
+    # Each row without an expert is, once, in a tile without an expert.
     left = rows[used:].flatten()
     assert left[left < found.num_rows].tolist() == torch.nonzero(ids.flatten() < 0)[:, 0].tolist()
 
@@ -50,7 +50,7 @@ def test_a_gpu_is_given_few_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tiles", [None, (MatrixTiles(4, 16, 1), MatrixTiles(2, 8, 1))])  # of one tile, and of several
+@pytest.mark.parametrize("tiles", [None, (MatrixTiles(4, 16, 1), MatrixTiles(2, 8, 1))])  # one tile, and several
 @pytest.mark.parametrize(
     ("activation", "has_bias"), [("silu", False), ("gelu_tanh", True), (ClampedSwish(1.7, 0.5), True)]
 )
@@ -79,7 +79,7 @@ def test_experts_of_one_token(
         inside = PlainOps().activate_and_multiply(F.linear(hidden.double(), gate_up[index].double(), first), activation)
         expected += share * F.linear(inside, down[index].double(), second) if index >= 0 else 0
     error = (found.double() - expected).norm() / expected.norm().clamp(min=1e-9)
-    assert error < (1e-6 if dtype == torch.float32 else 2e-2)  # what is inside is rounded, too
+    assert error < (1e-6 if dtype == torch.float32 else 2e-2)  # intermediate values are rounded, too
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_experts_of_one_token(
 def test_experts_are_chosen_by_one_kernel(
     monkeypatch: pytest.MonkeyPatch, experts: int, routing: Routing, has_bias: bool
 ) -> None:
-    """As many as models have, against torch's operators in float64."""
+    """For numbers of experts found in models, against torch's operators in float64."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20, experts, generator=generator) * 3
     bias = torch.randn(experts, generator=generator) / 8 if has_bias else None

@@ -1,4 +1,4 @@
-"""What tests/support/interpreter.py leaves out of Triton's interpreter is not what finds mistakes."""
+"""The checks that tests/support/interpreter.py removes from Triton's interpreter are not those that find mistakes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The kernels compile for GPUs that are not here: what the interpreter accepts, the compiler may not.
+"""The kernels compile for GPUs that this machine lacks: the compiler may reject what the interpreter accepts.
 
-What is compiled stays in Triton's own cache, as on a machine with a GPU: by its source, what that calls, options and
-compiler, so that it is compiled again where any of them changes.
+Compiled kernels stay in Triton's own cache, as on a machine with a GPU. Its keys are the source, the functions that
+this calls, the options and the compiler, so a kernel is compiled again when any of them changes.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ for kernel in others if element == "fp32" else ():
 
 @pytest.mark.parametrize(
     ("element", "cached", "capability"),
-    # float16's are bfloat16's with another type; bytes are for GPUs that have no e4m3. Each generation compiles some of
-    # it here, and all of it by docs/gpu.md.
+    # float16 kernels are bfloat16 ones with another type; u8 is for GPUs without e4m3. Here, each generation gets some
+    # of the combinations; the run described in docs/gpu.md covers all of them.
     [
         ("bf16", "bf16", 90), ("fp32", "fp32", 80), ("bf16", "fp8e4nv", 89), ("bf16", "fp8e5", 100), ("bf16", "u8", 80),
     ],

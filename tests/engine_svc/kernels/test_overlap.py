@@ -1,4 +1,4 @@
-"""Kernels that begin before those ahead of them have ended touch nothing of theirs until then: by their source."""
+"""Kernels launched before earlier ones end must not touch their data until then, which is checked in their source."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from engine_svc import kernels
 
 MODULES = sorted(Path(kernels.__file__).parent.glob("*.py"))
-# What no kernel writes: weights, and what was copied to the device before the first kernel of a step.
+# Never written by a kernel: weights, and what was copied to the device before the first kernel of a step.
 CONSTANTS = {"weight_ptr", "norm_ptr", "query_norm_ptr", "key_norm_ptr", "slopes_ptr"}
 INPUTS = {"sequences_ptr", "query_start_ptr", "seq_lens_ptr"}
 
 
 def early_kernels(tree: ast.Module) -> set[str]:
-    """The names of those that are launched so."""
+    """Returns the names of kernels launched with programmatic dependent launch."""
     return {
         node.func.value.id
         for node in ast.walk(tree)
@@ -35,7 +35,7 @@ def test_early_kernels_wait_first(module: Path) -> None:
     found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for name in early_kernels(tree):
         ahead, waits = [], False
-        for statement in found[name].body[1:]:  # behind what documents it
+        for statement in found[name].body[1:]:  # after the docstring
             if ast.unparse(statement) == "await_inputs()":
                 waits = True
                 break

@@ -1,4 +1,4 @@
-"""One kernel that rotates and writes to the cache, against the two that do so one after the other: equal bits."""
+"""One kernel that rotates and writes to the cache equals, bit for bit, the two separate ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.rotary import Slots, rotate
 
-TOKENS, NUM_QUERY, NUM_KEY = 4, 3, 2  # few: each is a program for Triton's interpreter
+TOKENS, NUM_QUERY, NUM_KEY = 4, 3, 2  # few, because each is a program for Triton's interpreter
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -24,7 +24,7 @@ def test_rotated_keys_are_cached(
     heads, angles = wider[:, : NUM_QUERY + 2 * NUM_KEY], torch.randn(TOKENS, rotated // 2)
     table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
     norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6) if with_norms else None
-    slots = torch.tensor([37, 2, -1, 16])  # of each block one; that of the third is another rank's
+    slots = torch.tensor([37, 2, -1, 16])  # one in each block; that of the third token is on another rank
     cache = torch.zeros(2, 3, 16, NUM_KEY, dim, dtype=cached or dtype)
 
     expected, expected_cache = wider.clone(), cache.clone()

@@ -1,4 +1,4 @@
-"""The drawing kernel against its definition in float64."""
+"""The sampling kernel against its definition in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_svc.sampling.stages import thinking_budget
 def defined(
     logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, keys: torch.Tensor
 ) -> tuple[int, set[int]]:
-    """(the token, all that are kept), of one row."""
+    """Returns (the drawn token, all kept tokens) of one row."""
     weights = ((logits.double() - logits.max()) / temperature).exp()
     weights[weights < min_p] = 0
     order = weights.sort(descending=True, stable=True).indices
@@ -36,15 +36,16 @@ def defined(
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_as_defined(monkeypatch: pytest.MonkeyPatch, size: int, most: int, dtype: torch.dtype) -> None:
-    """Rounded to bfloat16, many logits are equal, and lie on both sides of what is kept. In several chunks, also where
-    more may be kept than a list holds."""
+    """In bfloat16, many logits are equal, on both sides of the cutoff. Covers several chunks, and more kept tokens than
+    a list holds.
+    """
     for name, value in (("_TILE", 64), ("_CHUNK_TILES", 1), ("_MOST", most)):
         monkeypatch.setattr(sampling, name, value)
     check_draws(size, dtype, "cpu")
 
 
 def check_draws(size: int, dtype: torch.dtype, device: str) -> None:
-    """Rows with all combinations of limits."""
+    """Compares rows with all combinations of limits."""
     generator = torch.Generator().manual_seed(size)
     rows = 20
     logits = (torch.randn(rows, size, generator=generator) * 3).to(dtype).float()
@@ -60,17 +61,17 @@ def check_draws(size: int, dtype: torch.dtype, device: str) -> None:
         expected, kept = defined(logits[row], *(each[row].item() for each in options), noise[row])  # type: ignore[arg-type]
         assert token in kept
         same += token == expected
-    assert same >= rows - 1  # but for rounding at a boundary
+    assert same >= rows - 1  # except rounding at a boundary
 
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For vocabularies of a few tokens: the interpreter takes its time for what stays empty, too."""
+    """For vocabularies of a few tokens: the interpreter spends time on the empty part of a tile, too."""
     monkeypatch.setattr(sampling, "_TILE", 16)
 
 
 def keys(rows: int) -> torch.Tensor:
-    """Of some seed's first positions."""
+    """Returns random keys of the first positions for one seed."""
     return torch.from_numpy(row_keys(np.full(rows, 3, np.uint64), np.arange(rows, dtype=np.uint64)))
 
 
@@ -84,7 +85,7 @@ def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
     weights = torch.tensor([1.0, 2.0, 1.5, 2.0, 0.8, 1.5, 1.5])
 
     def drawn(top_k: int, top_p: float, min_p: float = 0.0, rows: int = 16) -> set[int]:
-        """In as many rows as it takes to see the unlikeliest token, or one too many: the interpreter takes its time."""
+        """Draws in just enough rows to see the least likely token, or one token too many: the interpreter is slow."""
         logits = weights.repeat(rows, 1)
         ks = torch.full((rows,), top_k) if top_k else None
         ps, floors = column(top_p, rows) if top_p < 1 else None, column(min_p, rows) if min_p else None
@@ -101,7 +102,7 @@ def test_every_token_that_is_kept_can_be_drawn_and_no_other() -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which speaks of them
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which warns of them
 def test_what_cannot_be_drawn_stays_in_the_vocabulary() -> None:
     logits = torch.zeros(3, 10)
     logits[0], logits[1, 4], logits[2, :] = torch.nan, torch.inf, -torch.inf
@@ -120,7 +121,7 @@ def test_far_logits_and_low_temperatures() -> None:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("temperature", [1e-5, 1.0, 2.0])
 def test_what_is_certain_is_drawn(temperature: float) -> None:
-    """A token that the thinking budget forces, beside the greatest logits that penalties leave."""
+    """A token forced by the thinking budget wins over the greatest logits that penalties can produce."""
     logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(0))
     logits[:, 3], logits[:, 66] = 1e30, thinking_budget.CERTAIN
     ks, ps = torch.tensor([0, 1, 0, 5]), torch.tensor([1.0, 1.0, 0.3, 0.9])

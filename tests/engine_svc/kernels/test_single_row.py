@@ -1,4 +1,4 @@
-"""The product of one row, or two, with what is before and behind it in the same kernel, against torch's in float64."""
+"""The product of one or two rows, fused with what precedes and follows it, against torch in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.single_row import MatrixTiles, Norm, most_rows, single_row_product
 from engine_svc.ops.triton import TritonOps
 
-# Outputs, inputs, and tiles: of one tile that is not full, of whole ones, and of several with a part of one.
+# Outputs, inputs and tiles: one tile that is not full, whole tiles, and several with a partial one.
 SHAPES = [(5, 7, None), (8, 64, MatrixTiles(4, 32, 1)), (13, 100, MatrixTiles(2, 32, 1))]
 EPSILON = 1e-5
 
@@ -33,14 +33,14 @@ def test_product(
     rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles | None, has_bias: bool, wide: bool
 ) -> None:
     torch.manual_seed(0)
-    # Rows further apart than they are long.
+    # Rows with a stride larger than their length.
     hidden, weight = (numbers(dtype, count, size + 3)[:, :size] for count in (rows, outputs))
     bias = numbers(dtype, outputs) if has_bias else None
     found = single_row_product(hidden, weight, bias, wide=wide, tiles=tiles)
     expected = F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
     assert found.dtype == (torch.float32 if wide else dtype)
     error = (found.double() - expected).norm() / expected.norm()
-    assert error < (1e-6 if found.dtype == torch.float32 else 1e-2)  # wide: products of 16 bits are exact in 32
+    assert error < (1e-6 if found.dtype == torch.float32 else 1e-2)  # wide: 16-bit products are exact in 32 bits
 
 
 @pytest.mark.parametrize("rows", [1, 2])

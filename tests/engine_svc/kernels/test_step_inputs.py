@@ -1,4 +1,4 @@
-"""What a recorded step begins with: tokens by their places, and tables of any width."""
+"""The inputs of a recorded step: token ids looked up by place, and block tables of any width."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_inputs_are_unpacked(count: int, width: int, tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     known = torch.randint(1000, (2000,), generator=generator)
     places = torch.randint(2000, (tokens,), generator=generator)
-    places[::3] = -1  # what is given in another way
+    places[::3] = -1  # tokens that come from elsewhere
     token_ids, tables = torch.full((tokens + 2,), -7), torch.full((2, 6, 310), -7, dtype=torch.int32)
     packed = torch.randint(500, (2 * count * width + 9,), generator=generator, dtype=torch.int32)
     unpack_inputs(known, places, token_ids, torch.tensor([count, width], dtype=torch.int32), packed, tables, 5)

@@ -1,4 +1,4 @@
-"""The KV cache's bookkeeping, by example and against a model in a Hypothesis state machine."""
+"""The KV cache's bookkeeping, by examples and against a model in a Hypothesis state machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BLOCK = 4
 
 
 def computed(manager: KvCacheManager, tokens: list[int], salt: str = "") -> BlockTable:
-    """A table whose tokens are all computed."""
+    """Returns a table whose tokens are all computed."""
     table = BlockTable(salt)
     found = manager.lookup(table, tokens)
     assert manager.allocate(table, len(tokens), found) is not None
@@ -68,7 +68,7 @@ def test_lookup_finds_full_blocks_and_leaves_one_token() -> None:
     manager = make_manager(8, BLOCK)
     tokens = list(range(8))
     table = computed(manager, tokens)
-    assert manager.lookup(BlockTable(), tokens).held == table.held[:1]  # the last block holds the last token
+    assert manager.lookup(BlockTable(), tokens).held == table.held[:1]  # the last token is always computed
     assert manager.lookup(BlockTable(), [*tokens, 9]).held == table.held
     assert manager.lookup(BlockTable(), [0, 1, 2, 3, 9, 9, 9, 9, 9]).held == table.held[:1]
     assert not manager.lookup(BlockTable(), [1, *tokens])
@@ -133,7 +133,7 @@ def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
         manager.release_passed(table, count)
     assert manager.num_used_blocks == 15 + 3
     manager.free(table)
-    # The window's blocks that were given back first have been overwritten meanwhile; the last ones are there.
+    # The window's blocks that were released first have been overwritten by now; the last ones are still there.
     other = BlockTable()
     assert manager.allocate(other, 4 * 10) is not None
     found = manager.lookup(BlockTable(), [*tokens, 0])
@@ -143,7 +143,7 @@ def test_a_group_with_a_window_holds_and_needs_what_the_window_sees() -> None:
     assert manager.allocate(again, 61, found) is not None
     assert manager.num_used_blocks == 2 * 10 + (15 + 2) + 2
     manager.check([other, again])
-    # Without the last ones, nothing of it is of use.
+    # Without the last ones, the rest is of no use.
     manager.free(again)
     manager.free(other)
     assert manager.allocate(BlockTable(), 4 * 11) is not None
@@ -157,9 +157,9 @@ def test_what_the_device_forgets_is_copied_to_the_host_and_back() -> None:
     blocks = table.held
     manager.free(table)
     assert take_copies(manager) == ([], [])
-    table = computed(manager, second)  # takes all four blocks, the last of the first prompt before its others
+    table = computed(manager, second)  # takes all four blocks, the first prompt's last one first
     copied_out, copied_in = take_copies(manager)
-    # The host has room for three: what came first, the prompt's end, went first.
+    # The host has room for three, and the first prompt's end, which was evicted first, is dropped.
     assert {device for device, _ in copied_out} == set(blocks[:3])
     assert len({host for _, host in copied_out}) == 3
     assert copied_in == []
@@ -181,7 +181,7 @@ def test_the_host_tier_forgets_what_was_unused_for_longest_and_nothing_that_is_o
     again = BlockTable()
     found = manager.lookup(again, prompts[0])
     assert (found.held, len(found.elsewhere.hashes)) == ([], 2)
-    # The blocks that are taken for it push the second prompt's to the host, but not what is being copied in.
+    # Allocating its blocks evicts the second prompt's to the host, but not over the blocks that are being copied in.
     assert manager.allocate(again, 8, found) == []
     copied_out, copied_in = take_copies(manager)
     assert copied_out == []
@@ -291,20 +291,20 @@ def test_each_move_between_the_tiers_is_told() -> None:
     manager.free(computed(manager, first[:8]))
     events(manager)
     manager.free(computed(manager, second[:8]))
-    # A sequence's end is forgotten first.
+    # Blocks at a sequence's end are evicted first.
     assert events(manager) == [
         BlocksRemoved(Tier.DEVICE, keys[::-1]),
         BlocksStored(Tier.DEVICE, others, parent=0),
         BlocksStored(Tier.HOST, keys[::-1], parent=0),
     ]
     assert manager.contents().digests == {Tier.DEVICE: digest(others), Tier.HOST: digest(keys)}
-    # What is copied back stays on the host, which has no room for those that make way.
+    # Blocks copied back to the device also stay on the host, which has no room for those that they evict.
     take_copies(manager)
     table = BlockTable()
     assert manager.allocate(table, 8, manager.lookup(table, first)) is not None
     changes = manager.take_changes()
     assert changes is not None
-    # A block is taken and given its new name before the next one is taken.
+    # Each block is taken and renamed before the next one is taken.
     assert changes.events == [
         BlocksRemoved(Tier.DEVICE, others[1:]),
         BlocksStored(Tier.DEVICE, keys[:1], parent=0),
@@ -312,7 +312,7 @@ def test_each_move_between_the_tiers_is_told() -> None:
         BlocksStored(Tier.DEVICE, keys[1:], parent=keys[0]),
     ]
     assert changes.digests == {Tier.DEVICE: digest(keys), Tier.HOST: digest(keys)}
-    # Others push them out of the host tier in turn.
+    # Other blocks evict them from the host tier in turn.
     manager.free(table)
     take_copies(manager)
     manager.free(computed(manager, second[:8]))
@@ -331,7 +331,7 @@ def test_a_chain_is_one_event_and_a_branch_another() -> None:
     computed(manager, [*range(4), *range(70, 74)])
     keys = block_keys([*range(8), *range(50, 58)], BLOCK)
     branch = block_keys([*range(4), *range(70, 74)], BLOCK)
-    # The second prompt goes on where the first ended, at once: they are one chain.
+    # The second prompt directly continues the first: they are one chain.
     assert events(manager) == [
         BlocksStored(Tier.DEVICE, keys, parent=0), BlocksStored(Tier.DEVICE, branch[1:], parent=keys[0]),
     ]  # fmt: skip
@@ -363,7 +363,7 @@ async def test_log_numbers_batches_and_knows_its_gap() -> None:
 
 
 class KvCacheMachine(RuleBasedStateMachine):
-    """Random tables over a small cache. The model: each block's contents, written by whoever computes it."""
+    """Random tables over a small cache. The model records each block's contents, written by whoever computes it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,7 +420,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         self.manager.clear()
 
     def _copy(self) -> None:
-        """Between device and host, as a step would."""
+        """Copies between device and host, as a step would."""
         copies_out, copies_in = take_copies(self.manager)
         for device, host in copies_out:
             self.on_host[host] = self.contents[device]
@@ -461,7 +461,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @rule(length=st.integers(1, 20), start=st.integers(0, 1), salt=st.sampled_from(["", "x"]))
     def predict(self, length: int, start: int, salt: str) -> None:
-        """What an index says of a prompt is what a lookup finds."""
+        """The blocks that an index predicts for a prompt are those that a lookup finds."""
         tokens = list(range(start, start + length))
         found = self.manager.lookup(BlockTable(salt), tokens)
         keys = block_keys(tokens[:-1], BLOCK, salt)

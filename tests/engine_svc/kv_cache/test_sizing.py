@@ -1,4 +1,4 @@
-"""KV blocks from memory, and the start-up errors that teach."""
+"""Computing KV blocks from available memory, and the helpful errors at startup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEC = FakeExecutor(block_size=16, max_model_len=100, bytes_per_block=1000, avai
 
 
 def changed(**changes: Any) -> KvCacheSpec:
-    """The spec with other numbers."""
+    """Returns the spec with some fields changed."""
     return msgspec.structs.replace(SPEC, **changes)
 
 
@@ -48,7 +48,7 @@ def test_the_length_is_what_memory_holds_where_none_is_asked_for(caplog: pytest.
 
 def test_layers_with_a_window_need_few_blocks() -> None:
     spec = changed(windows=(None, 16, 16), max_num_batched_tokens=32, max_model_len=1600)
-    # Everything for the first group, and for the others the window, two steps, and the blocks at both ends.
+    # All tokens for the first group; for the others the window, two steps, and a block at each end.
     found = size_kv_cache(msgspec.structs.replace(spec, available_bytes=114_000), EngineOptions())
     assert (found.num_blocks, found.max_model_len, found.num_tokens) == (114, 1600, 1600)
     with pytest.raises(StartupError, match="--max-model-len that fits is 1584"):

@@ -1,4 +1,4 @@
-"""Drafts that cannot be had, or do not fit the model that verifies them: each refusal says what was found."""
+"""Draft models that are missing or do not fit the target model: each refusal says what was found."""
 
 from __future__ import annotations
 

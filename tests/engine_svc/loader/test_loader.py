@@ -1,4 +1,4 @@
-"""Model folders: as Transformers 4 and 5 write them, and what is wrong with the broken ones."""
+"""Model folders as Transformers 4 and 5 write them, and what is reported about broken ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
-    """A model's folder, to be changed."""
+    """A copy of a model's folder that a test may change."""
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
@@ -104,7 +104,7 @@ def test_dtype(folder: Path, saved: str, dtype: str, expected: str) -> None:
 
 
 def test_overrides(folder: Path) -> None:
-    assert load(folder, hf_overrides={"max_position_embeddings": 64}).max_model_len == 128  # linear, factor 2
+    assert load(folder, hf_overrides={"max_position_embeddings": 64}).max_model_len == 128  # linear scaling, factor 2
 
 
 def test_the_type_is_changed_by_its_former_name_too(folder: Path) -> None:
@@ -330,7 +330,7 @@ def test_not_enough_memory_names_the_length_that_fits(folder: Path) -> None:
 
 
 def test_a_layer_is_packed_as_soon_as_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more matrices wait than a layer is made of, and none waits for the collector of cycles."""
+    """No more unpacked matrices exist than a layer needs, and none has to wait for the garbage collector."""
     loaded: list[weakref.ref[LoadedParameter]] = []
     most = 0
     allocate, tensors = LoadedParameter.allocate, Safetensors.tensors
@@ -353,7 +353,7 @@ def test_a_layer_is_packed_as_soon_as_it_is_read(folder: Path, monkeypatch: pyte
         load(folder)
     finally:
         gc.enable()
-    assert 0 < most <= 3  # the embedding, which stays; and one or two that lack a part
+    assert 0 < most <= 3  # the embedding, which stays; and one or two layers that are still incomplete
 
 
 def test_what_is_not_loaded_takes_no_memory(original: Path) -> None:
@@ -376,7 +376,7 @@ async def test_the_system_is_told_to_read_ahead(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "posix_fadvise", advise)
     read_ahead(create_format(folder, LoadOptions()))
     await eventually(lambda: told == [str(folder / "model.safetensors")])
-    read_ahead(create_format(folder / "nowhere", LoadOptions()))  # which is for the loader to say
+    read_ahead(create_format(folder / "nowhere", LoadOptions()))  # is not an error: the loader will report it
 
 
 async def test_memory_is_touched_ahead_and_given_back(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ async def test_memory_is_touched_ahead_and_given_back(tmp_path: Path) -> None:
     with memory_ahead(source, "cuda"):
         assert "memory ahead" not in [thread.name for thread in threading.enumerate()]
     with memory_ahead(create_format(tmp_path / "nowhere", LoadOptions()), "cpu"):
-        pass  # which is for the loader to say
+        pass  # is not an error: the loader will report it
 
 
 def without_norm(tensors: dict[str, torch.Tensor]) -> None:
@@ -454,7 +454,7 @@ def test_scales_of_a_kv_cache_are_left_out(folder: Path, original: Path, caplog:
 
 @pytest.mark.parametrize("names", ["self_attn.{}_scale", "self_attn.attn.{}_scale", "self_attn.{}_proj.output_scale"])
 def test_a_kv_cache_of_8_bits_takes_the_checkpoints_scales(folder: Path, names: str) -> None:
-    """Keys and values a thousand times as great as usual, which e4m3 ends far below."""
+    """Keys and values thousands of times larger than usual, far beyond the range of e4m3."""
 
     def enlarge(weights: dict[str, torch.Tensor]) -> None:
         for name, tensor in weights.items():

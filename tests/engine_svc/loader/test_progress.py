@@ -1,4 +1,4 @@
-"""What is told of weights that load."""
+"""How the progress of loading weights is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_supervisor_hears_each_percent(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, value)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports:
         reports.bind(path)
-        LoadingProgress(told=False).update(0.9)  # another rank
+        LoadingProgress(told=False).update(0.9)  # another rank, which reports nothing
         loading = LoadingProgress(told=True)
         for fraction in (0.001, 0.25, 0.251, 1.0):
             loading.update(fraction)

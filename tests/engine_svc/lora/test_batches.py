@@ -1,4 +1,4 @@
-"""Adapters side by side: each sequence gets what it gets alone, however the work is cut, divided and recorded."""
+"""Adapters side by side: each sequence gets the same as alone, however the work is chunked, sharded and recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODULES = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "l
 
 
 class Served:
-    """A base, and adapters of it."""
+    """A base model and several adapters for it."""
 
     def __init__(self, folder: Path) -> None:
         self.base = make_model(folder / "base", "qwen3-moe", num_hidden_layers=2)
@@ -78,7 +78,7 @@ def test_ranks_of_one_to_sixty_four_are_those_of_merged_weights(
 def test_drafts_are_verified_with_their_sequences_adapters(
     executor: AdapterExecutor, together: list[list[int]]
 ) -> None:
-    """Several rows of some sequences, one of others, and every third draft is wrong."""
+    """Some sequences have several rows and others one; every third draft token is wrong."""
     step = executor.step
 
     def draft(slot: int, known: int) -> list[int]:
@@ -129,7 +129,7 @@ def test_a_slot_gets_another_adapter(served: Served, executor: AdapterExecutor) 
 
 
 def broken(adapter: MadeAdapter, folder: Path, **changes: Any) -> Path:
-    """The adapter with other tensors, or none of a name."""
+    """Writes a copy of the adapter with tensors replaced, or removed where the value is None."""
     folder.mkdir()
     (folder / "adapter_config.json").write_text((adapter.folder / "adapter_config.json").read_text())
     tensors = {**load_file(adapter.folder / "adapter_model.safetensors"), **changes}
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_fails_alone(served: Served, executor: AdapterExecut
 
 
 def test_quantized_base(tmp_path: Path) -> None:
-    """The base stays in codes; what it stands for plus the adapter is what comes out."""
+    """The base stays quantized; the output is that of its dequantized weights plus the adapter."""
     original = make_model(tmp_path / "original", "llama")
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     model = quantized_model(original, tmp_path, nf4, settings)

@@ -1,4 +1,4 @@
-"""Adapters through a whole engine: many more than there is room for, and over gRPC."""
+"""Adapters in a whole engine: many more than there is room for, and over gRPC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_adapters(folder: Path, count: int) -> list[Adapter]:
 def outputs(
     base: Path, requests: Sequence[GenerationRequest], places: tuple[int, int], num_blocks: int
 ) -> list[Output]:
-    """Of each request's first choice, in an engine with so many slots and places in host memory."""
+    """Returns each request's first choice, from an engine with `places` = (slots, places in host memory)."""
     slots, kept = places
     with running_engine(
         base, num_blocks, enable_lora=True, max_loras=slots, max_cpu_loras=kept, max_num_seqs=16
@@ -66,7 +66,7 @@ def test_64_adapters_over_16_requests_in_flight(tmp_path: Path, base: Path) -> N
     found = outputs(base, requests, (4, 8), 10)
     assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
     by_adapter = {request.model: tuple(each.token_ids) for request, each in zip(requests, found, strict=True)}
-    assert len(set(by_adapter.values())) > 32  # each has a voice of its own
+    assert len(set(by_adapter.values())) > 32  # most adapters give a different answer
 
 
 async def test_adapters_are_served_over_grpc(tmp_path: Path, base: Path) -> None:
@@ -92,7 +92,7 @@ async def test_adapters_are_served_over_grpc(tmp_path: Path, base: Path) -> None
         assert len(set(map(tuple, first.values()))) == 3
         assert {name: await tokens(name) for name in first} == first
         (tmp_path / "1" / "adapter_model.safetensors").unlink()
-        await tokens("a")  # in its place, on the device and in memory
+        await tokens("a")  # takes b's place on the device and in host memory
         assert "The adapter b cannot be read" in (await refusal(engine, generation(prompt, model="b"))).message
         assert await tokens("a") == first["a"]
         left = await engine.stub.UnloadAdapter(engine_pb2.UnloadAdapterRequest(name="b", wait_ms=10_000))

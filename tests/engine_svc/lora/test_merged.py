@@ -1,4 +1,4 @@
-"""Greedy float32 output with an adapter is that of its base with the adapter merged into the weights."""
+"""Greedy float32 output with an adapter equals that of the base with the adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @dataclass(frozen=True)
 class Case:
-    """What adapters are made for, by what the modules' names end in."""
+    """Which modules the adapter changes, by the end of their names."""
 
     names: tuple[str, ...]
-    changes: dict[str, Any] = field(default_factory=dict)  # of the family's configuration
-    size: float = 1.0  # of what adapters add
-    inputs_first: bool = False  # in the base's weights
+    changes: dict[str, Any] = field(default_factory=dict)  # to the family's configuration
+    size: float = 1.0  # scale of the adapter's changes
+    inputs_first: bool = False  # whether the base stores weights as [inputs, outputs]
 
 
 CASES = {

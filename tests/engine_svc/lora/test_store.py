@@ -1,4 +1,4 @@
-"""Adapters in host memory: read beside the steps, each for itself."""
+"""Adapters in host memory, which are read concurrently with steps and fail independently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import WAIT_SECONDS
 
 
 class Reading:
-    """A store whose reading waits until it is let go on."""
+    """A store whose reads block until they are released."""
 
     def __init__(self) -> None:
         settings = AdapterSettings(2, 4, torch.float32, torch.float32)
@@ -42,7 +42,7 @@ class Reading:
         return AdapterMatrices({}, {})
 
     def take(self, count: int) -> dict[int, str]:
-        """So many results."""
+        """Waits until `count` results are there, and returns them."""
         found: dict[int, str] = {}
         deadline = time.monotonic() + WAIT_SECONDS
         while len(found) < count:

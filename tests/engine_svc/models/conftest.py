@@ -1,4 +1,4 @@
-"""Model folders, made once each."""
+"""Model folders, each made only once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ModelFolder = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    """model_folder(family, **changes) → folder."""
-    # Here, as tests that make no models run where Transformers is not installed: ARM's, in an emulator.
+    """Returns a function that makes a tiny model and returns its folder: model_folder(family, **changes) → folder."""
+    # Imported here, because tests that make no models also run without Transformers: those on emulated ARM.
     from tests.support.tiny_models import make_model
 
     made: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""Slopes of linear biases are those of Transformers' models."""
+"""Slopes of linear biases (ALiBi) equal those of Transformers' models."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_slopes(heads: int) -> None:
     found = torch.tensor(alibi_slopes(heads))
     torch.testing.assert_close(found, _get_alibi_slopes(heads, torch.device("cpu")))
     for most in (8, 4):
-        lower = -build_mpt_alibi_tensor(heads, 2, most)[:, 0, 0]  # of keys one position away
+        lower = -build_mpt_alibi_tensor(heads, 2, most)[:, 0, 0]  # biases of keys one position away
         torch.testing.assert_close(torch.tensor(alibi_slopes(heads, most)), lower)

@@ -1,4 +1,4 @@
-"""Every causal language model of Transformers runs as docs/models.md says: tiny, and compared with that library."""
+"""Tiny versions of all of Transformers' causal language models run as docs/models.md says, and match that library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """In the tests of families, mixtures and hybrids, or where Transformers has other names for them, beside those."""
+    """In the tests of families, mixtures and hybrids, or separately if Transformers has another name for them."""
     compared = set()
     for name, _ in (FAMILIES | MIXTURES | HYBRIDS).values():
         config_class = getattr(transformers, f"{name}Config")

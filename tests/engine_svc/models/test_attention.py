@@ -1,4 +1,4 @@
-"""What a layer does to its heads before it attends, in combinations that no family has."""
+"""How a layer transforms its heads before attention, in combinations that no family has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = {
 
 
 class Seen(ReferenceBackend):
-    """Says what it is to attend with."""
+    """A backend that records what it would attend with."""
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *where: Any) -> torch.Tensor:
         self.query, self.key, self.value = query, key, value

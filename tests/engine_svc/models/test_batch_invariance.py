@@ -1,6 +1,6 @@
-"""The same tokens and log-probabilities, bit for bit, whatever shares the batch and however the work is cut.
+"""Tokens and log-probabilities are bitwise equal, whatever shares the batch and however the work is split.
 
-By every family of kernels, on every level of instructions that this processor has.
+Tested for each family of kernels, at each instruction level that this processor has.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tests.support.tiny_models import HYBRIDS
 TYPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "float16"}, {"dtype": "float32"},
 ]  # fmt: skip
-# Windows and soft caps, experts, compressed attention, sinks, states of each kind.
+# Windows and soft caps, experts, latent attention, sinks, and each kind of state.
 FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba", "qwen3-next")
 TOKENS = 12
 HIDDEN_SIZE = 64
-# What comes to a sequence alone, and beside it: all of these are compared, bit for bit.
+# Everything returned for a sequence, alone and in a batch, which is compared bit for bit.
 Content = tuple[Any, ...]
 
 
 def requests(count: int) -> list[GenerationRequest]:
-    """Greedy and seeded, with log-probabilities."""
+    """Returns greedy and seeded requests with log-probabilities."""
     source = Random(5)
     samplings = (
         SamplingParameters(temperature=0.0), SamplingParameters(seed=3), SamplingParameters(seed=4, top_k=7),
@@ -67,7 +67,7 @@ def contents(outputs: list[list[Output]]) -> list[list[Content]]:
 
 
 def alone(engine: Engine, asked: list[GenerationRequest]) -> list[list[Content]]:
-    """One after the other."""
+    """Runs the requests one after the other."""
     return [contents(run_requests(engine, [request]))[0] for request in asked]
 
 
@@ -76,7 +76,7 @@ def rest(whole: list[Content], cut: int) -> list[Content]:
 
 
 def going_on(request: GenerationRequest, whole: list[Content], cut: int) -> GenerationRequest:
-    """As it comes to another worker when the first is lost after so many tokens."""
+    """Returns the request as another worker gets it when the first is lost after `cut` tokens."""
     progress = tuple(ChoiceProgress(token_ids[:cut]) for token_ids, *_ in whole)
     return dataclasses.replace(request, progress=progress)
 
@@ -90,7 +90,7 @@ def check(folder: Path, shares_blocks: bool = True, **options: Any) -> None:
         assert len({tuple(content[0]) for content in chain(*expected)}) > 6
         beside = contents(run_requests(engine, asked))
         assert beside[: len(some)] == expected
-    # Other chunks, other threads, blocks that others have computed, and too few of them.
+    # Different chunks and threads, cached blocks, and too few blocks for all.
     narrow = {
         "num_blocks": 18,
         "block_size": 16,
@@ -114,7 +114,7 @@ def check(folder: Path, shares_blocks: bool = True, **options: Any) -> None:
 
 
 def cases() -> list[Any]:
-    """Each family on each level, of a type of its own: on each level all types come up."""
+    """Pairs each family with each level, one type each; every type occurs at every level."""
     found = []
     for at, level in enumerate(LEVELS):
         for index, family in enumerate(FAMILIES):
@@ -138,8 +138,8 @@ def test_with_a_cache_of_8_bits_too(model_folder: ModelFolder) -> None:
 def test_a_request_depends_on_itself_alone(
     model_folder: ModelFolder, level: str, family: str, form: dict[str, Any]
 ) -> None:
-    # Logits so near each other that their last bits decide; and a vocabulary that no vector divides.
-    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # with the rotated part, a multiple of 16
+    # Logits so close to each other that their last bits decide, and a vocabulary size that is no multiple of a vector.
+    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # a multiple of 16 together with the rotated part
     folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
     check(folder, shares_blocks=family not in HYBRIDS, cpu_kernels=level, **form)
 

@@ -1,4 +1,4 @@
-"""Blocks that come from elsewhere, with a model: no token depends on where a block was computed, or whether it came."""
+"""Blocks from elsewhere, with a model: tokens do not depend on where a block was computed, or whether it arrived."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHORT = random_prompts(5, seed=12)
 
 @pytest.mark.parametrize("fare", [Fare(0), Fare(5), Fare(3, most=2), Fare(3, most=0), Fare(None, lingers=4)], ids=str)
 def test_tokens_are_those_without(model_folder: ModelFolder, fare: Fare) -> None:
-    """Prompts that one worker has computed go on at another one: blocks come late, in part, not at all, or never."""
+    """Prompts computed by one worker continue on another one; blocks arrive late, in part, not at all, or never."""
     folder = model_folder("llama")
-    # The clock goes on by one whenever it is looked at, a few times a step.
+    # The clock advances by one at each look, a few times per step.
     remote, clock = Remote(load=lambda key: fare, wait_seconds=60), iter(range(10**9))
     with running_engine(folder) as plain:
         expected = tokens(run(plain, [*PROMPTS, *SHORT]))
@@ -33,7 +33,7 @@ def test_tokens_are_those_without(model_folder: ModelFolder, fare: Fare) -> None
 
 
 def test_what_the_device_forgets_comes_back_while_others_run(model_folder: ModelFolder) -> None:
-    """A cache that holds a third of it all: preempted sequences, too, come back from elsewhere."""
+    """The cache holds a third of the tokens; blocks of preempted sequences are loaded from elsewhere as well."""
     folder = model_folder("llama")
     with running_engine(folder) as plain:
         expected = tokens(run(plain, PROMPTS))
@@ -50,7 +50,7 @@ def test_what_the_device_forgets_comes_back_while_others_run(model_folder: Model
 
 @pytest.mark.parametrize("steps", range(5))
 def test_cancelled_while_it_waits(model_folder: ModelFolder, steps: int) -> None:
-    """What the transfer writes afterwards reaches nobody, in a cache that has no block to spare."""
+    """What the transfer writes afterwards reaches no other sequence, although the cache has no block to spare."""
     folder = model_folder("llama")
     remote = Remote(blocks={})
     with running_engine(folder, executor=RemoteExecutor(remote), connector=RemoteConnector(remote)) as first:

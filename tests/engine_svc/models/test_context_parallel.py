@@ -1,4 +1,4 @@
-"""Ranks that share the tokens of a cache say what one rank says. They are threads here, but for the last test."""
+"""Ranks that share the tokens of a cache answer as one rank does. They are threads, except in the last test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_HEAD = {"num_key_value_heads": 1}
 
 
 def shared(size: int = 2, **options: Any) -> dict[str, Any]:
-    """Options of so many ranks, all of which share the tokens unless the options say otherwise."""
+    """Options for `size` ranks, all of which share the tokens unless `options` say otherwise."""
     sizes = {"tensor_parallel_size": size, "decode_context_parallel_size": size}
     return {"executor": TensorExecutor(), "cpu_threads": 1} | sizes | options
 
@@ -40,17 +40,17 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
     ("family", "changes", "options"),
     [
         ("llama", ONE_HEAD, {}),
-        ("llama", {}, {"size": 4, "decode_context_parallel_size": 2}),  # two groups, each with a head
+        ("llama", {}, {"size": 4, "decode_context_parallel_size": 2}),  # two groups, each with a key-value head
         ("llama", ONE_HEAD, {"size": 4, "attention_backend": "cpu"}),
-        ("deepseek-v3", {}, {"max_num_batched_tokens": 19}),  # compressed attention
+        ("deepseek-v3", {}, {"max_num_batched_tokens": 19}),  # latent attention
         ("falcon", {"alibi": True}, {"max_num_batched_tokens": 19}),
         ("falcon-40b", {"alibi": True}, {"size": 4, "decode_context_parallel_size": 2}),
         ("gemma2", ONE_HEAD, {"max_num_batched_tokens": 19}),  # soft caps, windows, two groups of layers
         pytest.param("deepseek-v3", {}, {"enable_expert_parallel": True}, marks=pytest.mark.slow),
         pytest.param("deepseek-v2", {}, {"attention_backend": "reference"}, marks=pytest.mark.slow),
         pytest.param("gpt-oss", ONE_HEAD, {"max_num_batched_tokens": 19}, marks=pytest.mark.slow),  # sinks and windows
-        pytest.param("llama4", ONE_HEAD, {"block_size": 32}, marks=pytest.mark.slow),  # chunks
-        pytest.param("qwen3-next", ONE_HEAD, {}, marks=pytest.mark.slow),  # beside recurrent layers
+        pytest.param("llama4", ONE_HEAD, {"block_size": 32}, marks=pytest.mark.slow),  # chunked attention
+        pytest.param("qwen3-next", ONE_HEAD, {}, marks=pytest.mark.slow),  # with recurrent layers
     ],
 )
 def test_families(model_folder: ModelFolder, family: str, changes: dict[str, Any], options: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_families(model_folder: ModelFolder, family: str, changes: dict[str, Any
 
 @pytest.mark.parametrize(("family", "changes"), [("llama", ONE_HEAD), ("deepseek-v3", {})])
 def test_prefix_hits_and_preemption(model_folder: ModelFolder, family: str, changes: dict[str, Any]) -> None:
-    """A block stands for 32 tokens, 16 on each rank."""
+    """A block holds 32 tokens, 16 on each rank."""
     folder = model_folder(family, **changes)
     (first,) = random_prompts(70)
     prompts = [first + tail for tail in random_prompts(3, 20, 1, 9, seed=1)]
@@ -144,7 +144,7 @@ def test_a_draft_model_caches_all_tokens_on_each_of_its_ranks(model_folder: Mode
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
 def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: str, tmp_path: Path) -> None:
-    """They guess what they do beside one rank, behind prompts in chunks and from the prefix cache."""
+    """Heads draft the same as on one rank, for prompts computed in chunks and found in the prefix cache."""
     head = {} if method == "mtp" else {"model": str(tmp_path)}
     if method == "mtp":
         folder = make_model(tmp_path, "deepseek-v3")
@@ -164,7 +164,7 @@ def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: 
 
 
 def test_adapters(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Of queries, keys and outputs, two beside the plain model in one batch."""
+    """Adapters of queries, keys and outputs: two of them and the plain model in one batch."""
     folder = model_folder("llama", **ONE_HEAD)
     sizes = {"q_proj": (64, 64), "k_proj": (16, 64), "o_proj": (64, 64)}
     modules = {f"model.layers.{index}.self_attn.{name}": size for index in (0, 2) for name, size in sizes.items()}

@@ -1,4 +1,4 @@
-"""Models that guess for others change nothing in the output; a draft that is the target itself is always right."""
+"""Draft models change nothing in the output; if the draft is the target itself, all its guesses are right."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_another_model_as_draft(model_folder: ModelFolder, target: str, sampling
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_the_target_as_draft_is_always_right(model_folder: ModelFolder, sampling: SamplingParameters) -> None:
-    """In chunks, from the prefix cache, by several sequences of a prompt, and after pauses."""
+    """With chunked prompts, prefix cache hits, several sequences per prompt, and pauses in drafting."""
     folder = model_folder("llama")
     expected = plain(folder, sampling)
     with drafting(folder, folder, max_num_batched_tokens=24) as (engine, drafter):
@@ -85,7 +85,7 @@ def test_preempted_and_swapped_sequences(model_folder: ModelFolder, host_blocks:
 
 @needs_native
 def test_passes_of_the_draft_are_recorded(model_folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
-    """By C++ kernels, as the target's are; see tests/engine_svc/runner/test_native_calls.py."""
+    """Passes of the draft run as recorded C++ kernel calls, too; see tests/engine_svc/runner/test_native_calls.py."""
     target, draft = model_folder("llama"), model_folder("qwen3", num_hidden_layers=2)
     with running_engine(target, dtype="bfloat16") as engine:
         expected = tokens(run(engine, PROMPTS, SEEDED))
@@ -115,7 +115,7 @@ def test_two_ranks(model_folder: ModelFolder, draft_ranks: int) -> None:
 
 
 def test_vocabularies_of_different_sizes(model_folder: ModelFolder) -> None:
-    """Padding makes checkpoints of one tokenizer differ."""
+    """Checkpoints with the same tokenizer may differ in padding."""
     small, large = model_folder("llama"), model_folder("qwen3", vocab_size=180)
     for target, draft in ((small, large), (large, small)):
         expected = plain(target, SEEDED)

@@ -1,4 +1,4 @@
-"""Steps that run as two halves say what whole ones say. Tensor ranks are threads here, but for the last tests."""
+"""Steps that run as two halves answer as whole ones do. Tensor ranks are threads, except in the last tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOVING = {
 
 
 def tensor(**options: Any) -> dict[str, Any]:
-    """Options of two tensor ranks."""
+    """Options for two tensor ranks."""
     return {"executor": TensorExecutor(), "tensor_parallel_size": 2} | CUT | options
 
 
@@ -43,9 +43,9 @@ def num_cut(engine: Engine) -> int:
     [
         ("llama", CHUNKS),
         ("qwen3-moe", {"enable_expert_parallel": True}),
-        ("qwen3-next", CHUNKS),  # recurrent layers
+        ("qwen3-next", CHUNKS),  # with recurrent layers
         pytest.param("deepseek-v3", {"decode_context_parallel_size": 2}, marks=pytest.mark.slow),
-        pytest.param("gpt-oss", CHUNKS, marks=pytest.mark.slow),  # parts of all experts, windows
+        pytest.param("gpt-oss", CHUNKS, marks=pytest.mark.slow),  # experts sharded over the ranks, windows
         pytest.param("llama", {"batch_invariant": True}, marks=pytest.mark.slow),
     ],
 )
@@ -64,9 +64,9 @@ def test_prefix_hits_preemption_and_thresholds(model_folder: ModelFolder) -> Non
     with running_engine(folder, num_blocks=12, **tensor(**CHUNKS)) as engine:
         run(engine, random_prompts(8), SHORT)
         run(engine, random_prompts(4, 4), SHORT)
-        assert not num_cut(engine)  # neither prompts nor decoding are above what is given
+        assert not num_cut(engine)  # neither prompts nor decoding exceed the thresholds
         run(engine, random_prompts(2, 2, 2), SHORT)
-        assert 0 < num_cut(engine) <= 12  # those that decode, whose sequences are three
+        assert 0 < num_cut(engine) <= 12  # decoding steps, of three sequences
         run(engine, [first], SHORT)
         outputs = run(engine, prompts)
         counters = engine.load().counters
@@ -76,7 +76,7 @@ def test_prefix_hits_preemption_and_thresholds(model_folder: ModelFolder) -> Non
 
 
 def test_what_is_guessed_and_what_comes_as_embeddings(model_folder: ModelFolder) -> None:
-    """A sequence of several new tokens may lie in both halves, and so may one whose rows are given."""
+    """A sequence with several new tokens may span both halves, and so may a prompt of embeddings."""
     folder, drafter = model_folder("llama"), ReplayingDrafter(VOCAB_SIZE)
     requests = [GenerationRequest(str(number), prompt, SHORT) for number, prompt in enumerate(PROMPTS)]
     requests += [embedded(rows, SHORT) for rows in looked_up(folder, PROMPTS)]
@@ -126,13 +126,13 @@ def test_ranks_that_are_processes(
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("llama4", {"num_blocks": 16}),  # preempted, parts of all experts
+        ("llama4", {"num_blocks": 16}),  # preempted, experts sharded over the ranks
         ("qwen3-moe", {"tensor_parallel_size": 2} | MOVING),
     ],
     ids=["parts of experts", "tensor ranks, experts that move"],
 )
 def test_data_ranks(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:
-    """At different times, and with prefixes in common; then with one that is idle."""
+    """Ranks work at different times on prompts with shared prefixes; then one of them is idle."""
     folder = model_folder(family)
 
     def serve(number: int, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Greedy float32 output of the engine equals Transformers', token for token, however the work is cut."""
+"""Greedy float32 output of the engine equals Transformers', token for token, however the work is split."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.support.tiny_models import (
 )
 
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
-# What differs in kernels: windows and soft caps, experts, compressed attention, norms of heads, linear biases.
+# Families that differ in their kernels: windows and soft caps, experts, latent attention, head norms, linear biases.
 LEVEL_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {}, "mixtral": {}, "deepseek-v3": {"kv_lora_rank": 24}, "qwen3": {},
     "bloom": {},
@@ -113,7 +113,7 @@ def test_falcon_by_the_names_of_its_own_code(
 def test_names_of_checkpoints_of_the_layers_alone(
     model_folder: ModelFolder, family: str, around: str, tmp_path: Path
 ) -> None:
-    """As the first ones were saved, with what attention once masked by."""
+    """The first checkpoints were saved without the outer model's prefix, and with attention mask buffers."""
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     tensors = {name.removeprefix(around): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     masks = {"h.0.attn.bias": torch.ones(1, 1, 256, 256), "h.0.attn.masked_bias": torch.tensor(-1e4)}
@@ -177,7 +177,7 @@ def test_compressed_attention_with_yarn(model_folder: ModelFolder, family: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3"])
 def test_compressed_attention_caches_one_vector_a_token(model_folder: ModelFolder, family: str) -> None:
-    """In chunks, and on two ranks, each of which caches it whole."""
+    """Holds with chunked prompts, and on two ranks, each of which caches the whole vector."""
     folder = model_folder(family)
     check(folder, max_num_batched_tokens=7)
     check(folder, tensor_parallel_size=2, cpu_threads=1)
@@ -189,7 +189,7 @@ def test_compressed_attention_caches_one_vector_a_token(model_folder: ModelFolde
 
 @pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 64)])
 def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: int, max_tokens: int) -> None:
-    """Sequences that are short for Transformers too, and long ones."""
+    """Sequences that are short, by Transformers' rules too, and long ones."""
     folder = model_folder("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None)
     prompts = random_prompts(prompt_tokens)
     expected = reference_tokens(folder, prompts, max_tokens)
@@ -198,7 +198,7 @@ def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: 
 
 
 def test_families_have_thetas_of_their_own() -> None:
-    """Where config.json says nothing, those of Transformers' classes."""
+    """If config.json has no theta, the defaults of Transformers' classes apply."""
     kinds = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
     theirs = {
         name: getattr(CONFIG_MAPPING[kinds[name]]().get_text_config(), "rope_parameters", None) or {}
@@ -227,7 +227,7 @@ def test_the_first_name_of_longrope() -> None:
 
 
 def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None:
-    """While decoding, where Transformers' result does not depend on how it was called."""
+    """Compared during decoding, where Transformers' result does not depend on how it was called."""
     folder = model_folder("llama", rope_parameters=ROPES["dynamic"], max_position_embeddings=32)
     (prompt,) = random_prompts(30)
     expected = reference_tokens(folder, [prompt], 20)
@@ -264,7 +264,7 @@ def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_preemption(model_folder: ModelFolder, family: str) -> None:
-    """A cache that cannot hold all: sequences lose their blocks and compute them again."""
+    """The cache cannot hold all sequences: some lose their blocks and are computed again."""
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
     sampling = replace(GREEDY, max_tokens=40)
@@ -285,7 +285,7 @@ def test_preemption(model_folder: ModelFolder, family: str) -> None:
     ],
 )
 def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str, dtype: str) -> None:
-    layers, length, most = (2, 33, 2) if backend == "triton" else (3, 60, 4)  # the interpreter takes its time
+    layers, length, most = (2, 33, 2) if backend == "triton" else (3, 60, 4)  # the interpreter is slow
     folder = model_folder("llama", num_hidden_layers=layers)
     prompts, sampling = random_prompts(length, length, length), replace(GREEDY, max_tokens=most)
     with running_engine(folder, attention_backend=backend, kv_cache_dtype=dtype) as engine:
@@ -304,7 +304,7 @@ def test_blocks_come_back_from_the_host(model_folder: ModelFolder, backend: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_ahead", [True, False])
 def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
-    """Planned before the last step's tokens are known, a step computes the same, with all that sampling keeps."""
+    """Steps planned before the last one's tokens are known give the same output, with all sampling state."""
     folder = model_folder("llama")
     sampling = SamplingParameters(
         n=2, seed=3, max_tokens=40, top_k=20, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2,
@@ -348,7 +348,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "opt-projected",
         "stablelm-12b",
         "xglm",
-    ],  # each layer that is split
+    ],  # each kind of layer that is sharded
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
@@ -356,13 +356,13 @@ def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
 
 @pytest.mark.slow
 def test_more_ranks_than_key_value_heads(model_folder: ModelFolder) -> None:
-    """Of a family that norms all heads of a token together: those that two ranks have count once."""
+    """For a family that normalizes all heads of a token together: heads held by two ranks count only once."""
     check(model_folder("olmo2"), tensor_parallel_size=4, cpu_threads=1)
 
 
 @pytest.mark.slow
 def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
-    """So many sequences that ranks do not gather their logits; and one at the end that wants all of its own."""
+    """With so many sequences, ranks do not gather their logits; one sequence at the end needs its whole row of them."""
     build("tiny-llama", tmp_path)
     plain = [
         {"temperature": 0.0}, {"seed": 1}, {"temperature": 0.6, "min_p": 0.05, "seed": 2}, {"top_k": 9, "seed": 3},
@@ -385,7 +385,7 @@ def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) -> None:
-    """Against Transformers with an attention that rounds its keys and values likewise."""
+    """Compared with Transformers using an attention that rounds keys and values in the same way."""
     rounded = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[dtype]
 
     def attend(
@@ -404,7 +404,7 @@ def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) 
 
 
 def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> None:
-    """For each layer, of our own models and of those that Transformers runs."""
+    """Scales are calculated per layer, in Quire's own models and in those that Transformers runs."""
     folder = model_folder("qwen3")
     (prompt,) = random_prompts(60)
     sampling = replace(GREEDY, max_tokens=1, prompt_logprobs=0)
@@ -422,7 +422,7 @@ def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> Non
 
 
 def test_an_activation_by_another_of_its_names(model_folder: ModelFolder) -> None:
-    """As GPT-NeoX 20B has it; to float32 it is the one that most checkpoints call otherwise."""
+    """As in GPT-NeoX 20B; in float32 it is the same as the activation that most checkpoints name differently."""
     check(model_folder("gpt-neox", hidden_act="gelu_fast"))
 
 
@@ -479,8 +479,8 @@ def test_less_precision_is_close_on_each_level(
 
 
 def check_close(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
-    """The sampled token's log-probability by the engine, against float64 on the same tokens."""
-    # All experts for every token: where the choice is close, rounding makes another one.
+    """Compares the sampled tokens' log-probabilities with float64 ones for the same tokens."""
+    # All experts for every token: where the choice is close, rounding would change it.
     changes = {"num_experts_per_tok": 4} if family in ("mixtral", "gpt-oss", "llama4") else {}
     folder = model_folder(family, initializer_range=0.1, **changes)
     (prompt,) = random_prompts(40)
@@ -490,7 +490,7 @@ def check_close(model_folder: ModelFolder, family: str, options: dict[str, Any],
     found = torch.tensor([position.logprobs[0] for position in output.logprobs])
     exact = expected.gather(1, torch.tensor(output.token_ids)[:, None])[:, 0].float()
     error = (found - exact).abs()
-    # Which token is furthest off is the kernels' business: they round in different places.
+    # Only the size of the error matters: kernels round in different places.
     assert error.max() < tolerance
     assert error.mean() < tolerance / 4
 
@@ -541,7 +541,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model_folder: ModelFolder) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_triton_backend(model_folder: ModelFolder, family: str) -> None:
-    """In Triton's interpreter: few tokens, but every kernel in place."""
+    """In Triton's interpreter: few tokens, but every kernel is used."""
     prompts = random_prompts(5, 20)
     folder = model_folder(family)
     with running_engine(folder, attention_backend="triton", max_num_batched_tokens=16) as engine:

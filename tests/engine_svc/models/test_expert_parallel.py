@@ -1,4 +1,4 @@
-"""Experts over several ranks: greedy float32 output of engines equals Transformers', token for token."""
+"""Experts sharded over several ranks: greedy float32 output of engines equals Transformers', token for token."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def check(folder: Path, **options: Any) -> None:
 
 @pytest.mark.slow
 def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
-    """With biases, and tensors of all experts; a rank has one more than the other."""
+    """With biases and stacked expert tensors; one rank has one expert more than the other."""
     check(model_folder("gpt-oss", num_local_experts=5))
 
 
 @pytest.mark.parametrize("redundant", [0, 2])
 def test_no_expert_is_nowhere(redundant: int) -> None:
-    """That of rows that are nobody's."""
+    """Expert -1, as in padding rows, has no slot on any rank, and every other expert is on exactly one."""
     layout, chosen = ParallelLayout(tensor=2, expert=2), torch.tensor([[0, -1], [3, -1], [-1, 2]])
     found = [
         ExpertRoutes(linear(4, 2, redundant), layout, rank, torch.device("cpu")).slots_of(0, chosen) for rank in (0, 1)
@@ -66,7 +66,7 @@ def test_no_expert_is_nowhere(redundant: int) -> None:
 
 
 class Unread:
-    """A checkpoint's tensor that is another rank's."""
+    """A checkpoint tensor of another rank, which must not be read."""
 
     def get_shape(self) -> list[int]:
         return [8, 16]
@@ -76,7 +76,7 @@ class Unread:
 
 
 class Held:
-    """A tensor as a checkpoint has it."""
+    """A tensor with the interface of a checkpoint's."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -124,7 +124,7 @@ def test_one_rank_says_whether_more_would_share_experts_with_it(
 
 
 def test_adapters_of_experts_that_ranks_have_whole_are_not_taken() -> None:
-    """What asks for none has none to load: an adapter of such modules is refused by their names."""
+    """Such experts register no adapter, so an adapter for these modules is refused by their names."""
     adapters: Any = SimpleNamespace(experts=lambda *arguments: pytest.fail("it asks for them"))
     experts = experts_of_second_rank(2, adapters=adapters)
     for name, parameter in experts.named_parameters():
@@ -160,7 +160,7 @@ def check_all(folder: Path, found: list[Answered]) -> None:
 
 
 def requests_now_and_then(number: int, engine: Engine) -> Answered:
-    """Prompts that share beginnings, some at a time, with pauses: prompts and answers of each time."""
+    """Runs a few prompts with shared prefixes at a time, with pauses; returns prompts and answers of each turn."""
     generator, found = random.Random(number), []
     beginning = random_prompts(40, seed=number)[0]
     for turn in range(4):
@@ -175,7 +175,7 @@ def requests_now_and_then(number: int, engine: Engine) -> Answered:
 @pytest.mark.parametrize(
     ("family", "count", "options"),
     [
-        # Parts of all experts, in two stages; preempted, in chunks.
+        # Experts sharded over ranks, in two stages; preempted, in chunks.
         ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24, "pipeline_parallel_size": 2}),
         ("glm-moe", 2, TENSOR | {"expert_placement_strategy": "round_robin"}),
         ("gpt-oss", 3, {"enable_expert_parallel": True, "all2all_backend": "allgather_reducescatter"}),
@@ -191,7 +191,7 @@ def test_data_ranks_that_work_at_different_times(
 
 
 def skewed(folder: Path, target: Path) -> Path:
-    """Of eight experts, tokens choose among the first four: those of the first one of two ranks."""
+    """Changes the router so that tokens choose only among the first four of eight experts: those of the first rank."""
     shutil.copytree(folder, target)
     written = load_file(target / "model.safetensors")
     for name, tensor in written.items():
@@ -205,7 +205,7 @@ def skewed(folder: Path, target: Path) -> Path:
 def test_a_data_rank_that_is_lost_is_named_and_ends_the_others(
     model_folder: ModelFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also those that are idle."""
+    """Idle ranks end, too."""
     folder = model_folder("mixtral")
     with running_data_ranks(folder, 2, enable_expert_parallel=True) as ranks:
         check_all(folder, ranks.each(requests_now_and_then))
@@ -237,8 +237,8 @@ def test_experts_move_while_serving(
     model_folder: ModelFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
     options: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Tokens stay the same, and ranks come to have as many each."""
-    caplog.set_level("INFO")  # of the ranks, whose lines go to this process's terminal
+    """Tokens stay the same, and the load becomes balanced over the ranks."""
+    caplog.set_level("INFO")  # for ranks, whose log lines go to this process's terminal
     folder = skewed(model_folder("glm-moe"), tmp_path / "skewed")
     config = {"step_interval": 12, "window_size": 8, "num_redundant_experts": 1}
     options = {"enable_expert_parallel": True, "enable_eplb": True, "eplb_config": config} | options

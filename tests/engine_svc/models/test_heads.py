@@ -1,4 +1,4 @@
-"""Heads guess what plain torch guesses by the same weights, and change nothing in the output."""
+"""Heads draft what plain torch drafts with the same weights, and change nothing in the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPTS = random_prompts(5, 33, 60, 18)
 
 
 class Made:
-    """A target with a head, which plain torch knows too."""
+    """A target with a head, and a plain torch reference of both."""
 
     def __init__(self, target: Path, reference: Reference, **config: Any) -> None:
         self.target, self.reference, self.config = target, reference, config
@@ -75,26 +75,26 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_guesses_are_those_of_plain_torch(made: Made) -> None:
-    """Behind a prompt, in one step and behind tokens of whose guesses some were wrong or none was asked for."""
+    """Drafts after a prompt, after tokens of one step, and after steps whose drafts were wrong or not wanted."""
     check_guesses(made, run_head(made))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["eagle3", "deepseek-v3"], indirect=True)
 def test_heads_are_replayed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By graphs, with the target's features and with their own; not the prompt."""
+    """Graphs are replayed both with the target's features and with the head's own; the prompt is not."""
     record_prompts(monkeypatch)
     runner, recorder = run_head(made, attention_backend="triton", max_num_seqs=1), Recorder()
     assert runner.make_graphs(recorder, 4) == recorder.recorded == 2 * 2  # of the target and the head
     check_guesses(made, runner)
-    # Of the head for each guess, and of the target for each step, but for the first of each.
+    # The head's replays for each guess and the target's for each step, except the first of each.
     assert recorder.replays == (4 + 3 + 5) + 5 - 2
 
 
 @needs_native
 @pytest.mark.parametrize("made", ["eagle", "eagle3"], indirect=True)
 def test_passes_of_heads_are_recorded(made: Made, caplog: pytest.LogCaptureFixture) -> None:
-    """By C++ kernels, as the target's are; see tests/engine_svc/runner/test_native_calls.py."""
+    """Passes of heads run as recorded C++ kernel calls, too; see tests/engine_svc/runner/test_native_calls.py."""
     with caplog.at_level("DEBUG", "engine_svc.runner.native_calls"):
         check_guesses(made, run_head(made))
     kinds = {record.getMessage().partition(";")[0] for record in caplog.records}
@@ -119,8 +119,8 @@ def check_guesses(made: Made, runner: Runner) -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_tokens_are_those_without(made: Made, sampling: SamplingParameters) -> None:
-    """Again from the prefix cache, after a pause that the head has not run in."""
-    prompts = PROMPTS[: 2 if made.config["method"] == "mtp" else 4]  # mixtures take their time
+    """Also with prefix cache hits after a pause during which the head did not run."""
+    prompts = PROMPTS[: 2 if made.config["method"] == "mtp" else 4]  # mixtures are slow
     with running_engine(made.target, max_num_batched_tokens=24) as engine:
         expected = tokens(run(engine, prompts, sampling))
     drafter = RankDrafter(3)
@@ -136,21 +136,21 @@ def test_tokens_are_those_without(made: Made, sampling: SamplingParameters) -> N
 
 
 def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
-    """A block at a time at the latest, so that what is found in the prefix cache is found by the head as well."""
+    """The head is at most a block behind, so what is found in the prefix cache is valid for the head as well."""
     runner = run_head(made)
     first = Driver(runner, PROMPTS[1])  # 33 tokens
     first.start([3, 1, 7, 2])
     while len(first.token_ids) < 50:
         first.go_on()
     second = Driver(runner, first.token_ids[:-1], 1)
-    # What the head makes of a block's last token with the first of the next one is in the cache: they are the same.
+    # The head's output for a block's last token depends on the next block's first token, which is the same here.
     assert second.start([3, 1, 7, 9], found=48, wanted=3) == {1: made.reference.guess(second.token_ids, 3)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["eagle3", "deepseek-v3"])
 def test_two_ranks(head: str, tmp_path: Path, model_folder: ModelFolder) -> None:
-    """A head with an embedding of its own, and one that has the model's, with experts."""
+    """One head has its own embedding; the other uses the model's and has experts."""
     made = HEADS[head](tmp_path, model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7))
     options = {"drafter": RankDrafter(3), "speculative_config": made.config}
     with running_engine(made.target, **options) as engine:  # type: ignore[arg-type]
@@ -204,7 +204,7 @@ def test_models_without_such_layers_are_refused(
 
 
 def test_a_model_without_its_extra_layers_pays_nothing(tmp_path: Path) -> None:
-    """They are in the checkpoint, and neither loaded nor counted."""
+    """The layers are in the checkpoint, but are neither loaded nor counted."""
     make_model(tmp_path, "deepseek-v3")
     add_multi_token_layer(tmp_path)
     options = engine_options(dtype="float32", use_tqdm_on_load=False)
@@ -213,7 +213,7 @@ def test_a_model_without_its_extra_layers_pays_nothing(tmp_path: Path) -> None:
 
 
 def test_adapters_are_verified_and_not_drafted_with(tmp_path: Path, model_folder: ModelFolder) -> None:
-    """The draft has none; nor does a head where it calls the model's own output layer."""
+    """Draft models and heads have no adapter, even where a head calls the model's own output layer."""
     target = model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7)
     modules = {"model.layers.0.self_attn.q_proj": (64, 64), "lm_head": (160, 64)}
     path = write_adapter(tmp_path / "adapter", low_rank(modules, seed=1))

@@ -1,4 +1,4 @@
-"""Models whose layers keep states: Transformers' tokens, however the work is cut, and nobody's state is another's."""
+"""Models with recurrent states: Transformers' tokens, however the work is split; states stay with their sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ every_family = pytest.mark.parametrize("family", HYBRIDS)
 @every_family
 @pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
-    """Several at once, the longest in chunks that begin anywhere; and again, with nothing of what was computed."""
+    """Several sequences at once, with chunks that begin anywhere; a second run finds nothing in the prefix cache."""
     folder = model_folder(family)
     with running_engine(folder, max_num_batched_tokens=19, cpu_kernels=kernels) as engine:
         found = tokens(run(engine, PROMPTS))
@@ -53,7 +53,7 @@ def test_preempted_ones_are_computed_again(model_folder: ModelFolder, family: st
 @pytest.mark.parametrize("family", ["jamba", "granite-hybrid", "qwen3-next"])
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_slots_are_used_again(model_folder: ModelFolder, family: str, steps: int) -> None:
-    """By others than those that were aborted in the middle of their prompts or answers."""
+    """Slots of sequences aborted in the middle of a prompt or answer are reused by others."""
     folder = model_folder(family)
     with running_engine(folder, max_num_seqs=2, max_num_batched_tokens=32) as engine:
         expected = [tokens(run(engine, [prompt], SHORT))[0] for prompt in PROMPTS]
@@ -92,10 +92,10 @@ def test_choices_compute_the_prompt_each(model_folder: ModelFolder) -> None:
 )
 @pytest.mark.parametrize("family", ["jamba", "bamba", "qwen3-next"])
 def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
-    """Of prompt and answer, against float64 on the same tokens."""
-    experts = {"jamba": 4, "qwen3-next": 6}.get(family)  # all of them: where the choice is close, rounding decides
+    """Log-probabilities of prompt and answer, against float64 for the same tokens."""
+    experts = {"jamba": 4, "qwen3-next": 6}.get(family)  # all of them, since rounding would decide close choices
     changes = {"num_experts_per_tok": experts} if experts else {}
-    # What the delta rule has rounded grows: weights of this size are as unsure with it as those with the others.
+    # Rounding errors of the delta rule grow: with smaller weights it is as uncertain as the other families.
     folder = model_folder(family, initializer_range=0.05 if family == "qwen3-next" else 0.1, **changes)
     (prompt,) = random_prompts(70)
     with running_engine(folder, max_num_batched_tokens=32, **options) as engine:
@@ -120,7 +120,7 @@ def test_on_two_ranks(model_folder: ModelFolder, family: str) -> None:
 
 
 def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests end: layers before the one that raised have changed their states already. The next ones are well."""
+    """Its requests end, since layers before the failing one have already changed states. Later requests are fine."""
     folder = model_folder("jamba")
     with running_engine(folder, enforce_eager=True) as engine:
         expected = tokens(run(engine, PROMPTS, SHORT))
@@ -143,7 +143,7 @@ def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypa
 
 
 def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """As Qwen3.5's checkpoints have it, with layers that see and one that guesses ahead."""
+    """As in Qwen3.5's checkpoints, which also have vision layers and one that drafts."""
     folder = shutil.copytree(model_folder("qwen3.5-moe"), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     renamed = {
@@ -160,7 +160,7 @@ def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_p
     check_greedy(model_folder("qwen3.5-moe"), PROMPTS, found, 12)
 
 
-# What releases of a family say in config.json, in place of what Transformers writes: None is left out.
+# What released checkpoints have in config.json instead of what Transformers writes; None means absent.
 _MINIMAX = {
     "architectures": ["MiniMaxText01ForCausalLM"], "layer_types": None, "attn_type_list": [0, 1, 0],
     "linear_attn_alpha_factor": None, "linear_attn_beta_factor": None, "full_attn_alpha_factor": None,
@@ -188,11 +188,11 @@ RELEASED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", RELEASED)
 def test_released_configurations(model_folder: ModelFolder, family: str) -> None:
-    """They come to the same as those that Transformers writes."""
+    """They give the same configuration as what Transformers writes."""
     written = json.loads((model_folder(family) / "config.json").read_text())
     released = {name: value for name, value in (written | RELEASED[family]).items() if value is not None}
     found, expected = config_for(released), config_for(written)
-    if family == "minimax":  # part of its heads may be rotated
+    if family == "minimax":  # only part of its heads may be rotated
         expected = dataclasses.replace(expected, rope_parameters=found.rope_parameters)
     assert dataclasses.replace(found, architecture=expected.architecture) == expected
 

@@ -1,4 +1,4 @@
-"""Families with mixtures of experts: greedy float32 output of the engine equals Transformers', token for token."""
+"""Mixture-of-experts families: greedy float32 output of the engine equals Transformers', token for token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import LONGROPE, check_greedy, reference_tokens
 
 PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40)
-# They need more of the operations than others: gates, biases, sinks, chunks, another choice of experts.
+# They use operations that other families do not: gates, biases, sinks, chunks, another choice of experts.
 OWN_WAYS = ("gpt-oss", "llama4", "phimoe")
 
 
@@ -51,9 +51,9 @@ def test_less_precision_is_close(model_folder: ModelFolder, family: str, dtype: 
 
 @pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 24)])
 def test_longrope_of_phimoe(model_folder: ModelFolder, max_model_len: int, prompt_tokens: int, max_tokens: int) -> None:
-    """What cosines and sines are times is said for short and for long contexts. By the name that its checkpoints have.
+    """Cosines and sines are scaled differently for short and long contexts. Uses the checkpoints' architecture name.
 
-    Of the factors, Transformers takes the short ones whatever the length, unlike the code that came with the model.
+    Transformers uses the short rotary factors at any length, unlike the code that came with the model.
     """
     rope = LONGROPE | {"short_mscale": 1.1, "long_mscale": 1.4, "short_factor": LONGROPE["long_factor"]}
     folder = model_folder("phimoe", rope_parameters=rope, architectures=["PhiMoEForCausalLM"])
@@ -77,8 +77,10 @@ def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
 
 
 def in_mxfp4(folder: Path, plain: Path, packed: Path) -> None:
-    """Two checkpoints of gpt-oss: one whose experts are of 4 bits (32 values of e2m1 share a power of two), and one of
-    the values that these stand for."""
+    """Writes two checkpoints of gpt-oss: `packed` with experts in MXFP4, and `plain` with the decoded values.
+
+    In MXFP4, 32 values of e2m1 (4 bits) share a power of two.
+    """
     shutil.copytree(folder, plain)
     shutil.copytree(folder, packed)
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -112,9 +114,9 @@ def in_mxfp4(folder: Path, plain: Path, packed: Path) -> None:
     ids=str,
 )
 def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Experts of 4 bits against the values that they stand for."""
+    """Compares experts in 4 bits with the decoded values."""
     plain, packed = tmp_path / "plain", tmp_path / "packed"
-    # Three blocks, of which one of two ranks gets two.
+    # Three blocks, two of which are on one of two ranks.
     in_mxfp4(model_folder("gpt-oss", intermediate_size=96), plain, packed)
     with running_engine(packed, **options) as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))
@@ -127,7 +129,7 @@ def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any
 def test_layers_that_guess_ahead_are_not_loaded(
     model_folder: ModelFolder, tmp_path: Path, family: str, layer: str
 ) -> None:
-    """GLM's and DeepSeek's checkpoints have one behind the model's own."""
+    """Checkpoints of GLM, DeepSeek and Ernie have such a layer after the model's own."""
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     more = {f"model.{layer}.eh_proj.weight": torch.ones(64, 128), f"model.{layer}.mlp.gate.weight": torch.ones(8, 64)}
@@ -148,7 +150,7 @@ def test_layers_that_guess_ahead_are_not_loaded(
 def test_the_text_model_of_one_that_sees_images(
     model_folder: ModelFolder, tmp_path: Path, family: str, architecture: str
 ) -> None:
-    """Its configuration is a part of another, and its names have a prefix."""
+    """Its configuration is nested in another one, and its tensor names have a prefix."""
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     vision = {"vision_tower.norm.weight": torch.ones(8), "multi_modal_projector.linear_1.weight": torch.ones(8)}
@@ -173,7 +175,7 @@ def test_contexts_that_sparse_attention_would_choose_from_are_refused(model_fold
     with pytest.raises(StartupError, match="of more than 64 tokens"), running_engine(folder, max_model_len=65):
         pass
     with running_engine(folder) as engine:
-        found = tokens(run(engine, [PROMPTS[-1]]))  # until there
+        found = tokens(run(engine, [PROMPTS[-1]]))  # contexts up to that length are served
     check_greedy(folder, [PROMPTS[-1]], found, 64 - len(PROMPTS[-1]))
 
 

@@ -1,4 +1,4 @@
-"""What a step on a CPU leaves to torch: nothing but what docs/performance.md lists with its reason."""
+"""What a step on a CPU leaves to torch: only what docs/performance.md lists, with the reason for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.native import needs_native
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
-# Names of memory, or memory itself: nothing is computed.
+# Operators that only name or allocate memory and compute nothing.
 NO_WORK = {
     "alias", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty",
     "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to", "unbind",
@@ -26,7 +26,7 @@ NO_WORK = {
 
 
 class Operators(TorchDispatchMode):
-    """Notes which of torch's operators run."""
+    """Records which of torch's operators run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Operators(TorchDispatchMode):
 
 
 def listed() -> set[str]:
-    """What stands before the colons of the document's list."""
+    """Returns the operators named before the colons in the document's list."""
     section = DOCUMENT.read_text().partition("## What torch still computes")[2].partition("\n## ")[0]
     return {name for entry in re.findall(r"^\* ([^:]+):", section, re.MULTILINE) for name in re.findall(r"\w+", entry)}
 
 
 @pytest.fixture
 def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backends are looked at in their own tests; where a shape has no kernel, torch attends."""
+    """Hides attention from `Operators`: backends have their own tests, and shapes without a kernel use torch."""
 
     def unseen(call: Callable[..., Any]) -> Callable[..., Any]:
         def quiet(*args: Any) -> Any:
@@ -99,7 +99,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:
-    """Prompts in chunks beside others that decode, likeliest tokens and drawn ones."""
+    """Steps include chunked prompts beside decoding sequences, greedy and sampled."""
     drawn = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=20, min_p=0.01, seed=1, max_tokens=5)
     with running_engine(model_folder(family), dtype=dtype, max_num_batched_tokens=16, enforce_eager=True) as engine:
         run(engine, random_prompts(3))

@@ -1,4 +1,4 @@
-"""The last layer computes only the rows that something is read of: these are, bit for bit, what all rows would be."""
+"""The last layer computes only rows that are needed, and these are bitwise equal to those computed with all rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_models import check_greedy
 LENGTHS = (5, 33, 1, 21)
 TOKENS = 5
 LAYERS = 3
-# Each kind of layer (models/decoder_layer.py) and each kind of attention and state in it.
+# Each kind of layer (models/decoder_layer.py) with each kind of attention and state.
 FAMILIES = (
     "llama", "olmo2", "gemma2", "cohere2", "falcon-11b", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "qwen3-next",
     "lfm3", "minimax", "nemotron-h", "falcon-h1", "mamba", "kimi-linear", "mixtral",
@@ -44,7 +44,7 @@ def answers(engine: Engine, prompt_logprobs: int | None = None) -> list[tuple[li
 def test_they_are_what_all_rows_would_be(
     monkeypatch: pytest.MonkeyPatch, model_folder: ModelFolder, family: str, enforce_eager: bool
 ) -> None:
-    """Prompts whose log-probabilities are wanted need all rows. Chunks of 24 tokens cut the longest prompt."""
+    """Prompts with log-probabilities need all rows. Chunks of 24 tokens split the longest prompt."""
     latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if family in ("deepseek-v3", "kimi-linear") else {}
     options = {"dtype": "bfloat16", "max_num_batched_tokens": 24, "enable_prefix_caching": False}
     with running_engine(model_folder(family, **latent), enforce_eager=enforce_eager, **options) as engine:
@@ -67,7 +67,7 @@ def test_by_other_backends(model_folder: ModelFolder, attention_backend: str) ->
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each feed-forward layer computes."""
+    """Collects the number of rows that each feed-forward layer computes."""
     rows: list[int] = []
     forward = MLP.forward
 
@@ -83,7 +83,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_other_row_is_computed_by_the_last_layer(
     model_folder: ModelFolder, computed: list[int], options: dict[str, int]
 ) -> None:
-    """A chunk that nothing is sampled from has one row, which shows whether its sequence overflows."""
+    """A chunk that samples nothing still has one row, which shows whether its sequence overflows."""
     folder = model_folder("llama", num_hidden_layers=LAYERS)
     with running_engine(folder, enforce_eager=True, max_num_seqs=4, **options) as engine:
         computed.clear()
@@ -103,7 +103,7 @@ def test_prompts_of_which_logprobs_are_wanted_need_all_rows(model_folder: ModelF
         assert len(scored.prompt_logprobs) == len(second) - 1
         assert computed == [16, 16, 1 + 7]
         computed.clear()
-        run(engine, [first], sampling)  # in a slot that wanted them before
+        run(engine, [first], sampling)  # in a slot that needed all rows before
         assert computed[-1] == 1
 
 
@@ -116,4 +116,4 @@ def test_rows_of_a_batch() -> None:
     assert batch.output_rows.tolist() == [3, 4, 6, 7]
     hidden = torch.arange(8.0)[:, None]
     assert batch.outputs_of(hidden).flatten().tolist() == [3.0, 4.0, 6.0, 7.0]
-    assert batch.outputs_of(hidden[:4]).equal(hidden[:4])  # which are these already
+    assert batch.outputs_of(hidden[:4]).equal(hidden[:4])  # already only these rows

@@ -1,4 +1,4 @@
-"""Stages, one after the other in this process, say what one rank says, whatever goes on; processes are elsewhere."""
+"""Pipeline stages answer as one rank does, whatever runs beside; they share this process, except in the last test."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def assert_same(one: list[list[Output]], other: list[list[Output]]) -> None:
 
 
 def same(folder: Path, requests: list[GenerationRequest], stages: int = 2, **options: Any) -> list[list[Output]]:
-    """What stages say of requests, which is all that one rank says of them."""
+    """Checks that stages give the same outputs as one rank, and returns them."""
     found = []
     for given in ({}, staged(stages)):
         with running_engine(folder, **given, **options) as engine:
@@ -127,7 +127,7 @@ def same(folder: Path, requests: list[GenerationRequest], stages: int = 2, **opt
 
 
 def test_all_that_sampling_keeps(model_folder: ModelFolder) -> None:
-    """Choices, seeds, penalties, log-probabilities of prompts and outputs."""
+    """Choices, seeds, penalties, and log-probabilities of prompts and outputs."""
     sampling = SamplingParameters(
         n=2, seed=3, max_tokens=30, top_k=20, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2,
         prompt_logprobs=1, stop_token_ids=[3, 5, 8],
@@ -149,7 +149,7 @@ def test_quantized_weights_and_a_cache_of_8_bits(model_folder: ModelFolder) -> N
 
 
 def test_grammars_hold_up_no_other_step(tmp_path: Path) -> None:
-    """Masks of a step wait for its own sequences' tokens alone: steps of others are under way meanwhile."""
+    """A step's masks depend only on the tokens of its own sequences, so steps of other sequences run meanwhile."""
     folder, grammars, given = make_model(tmp_path, "llama", vocab_size=VOCABULARY_SIZE), make_grammars(), staged(2)
     sampling = SamplingParameters(seed=3, max_tokens=90)
     requests = [GenerationRequest("r", spell("Who?") * n, sampling, constraint=following(PERSON)) for n in (1, 2, 3, 4)]
@@ -234,7 +234,7 @@ def test_what_each_rank_holds_is_saved(model_folder: ModelFolder, tmp_path: Path
 
 
 def test_each_stage_has_its_layers_alone_and_reads_nothing_else(model_folder: ModelFolder) -> None:
-    """Tied embeddings are on the first and the last."""
+    """Tied embeddings are on the first and the last stage."""
     for family, tied in (("llama", True), ("llama-untied", False)):
         folder, layout = model_folder(family), ParallelLayout(pipeline=3)
         options = engine_options(dtype="float32", pipeline_parallel_size=3, use_tqdm_on_load=False)
@@ -251,7 +251,7 @@ def test_each_stage_has_its_layers_alone_and_reads_nothing_else(model_folder: Mo
 
 
 class Watched(TensorSource):
-    """A checkpoint that knows which of its tensors are read."""
+    """A checkpoint that records which of its tensors are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.read = folder, set[str]()
@@ -319,7 +319,7 @@ def test_one_process_runs_no_stages(model_folder: ModelFolder) -> None:
     [("qwen3-moe", (2, 2)), ("qwen3-next", (1, 4))],
 )
 def test_over_processes(model_folder: ModelFolder, family: str, ranks: tuple[int, int]) -> None:
-    """With chunks, hits, shortage, and all else that one rank says; experts whole on a stage's ranks."""
+    """With chunks, prefix cache hits, preemption and log-probabilities; experts are whole on a stage's ranks."""
     folder, options = model_folder(family), {"tensor_parallel_size": ranks[0], "pipeline_parallel_size": ranks[1]}
     options["enable_expert_parallel"] = ranks[0] > 1
     (shared,) = random_prompts(70)

@@ -1,4 +1,4 @@
-"""Prompts as embeddings: what Transformers generates from the same ones, and what token ids of theirs would have."""
+"""Prompts as embeddings give what Transformers generates from them, and what their token ids, if any, would give."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def reference(folder: Path) -> Any:
 
 
 def as_embeds(values: torch.Tensor) -> PromptEmbeds:
-    """[tokens, hidden_size] as a request has it."""
+    """Converts [tokens, hidden_size] to the form used in requests."""
     name = str(values.dtype).removeprefix("torch.")
     return PromptEmbeds(name, values.shape[1], values.contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def looked_up(folder: Path, prompts: list[list[int]]) -> list[PromptEmbeds]:
-    """The embeddings of the prompts' tokens."""
+    """Returns the embeddings of the prompts' tokens."""
     embeddings = reference(folder).get_input_embeddings()
     with torch.inference_mode():
         return [as_embeds(embeddings(torch.tensor(prompt))) for prompt in prompts]
@@ -45,7 +45,7 @@ def request(embeds: PromptEmbeds, sampling: SamplingParameters = SHORT, **fields
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "granite", "deepseek-v3", "opt-projected", "biogpt"])
 def test_the_embeddings_of_tokens_are_those_tokens(model_folder: ModelFolder, family: str) -> None:
-    """With both kinds in one batch, in pieces, and again from the cache."""
+    """Both kinds of prompts are in one batch, are chunked, and are found again in the prefix cache."""
     folder = model_folder(family)
     embeds = looked_up(folder, PROMPTS)
     with running_engine(folder, max_num_batched_tokens=17) as engine:
@@ -64,7 +64,7 @@ def test_the_embeddings_of_tokens_are_those_tokens(model_folder: ModelFolder, fa
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "granite"])
 def test_as_transformers(model_folder: ModelFolder, family: str) -> None:
-    """Embeddings that are no token's."""
+    """Uses embeddings that belong to no token."""
     folder = model_folder(family)
     model = reference(folder)
     size = model.get_input_embeddings().weight
@@ -112,7 +112,7 @@ def test_preempted_ones_are_computed_again(model_folder: ModelFolder) -> None:
 
 
 def test_one_that_moved_goes_on(model_folder: ModelFolder) -> None:
-    """Its embeddings move with it, into a cache that has none of its blocks."""
+    """Its embeddings move with it, to a cache that has none of its blocks."""
     folder = model_folder("llama")
     (rows,) = looked_up(folder, PROMPTS[3:4])
     sampling = replace(SHORT, n=2, temperature=1.0, seed=5, top_k=20)
@@ -125,7 +125,7 @@ def test_one_that_moved_goes_on(model_folder: ModelFolder) -> None:
 
 
 def test_what_is_cached_of_others_is_not_found(model_folder: ModelFolder) -> None:
-    """Prompts of one length differ in nothing but their embeddings; the ids that hold their places are token 0's."""
+    """Prompts of one length differ only in their embeddings, since all have the placeholder token id 0."""
     folder = model_folder("llama")
     prompts = [[0] * 40, *random_prompts(40, 40, seed=1)]
     with running_engine(folder) as engine:

@@ -1,4 +1,4 @@
-"""A request that goes on here after another worker began it: for every cut, the rest is the undisturbed output's."""
+"""Requests continued after another worker began them: at every cut, the rest equals that of the undisturbed output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = random_prompts(37, seed=3)[0]
 PLAIN = SamplingParameters(temperature=0.0, max_tokens=36)
 SAMPLED = replace(PLAIN, temperature=1.3, seed=7)
 
-# What the tokens depend on, given those of the plain greedy output.
+# Sampling parameters, some of which are derived from the tokens of the plain greedy output.
 SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
     "greedy": lambda plain: PLAIN,
     "sampled": lambda plain: SAMPLED,
@@ -52,12 +52,12 @@ SAMPLINGS: dict[str, Callable[[list[int]], SamplingParameters]] = {
 
 
 def resumed(sampling: SamplingParameters, progress: list[ChoiceProgress]) -> GenerationRequest:
-    """The request as another worker gets it, its seed and everything else unchanged."""
+    """Returns the request as another worker gets it, with the seed and everything else unchanged."""
     return GenerationRequest("r", PROMPT, sampling, progress=tuple(progress))
 
 
 def check_every_cut(origin: Engine, target: Engine, sampling: SamplingParameters) -> None:
-    """What `target` goes on with, wherever the output of `origin` is cut."""
+    """Checks how `target` continues, wherever the output of `origin` is cut."""
     whole = run(origin, [PROMPT], sampling)[0]
     count = len(whole[0].token_ids)
     requests = [resumed(sampling, [ChoiceProgress(whole[0].token_ids[:cut])]) for cut in range(count)]
@@ -103,7 +103,7 @@ def test_every_cut(model_folder: ModelFolder, name: str) -> None:
     ],
 )
 def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:
-    """Chunked prefill, preemptions, the host tier, windows; and the prefixes that the other requests leave behind."""
+    """With chunked prefill, preemption, the host tier, windows, and prefixes cached by the other requests."""
     folder = model_folder(family)
     with running_engine(folder) as origin, running_engine(folder, **options) as target:
         for sampling in (PLAIN, SAMPLINGS["sampled-penalties"]([])):
@@ -113,7 +113,7 @@ def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, opt
 
 
 def test_the_worker_that_began_can_go_on(model_folder: ModelFolder) -> None:
-    """Its cache holds the prompt and the output."""
+    """Its cache still holds the prompt and the output."""
     with running_engine(model_folder("llama")) as engine:
         whole = run(engine, [PROMPT], SAMPLED)[0]
         request = resumed(SAMPLED, [ChoiceProgress(whole[0].token_ids[:30])])
@@ -127,7 +127,7 @@ def test_the_worker_that_began_can_go_on(model_folder: ModelFolder) -> None:
 @pytest.mark.parametrize("finished", [0, 1])
 @pytest.mark.parametrize("caching", [True, False])
 def test_choices(model_folder: ModelFolder, family: str, finished: int, caching: bool) -> None:
-    """Three sequences in different places, one of them done: every cut of the others."""
+    """One of three sequences is finished, and the others are cut at every position."""
     folder = model_folder(family)
     with running_engine(folder) as origin, running_engine(folder, enable_prefix_caching=caching) as target:
         plain = run(origin, [PROMPT], replace(SAMPLED, n=3, max_tokens=24))[0]
@@ -152,7 +152,7 @@ def test_choices(model_folder: ModelFolder, family: str, finished: int, caching:
 
 
 def test_steps_ahead(model_folder: ModelFolder) -> None:
-    """In a rank process, where the next step is planned before the last one's tokens are known."""
+    """Runs in a rank process, where the next step is planned before the last one's tokens are known."""
     folder = model_folder("llama")
     with running_engine(folder) as origin, running_engine(folder, distributed_executor_backend="mp") as target:
         plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids
@@ -161,7 +161,7 @@ def test_steps_ahead(model_folder: ModelFolder) -> None:
 
 
 def test_steps_ahead_with_too_few_blocks(model_folder: ModelFolder) -> None:
-    """What the device alone knows of a sequence comes back after a preemption."""
+    """Sampling state that only the device holds is restored after a preemption."""
     folder, few = model_folder("llama"), {"num_blocks": 24, "max_model_len": 96, "distributed_executor_backend": "mp"}
     with running_engine(folder) as origin, running_engine(folder, **few) as target:
         plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids

@@ -1,4 +1,4 @@
-"""Drafted tokens, right and wrong, change nothing but how many tokens a step brings."""
+"""Drafted tokens, right or wrong, change nothing except how many tokens a step yields."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=24)
 SEEDED = replace(GREEDY, temperature=1.2, seed=5)
-# Tokens that a plain greedy output is likely to have would make some of these dull; any will do for most.
+# Token ids are arbitrary, which does for most cases; ids likely in the plain greedy output would make some trivial.
 SAMPLINGS: dict[str, SamplingParameters] = {
     "greedy": GREEDY,
     "seeded": SEEDED,
@@ -67,14 +67,14 @@ REQUESTS = [
 
 
 def told(outputs: list[list[Output]]) -> list[Any]:
-    """All that has come but the usage, which depends on the cache and on who is last."""
+    """Returns all outputs without usage, which depends on the cache and on which sequence ends last."""
     return [changed(output, usage=None) for choices in outputs for output in choices]
 
 
 def check(
     folder: Path, asked: list[GenerationRequest] = REQUESTS, rights: tuple[float, ...] = (0.8,), **options: Any
 ) -> list[Any]:
-    """What an engine says first without drafts, then with some of which so many are right: what it said first."""
+    """Checks that drafts of which the given shares are right change no output; returns the outputs without usage."""
     drafter = ReplayingDrafter(VOCAB_SIZE)
     with running_engine(folder, drafter=drafter, **options) as engine:
         outputs = run_requests(engine, asked)
@@ -92,14 +92,14 @@ def check(
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 23, "num_blocks": 14, "max_num_seqs": 12}])
 def test_all_that_a_request_may_ask_for(model_folder: ModelFolder, options: dict[str, Any]) -> None:
-    """In one batch, with prompts that come in chunks beside verified drafts, and with too few blocks for all."""
+    """All requests are in one batch, with prompt chunks beside verified drafts, and too few blocks for all."""
     folder = model_folder("llama-untied")
     with running_engine(folder, **options) as plain:
         expected = told(run_requests(plain, REQUESTS))
     assert check(folder, rights=(0.9, 0.5), **options) == expected
 
 
-# Windows whose blocks are given back, experts, compressed attention, sinks; of a type each.
+# Windows whose blocks are released, experts, latent attention, sinks; each in one data type.
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {"dtype": "bfloat16"}),
     "eight bits": ("llama", {"dtype": "bfloat16", "quantization": "int8"}),
@@ -120,13 +120,13 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "name", [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.slow]) for name in FORMS]
 )
 def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, name: str) -> None:
-    """Logits so near each other that their last bits decide."""
+    """Logits are so close to each other that their last bits decide."""
     family, form = FORMS[name]
-    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # with the rotated part, a multiple of 16
+    latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # a multiple of 16 together with the rotated part
     folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
     narrow = {"num_blocks": 60, "max_num_batched_tokens": 37, "max_model_len": 96, "batch_invariant": True} | form
     asked = [*requests(12), *short(REQUESTS)]
-    check(folder, asked[:8] if name == "ranks" else asked, **narrow)  # whose steps take their time
+    check(folder, asked[:8] if name == "ranks" else asked, **narrow)  # fewer for `ranks`, whose steps are slow
 
 
 def short(asked: list[GenerationRequest]) -> list[GenerationRequest]:
@@ -139,7 +139,7 @@ def test_models_that_run_by_the_code_of_transformers(model_folder: ModelFolder) 
 
 
 def test_a_request_that_moves_goes_on_with_drafts(model_folder: ModelFolder) -> None:
-    """Wherever another worker has left off; what it has generated is not drafted again."""
+    """From wherever another worker left off; tokens that it generated are not drafted again."""
     names = ("greedy", "seeded", "penalties", "choices", "thinking-budget", "processors", "logprobs")
     asked = [request for request in REQUESTS if request.request_id in names]
     drafter = ReplayingDrafter(VOCAB_SIZE)
@@ -158,7 +158,7 @@ def test_a_request_that_moves_goes_on_with_drafts(model_folder: ModelFolder) -> 
 
 
 def test_typical_acceptance_takes_drafts_that_others_would_not_have_sampled(model_folder: ModelFolder) -> None:
-    """Of a model to which all tokens are about as likely: most drafts, but for greedy sequences."""
+    """With a model that finds all tokens about equally likely, most drafts are accepted, except in greedy sequences."""
     config = {"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}
     asked = [
         GenerationRequest(name, random_prompts(9)[0], replace(sampling, max_tokens=40, logprobs=0))
@@ -180,7 +180,7 @@ def test_typical_acceptance_takes_drafts_that_others_would_not_have_sampled(mode
 
 
 def test_outputs_that_follow_grammars(model_folder: ModelFolder) -> None:
-    """Rows at once, and row by row, each under the mask of its position."""
+    """Rows are sampled all at once and one by one, each under the mask of its position."""
     more: list[dict[str, Any]] = [
         {},
         {"frequency_penalty": 1.0, "logprobs": 1},

@@ -1,4 +1,4 @@
-"""Random models under constraints, with whatever else a request may ask for: what has finished is valid."""
+"""Random models under constraints, combined with other request options: what has finished is valid."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_all_that_has_finished_is_valid(folder: Path, grammars: Grammars, option
 def test_other_libraries_find_all_kinds_of_constraints_kept(folder: Path, grammars: Grammars) -> None:
     wanted, checks = [], []
     for number, (asked, holds) in enumerate(cases()):
-        with contextlib.suppress(InvalidRequest):  # as the tokenizer service would refuse it
+        with contextlib.suppress(InvalidRequest):  # the tokenizer service would have refused it
             sampling = SamplingParameters(temperature=1.5, max_tokens=100, seed=number)
             wanted.append(GenerationRequest("r", [*PROMPT, number], sampling, constraint=compiled(asked)))
             checks.append(holds)
@@ -161,7 +161,7 @@ def test_what_is_left_no_token_fails_alone(folder: Path, grammars: Grammars, nam
         while len(last) < 2:
             last |= {delta.key: delta for delta in engine.step() if delta.is_final}
     error = last[1].error
-    assert isinstance(error, InvalidRequest)  # it is the request's own doing
+    assert isinstance(error, InvalidRequest)  # the request itself is at fault
     assert error.parameter == name
     assert last[2].finish_reason is FinishReason.STOP
 

@@ -1,4 +1,4 @@
-"""Which models of Transformers' own code are run, and what they are run by; `test_all_models.py` has all of them."""
+"""Which models run by Transformers' own code, and through which interface; `test_all_models.py` covers all of them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.support.tiny_models import check_greedy
 
 
 class Layer(torch.nn.Module):
-    """Who attends."""
+    """The module that attends."""
 
 
 def watched(*calls: tuple[int, int, int, int], mask: torch.Tensor | None = None, **named: Any) -> PagedInterface:
-    """What an interface has seen of calls of so many heads of queries and keys, and so long keys and values."""
+    """Returns an interface that has watched calls with the given (query heads, key heads, key size, value size)."""
     interface = PagedInterface()
     interface.watch()
     for heads, kv_heads, keys, values in calls:
@@ -98,7 +98,7 @@ def test_a_configuration_that_transformers_does_not_take(model_folder: ModelFold
 
 
 def test_the_language_model_among_others(tmp_path: Path) -> None:
-    """Of a checkpoint that takes images, too."""
+    """The checkpoint also accepts images."""
     text = {
         "vocab_size": 160, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "initializer_range": 0.3,

@@ -1,4 +1,4 @@
-"""Models of Transformers' own code on several ranks say what that library says alone, by the plans that it has."""
+"""Models run by Transformers' own code on several ranks, by that library's plans, answer as that library does alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAMPLING = replace(GREEDY, max_tokens=16)
     [("llama", 2), ("llama-untied", 3), ("gemma3", 3), ("gemma2", 2), ("qwen3-moe", 2)],
 )
 def test_stages(model_folder: ModelFolder, family: str, stages: int) -> None:
-    """Windows, embeddings that are scaled, tied ones, experts."""
+    """Families with windows, scaled embeddings, tied embeddings and experts."""
     folder = model_folder(family)
     options = {"pipeline_parallel_size": stages, "cpu_threads": 1, "model_impl": "transformers"}
     with running_engine(folder, executor=StagedExecutor(), max_num_batched_tokens=33, **options) as engine:
@@ -49,7 +49,7 @@ def test_stages(model_folder: ModelFolder, family: str, stages: int) -> None:
 
 
 def test_a_draft_model_guesses_for_them(model_folder: ModelFolder) -> None:
-    """By Quire's own code, beside the last stage."""
+    """The draft model runs by Quire's own code, beside the last stage."""
     folder, drafter = model_folder("llama"), RankDrafter(3)
     options = {"pipeline_parallel_size": 2, "cpu_threads": 1, "model_impl": "transformers"}
     config = {"method": "draft_model", "model": str(folder)}
@@ -61,7 +61,7 @@ def test_a_draft_model_guesses_for_them(model_folder: ModelFolder) -> None:
     assert drafter.drafts["right"] == drafter.drafts["all"] > 15
 
 
-# One rank of several; what it runs, one model after the other, sampling as it goes.
+# Code of one of several ranks: runs one model after the other and samples.
 CODE = """
 import json, sys
 from pathlib import Path
@@ -102,8 +102,9 @@ Path(folder, f"{rank}.json").write_text(json.dumps(found))
 
 @pytest.mark.slow
 def test_tensor_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """With a head of keys that both have, and a vocabulary that does not come out even; biases; several parameters in a
-    tensor of the checkpoint; windows; outputs of all heads on both; experts."""
+    """Covers a key-value head that both ranks hold, with a vocabulary that does not divide evenly; biases; several
+    parameters in one checkpoint tensor; windows; outputs of all heads on both ranks; experts.
+    """
     saved = [tmp_path / "starcoder2", tmp_path / "hrm_text"]
     for folder in saved:
         _save(tiny_configuration(folder.name), folder)
@@ -118,7 +119,7 @@ def test_tensor_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
 
 
 class Counted(HeldTensor):
-    """A checkpoint's tensor that knows how much of it is read."""
+    """A checkpoint tensor that counts how much of it is read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__(tensor)
@@ -132,24 +133,24 @@ class Counted(HeldTensor):
 
 @pytest.fixture
 def fake_group() -> Iterator[ParallelGroup]:
-    """The first of two ranks, the second of which is not there."""
+    """A group of two ranks in which this is the first; the second does not exist."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield ParallelGroup(0, 2, dist.group.WORLD)
     dist.destroy_process_group()
 
 
 def read_share(folder: Path, groups: ParallelGroups, **options: Any) -> dict[str, float]:
-    """By tensor, how much of it a rank reads of those that it reads."""
+    """For each tensor that a rank reads, returns the share of it that is read."""
     held = {name: Counted(tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
     load_share(folder, groups, lambda: held, **options)
     return {name: tensor.read / tensor[...].numel() for name, tensor in held.items() if tensor.read}
 
 
 def load_share(folder: Path, groups: ParallelGroups, read: Callable[[], Any], **options: Any) -> TransformersModel:
-    """What a rank has of a model.
+    """Returns a rank's part of a model.
 
     Args:
-        read: gives the checkpoint's tensors; None for the library to read them.
+        read: returns the checkpoint's tensors; if it returns None, the library reads them.
     """
     config, device = json.loads((folder / "config.json").read_text()), torch.device("cpu")
     division = _division(groups, engine_options(**options), device)
@@ -163,7 +164,7 @@ def test_a_tensor_rank_reads_its_slices_alone(model_folder: ModelFolder, fake_gr
 
 
 def test_a_stage_reads_its_layers_alone(model_folder: ModelFolder) -> None:
-    """A tied embedding is read by the first and by the last."""
+    """A tied embedding is read by the first and the last stage."""
     for family, ends in (("llama", {"model.embed_tokens"}), ("llama-untied", {"lm_head"})):
         for rank in range(3):
             groups = ParallelGroups(ParallelLayout(pipeline=3), rank)
@@ -225,7 +226,7 @@ def test_stages_that_are_not_known(
 def refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, plans: dict[str, Any], groups: ParallelGroups, words: str
 ) -> None:
-    """A llama with these plans, or of this shape."""
+    """Checks that a Llama with these plans, or of this shape, is refused."""
     config = tiny_configuration("llama")
     for name, value in plans.items():
         if name.startswith("base_model"):
@@ -240,7 +241,7 @@ def refused(
 def test_parameters_that_stand_in_one_tensor_are_cut_when_they_are_apart(
     fake_group: ParallelGroup, tmp_path: Path
 ) -> None:
-    """Transformers would cut a rank's part out of the tensor, which has others' rows there."""
+    """Transformers would slice a rank's part out of the fused tensor and get rows of the other parameter."""
     _save(tiny_configuration("hrm_text"), tmp_path)
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
     groups = ParallelGroups(ParallelLayout(tensor=2), 0, tensor=fake_group)
@@ -265,7 +266,7 @@ def test_parameters_that_stand_in_one_tensor_are_refused_in_other_styles(
 
 
 def test_layers_that_take_more_than_hidden_states_are_refused(tmp_path: Path) -> None:
-    """They get no number of embeddings that are another stage's, or find nothing."""
+    """Gemma 3n's layers also take per-layer embeddings, which belong to another stage."""
     _save(tiny_configuration("gemma3n_text"), tmp_path)
     with pytest.raises(StartupError, match=r"does not run: .*\. It may do so without --pipeline-parallel-size"):
         read_share(tmp_path, ParallelGroups(ParallelLayout(pipeline=2), 1), pipeline_parallel_size=2)

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, by one process, and only as far as a change reaches."""
+"""Kernels are compiled once, by one process, and recompiled only where a change affects them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine_svc.native import build
 from engine_svc.native.build import NativeUnavailable, library
 from tests.support.native import AVAILABLE
 
-# Stands for a compiler, in no time: writes its arguments to its last one, which is what -o says.
+# Stands in for a compiler: writes its arguments to the file in its last one, which is the value of -o.
 COMPILER = """#!/bin/sh
 [ "$1" = -v ] && { echo gcc version 12 >&2; exit; }
 echo "$@" >> {log}
@@ -29,7 +29,7 @@ echo "$@" > "$last"
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two sources, one header, a compiler that notes its calls in `calls`, and an empty cache."""
+    """A folder with sources, headers, a compiler that logs its calls in `calls`, and an empty cache."""
     folder = tmp_path / "native"
     folder.mkdir()
     (folder / "one.cpp").write_text('#include "common.h"\n')
@@ -46,7 +46,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(sources: Path) -> list[str]:
-    """What was compiled or linked since the last call, by its name."""
+    """Returns the names of sources compiled since the last call."""
     log = sources.parent / "calls"
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def test_a_lock_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not AVAILABLE or shutil.which("nm") is None, reason="needs compiled kernels, and nm")
 def test_libraries_share_nothing() -> None:
-    """Else a process that loads two levels has one variable of a template for both, of the first one's size."""
+    """Otherwise a process that loads two levels would share one variable of a template, of the first level's size."""
     names = ["nm", "--dynamic", "--defined-only", "--format=posix", str(library(AVAILABLE[-1]))]
     found = [
         line.split()[0]

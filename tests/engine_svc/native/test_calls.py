@@ -1,4 +1,4 @@
-"""Calls of kernels that are noted and made again."""
+"""Kernel calls that are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_svc.native.library import _SIGNATURES, kernels
 from tests.support.native import every_level, fastest_kernels, needs_native
 
 SIZE = 40
-# What packs weights, samples, and is asked outside of forward passes.
+# Functions that pack weights, sample, or are called outside of forward passes.
 OUTSIDE = {
     "panel", "packed_values", "pack", "quantize_rows", "quantize_groups", "pack_int8", "compress", "compressed_bytes",
     "packed_coded_bytes", "pack_coded", "set_threads", "softcap", "mean_rows", "sample", "sample_part", "candidates",
@@ -51,7 +51,7 @@ TYPES = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
 
 
 def calls_of(tokens: int, sequences: int, own: Given | None = None, *, fixed: int = 7, more: int = 0) -> Calls:
-    """Of so many tokens, with a structure that is the caller's; and of as many, and of sequences in another one."""
+    """Records two calls: one sized by tokens, with the caller's structure, and one sized by tokens and sequences."""
     calls = Calls()
     calls.add(4096, TYPES, (fixed, 4 * tokens, None, ctypes.byref(own or Given(8, 1))))
     calls.add(4096, TYPES, (tokens + more, sequences, ctypes.byref(Given(99, 3 * sequences)), None))

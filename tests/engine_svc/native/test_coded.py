@@ -1,8 +1,8 @@
-"""Products with weights of 4 and 8 bits, at every level and type: those with what the codes stand for, bit for bit.
+"""Products with 4-bit and 8-bit weights equal those with the decoded weights bit for bit, at every level and type.
 
-But codes of 4 bits without matrix registers, and of 8 bits where no pairs of bfloat16 are multiplied: there sums of
-spans are scaled, and not weights (coded_spans.h). These products are compared with float64, and a row with itself
-beside others.
+Exceptions are 4-bit codes without matrix registers, and INT8 codes where pairs of bfloat16 are not multiplied: there,
+sums over spans are scaled instead of weights (coded_spans.h). These products are compared with float64, and each row
+with itself beside others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.support.native import EMULATED, every_level, needs_native
 from tests.support.ops import experts_by_definition
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-# Numbers as a format of quantiles has them, which 16 bits do not hold.
+# Values of a quantile format, which 16 bits do not represent exactly.
 QUANTILES = Grid("quantiles", tuple(torch.linspace(0.03, 0.97, 16).erfinv().tolist()))
 GRIDS = [INT4, QUANTILES, INT8, E4M3, E5M2]
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 WHOLE = 1 << 20
 FORMS = [(16, True), (32, False), (32, True), (48, False), (64, False), (64, True), (128, False), (WHOLE, False)]
-# Outputs that fill no panel and inputs that fill no chunk or vector; and such as fill all of them.
+# Outputs that do not fill a panel and inputs that do not fill a chunk or vector; and sizes that fill all of them.
 SHAPES = [(66, 331), (64, 384), (1, 1)]
 MOST = 300  # rows
 COUNTS = (*range(1, 40), 63, 64, 65, 96, 97, 255, 256, 257, 273, MOST) if not EMULATED else (1, 2, 3, 6, 7, 12, 257)
@@ -41,7 +41,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 
 def coded(grid: Grid, shape: tuple[int, ...], group: int, *, has_offset: bool, has_order: bool = False) -> CodedWeight:
-    """Random codes of finite numbers, scales that 16 bits hold in part, offsets that they do not."""
+    """Makes random codes of finite numbers, scales of which 16 bits represent some exactly, and offsets they do not."""
     random = torch.Generator().manual_seed(group)
     finite = torch.tensor(grid.values).isfinite().nonzero().flatten()
     chosen = torch.randint(len(finite), shape, generator=random)
@@ -56,7 +56,7 @@ def coded(grid: Grid, shape: tuple[int, ...], group: int, *, has_offset: bool, h
 
 
 def meaning(weight: CodedWeight) -> torch.Tensor:
-    """What a weight stands for, [..., outputs, inputs], rounded to float32 once."""
+    """Returns the decoded weight, [..., outputs, inputs], rounded once, to float32."""
 
     def spread(groups: torch.Tensor) -> torch.Tensor:
         inputs = weight.shape[-1]
@@ -72,26 +72,26 @@ def meaning(weight: CodedWeight) -> torch.Tensor:
 
 
 def multiplies_pairs(found: Kernels, dtype: torch.dtype) -> bool:
-    """Whether what is multiplied has been rounded to bfloat16."""
+    """Returns whether operands are rounded to bfloat16."""
     return dtype == torch.bfloat16 and found.level in ("avx512_bf16", "amx", "neon_bf16")
 
 
 def plain(found: Kernels, weight: torch.Tensor, dtype: torch.dtype) -> Product:
-    """The product with a float32 weight, or with its bfloat16 where the level multiplies such ones."""
+    """Returns the product with a float32 weight, or with the weight in bfloat16 where the level multiplies pairs."""
     rounds = multiplies_pairs(found, dtype)
     product = NativeOps(found).matrix(weight.to(dtype) if rounds else weight, None)
     return lambda hidden, wide=False: product(hidden if rounds else hidden.float(), wide=True)
 
 
 def scales_sums(found: Kernels, weight: CodedWeight, dtype: torch.dtype) -> bool:
-    """Whether a product is not the one with rounded weights, but nearer to what the codes stand for."""
+    """Returns whether a product scales sums instead of rounding weights, which is closer to the decoded values."""
     if multiplies_pairs(found, dtype):
         return weight.grid.bits == 4 and found.level != "amx"
     return weight.grid.bits == 4 or weight.grid is INT8
 
 
 def check_exactness(found: torch.Tensor, weight: CodedWeight, hidden: torch.Tensor, *, rounds: bool) -> None:
-    """Of a product whose sums are scaled: against float64, with numbers of its grid as it multiplies them."""
+    """Compares a product that scales sums with float64, using the grid's numbers as it multiplies them."""
     grid = torch.tensor(weight.grid.values)
     grid = grid.bfloat16().float() if rounds else grid
     rounded = replace(weight, grid=Grid(weight.grid.name, tuple(grid.tolist())))
@@ -152,7 +152,7 @@ def test_a_row_is_the_same_beside_any_others(level: str, dtype: torch.dtype, gri
 @every_level
 @every_type
 def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> None:
-    """Also subnormal ones, which have to come right and may not slow a product down."""
+    """Includes subnormal numbers, which must come out right and must not slow a product down."""
     for grid in GRIDS:
         numbers = torch.tensor(grid.values)
         codes = torch.arange(len(numbers), dtype=torch.uint8).view(-1, 1).repeat(1, 16)
@@ -172,7 +172,7 @@ def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> Non
 def test_what_lies_between_two_numbers_becomes_the_even_one(
     level: str, dtype: torch.dtype, grid: Grid, group: int
 ) -> None:
-    """Scales of few bits make many such weights; a few rows may have kernels of their own."""
+    """Scales with few bits produce many such weights; products of a few rows may have other kernels."""
     outputs, codes = 64, len(grid.values)
     weight = CodedWeight(
         grid, torch.arange(codes, dtype=torch.uint8).repeat(outputs, 256 // codes),

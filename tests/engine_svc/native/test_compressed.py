@@ -1,4 +1,4 @@
-"""Weights of bfloat16 in 12 bits: products and rows are, bit for bit, those of the weights as they came."""
+"""Weights of bfloat16 compressed to 12 bits: products and rows are bitwise those of the original weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.native import AVAILABLE
 
 COMPRESSING = [level for level in AVAILABLE if level.startswith("avx")]
 compressing = pytest.mark.parametrize("level", COMPRESSING)
-SHAPES = [(1100, 1024), (700, 1601), (1030, 1030)]  # each is worth it
+SHAPES = [(1100, 1024), (700, 1601), (1030, 1030)]  # large enough that compression pays
 ROWS = (*range(1, 33), 64, 65, 192, 193, 260)
 
 
@@ -22,7 +22,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def both(level: str, weight: torch.Tensor) -> tuple[MatrixProduct, MatrixProduct]:
-    """Products with the weight compressed, and as it came."""
+    """Returns products with the compressed and with the original weight."""
     bias = normal(len(weight), seed=2)
     compressed = pack_compressed(kernels(level), weight)
     assert compressed is not None
@@ -67,7 +67,7 @@ def test_exponents_just_beyond_those_of_a_panel(level: str) -> None:
 @compressing
 @pytest.mark.parametrize("least", [0, 1, 112, 240])
 def test_exponents_at_the_ends_of_what_there_are(level: str, least: int) -> None:
-    """The first of them are zeros and subnormal numbers, the last what is not finite."""
+    """The smallest exponents are those of zeros and subnormal numbers, the largest those of non-finite values."""
     random = torch.Generator().manual_seed(least)
     exponents = torch.randint(least, least + 16, (1100, 1024), generator=random)
     exponents[::50, ::90] = torch.randint(0, 256, exponents[::50, ::90].shape, generator=random)
@@ -95,7 +95,7 @@ def test_what_would_not_be_smaller_is_left_as_it_is(level: str) -> None:
 
 @compressing
 def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
-    """Also those of which one expert has more that is kept as it is."""
+    """Includes a stack in which one expert has more values that are kept uncompressed."""
     experts, chosen, size, inner, tokens = 6, 2, 300, 410, 70
     gate_up, down = normal(experts, 2 * inner, size) * 0.02, normal(experts, size, inner, seed=1) * 0.02
     gate_up[4, ::40, ::100] = 1e30
@@ -109,7 +109,7 @@ def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
     for count in (1, 3, 20, tokens):
         given = hidden[:count], weigh[:count], ids[:count]
         assert product(*given).view(torch.int16).equal(expected(*given).view(torch.int16)), count
-    # Experts change places.
+    # Experts are permuted.
     order = torch.tensor([4, 1, 5, 3, 0, 2])
     moved = PackedCompressed(compressed[0].weights[order])
     product = experts_product(found, moved, pack(found, down[order]), down.shape)

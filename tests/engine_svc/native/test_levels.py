@@ -1,4 +1,4 @@
-"""A level is there where the processor has its instructions and the system lets a process use them."""
+"""A level is available if the processor has its instructions and the system lets a process use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Machine = Callable[..., tuple[str, ...]]
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
-    """The levels of a machine that is made up."""
+    """Returns a function that returns the levels of a made-up machine."""
 
     def levels(
         kind: str, cpuinfo: str = "", auxiliary: tuple[int, int] = (0, 0), tiles: bool = True
@@ -44,9 +44,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
     ("flags", "fastest"),
     [
         (AVX2, "avx2"), (AVX512, "avx512"), (f"{AVX512} avx512_vnni", "avx512_vnni"), (AMX, "amx"),
-        # As gVisor and others write them.
+        # As written by gVisor, among others.
         (AMX.replace("_", ""), "amx"),
-        # Alder Lake has VNNI for AVX2 alone, Zen 5 no tiles.
+        # Alder Lake has VNNI only for AVX2, and Zen 5 has no tiles.
         (f"{AVX2} avx_vnni", "avx2"), (f"{AVX512} avx512_vnni avx512_bf16 avx_vnni", "avx512_bf16"),
     ],
 )  # fmt: skip

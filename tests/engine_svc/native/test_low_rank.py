@@ -1,4 +1,4 @@
-"""Low-rank products of every level and type: against float64, and bit for bit the same whatever stands beside a row."""
+"""Low-rank products at every level and type: close to float64, and bitwise independent of the other rows in a batch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_low_rank(
     case, ops = LowRankCase(size, outputs, dtype, weight_dtype), NativeOps(kernels(level))
     whole = case.run(ops)
     case.check(whole)
-    for count in (1, 2, 3, 5, 17, 30):  # each row is what it is among all of them
+    for count in (1, 2, 3, 5, 17, 30):  # each row equals that of the whole batch
         assert case.run(ops, slice(0, count)).equal(whole[:count]), count
         assert case.run(ops, slice(ROWS - count, ROWS)).equal(whole[ROWS - count :]), count

@@ -1,4 +1,4 @@
-"""The kernels' thread pool: no piece lost or done twice, whoever calls, forks, binds or resizes it."""
+"""The kernels' thread pool: no piece of work is lost or done twice, whoever calls, forks, binds or resizes it."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ _SOURCES = (Path(__file__).with_name("pool.cpp"), Path(build.__file__).with_name
 @needs_native
 @pytest.mark.slow
 def test_the_pool_stands_nested_concurrent_bound_resized_and_forked_use(tmp_path: Path) -> None:
-    # With -fsanitize=thread in place of -O2, and the argument no-fork, it looks for data races.
+    # With -fsanitize=thread instead of -O2, and the argument no-fork, it detects data races.
     compiler, program, headers = shutil.which("g++") or "clang++", tmp_path / "pool", _SOURCES[1].parent
     flags = ("-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{headers}", "-pthread")
     subprocess.run([compiler, *flags, *map(str, _SOURCES), "-o", str(program)], check=True, timeout=300)

@@ -1,4 +1,4 @@
-"""Products of every level and type: against float64, and bit for bit the same whatever stands beside a row."""
+"""Products at every level and type: close to float64, and bitwise independent of the other rows in a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.native import AVAILABLE, EMULATED, every_level
 from tests.support.ops import FORMS, experts_by_definition, forms_of_experts
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-# None of them a multiple of anything that a panel, a group, a tile or a block over k has; and one that is of all.
+# Sizes that are no multiple of a panel, group, tile or block over k; and one that is a multiple of all.
 SHAPES = [(64, 64), (1, 1), (33, 1001), *([(50, 320)] if EMULATED else [(200, 320), (130, 2306)])]
 MOST = 200  # rows
 
@@ -29,7 +29,7 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def rows_of_a_wider_tensor(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """[MOST, size], whose rows stand apart and begin at an odd place."""
+    """Returns [MOST, size] with a stride larger than `size`, starting at an odd offset."""
     return normal(MOST, size + 8, dtype=dtype, seed=1)[:, 3 : 3 + size]
 
 
@@ -37,7 +37,7 @@ COUNTS = (*range(1, 41), 63, 64, 65, 95, 97, 128, 191, 192, 193, MOST) if not EM
 
 
 def check_batch_invariance(product: Callable[[slice], torch.Tensor]) -> None:
-    """Each row is what it is among all of them: in batches from 1 row on, at their beginning and at their end."""
+    """Checks that each row equals that of the whole batch, in batches of 1 row and more from its start and its end."""
     whole = product(slice(0, MOST))
     for count in COUNTS:
         assert product(slice(0, count)).equal(whole[:count]), count
@@ -89,7 +89,7 @@ def test_int8_is_the_same_on_every_level(dtype: torch.dtype) -> None:
 
 @every_level
 def test_int8_sums_do_not_overflow(level: str) -> None:
-    """All as great as they get, of either sign, where a sum of pairs in 16 bits would be cut off."""
+    """All values are extreme, of either sign, so that a 16-bit sum of pairs would saturate."""
     size = 4096
     weight = torch.ones(3, size) * torch.tensor([1.0, -1.0, 1.0])[:, None]
     weight[2, ::2] = -1
@@ -148,7 +148,7 @@ def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_experts_in_mxfp4(level: str, dtype: torch.dtype, name: str) -> None:
-    """Those of what the codes stand for: to the bit, or nearly where sums are scaled (coded_spans.h)."""
+    """Equals the decoded weights' result: bit for bit, or nearly where sums are scaled (coded_spans.h)."""
     experts, size, inner = 3, 96, 64
     ops, random = NativeOps(kernels(level)), torch.Generator().manual_seed(0)
 
@@ -198,7 +198,7 @@ def test_choose_experts(level: str, routing: Routing, with_bias: bool) -> None:
 def test_rows_are_looked_up_where_the_product_has_them(
     level: str, dtype: torch.dtype, quantized: bool, outputs: int, size: int
 ) -> None:
-    """Bit for bit, also those of a part of a vocabulary whose first row has a number of its own."""
+    """Bit for bit, also for a shard of a vocabulary, whose first row has another id; other ids give zeros."""
     loaded, plain = kernels(level), normal(outputs, size, dtype=dtype)
     ops, first = NativeOps(loaded), 5
     weight = ops.quantize_rows(plain) if quantized else plain

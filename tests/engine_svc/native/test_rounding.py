@@ -1,4 +1,4 @@
-"""Codes that weights become as they load: at every level and of every type those that torch finds."""
+"""Quantizing weights while loading: at every level and type, the codes equal those that torch computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.native import every_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("shape", "group"), [((300, 1024), 128), ((2, 5, 333), 128), ((7, 100), 32), ((3, 5), 128)])
 def test_four_bits(level: str, dtype: torch.dtype, shape: tuple[int, ...], group: int) -> None:
-    """Normal weights, groups of zeros, extremes of both signs, and whole numbers that are ties."""
+    """Covers normal weights, groups of zeros, extremes of both signs, and whole numbers that are ties."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     weight[..., 0, :] = 0
     weight[..., 1, : shape[-1] // 2] = -weight[..., 1, -(shape[-1] // 2) :]

@@ -1,4 +1,4 @@
-"""The vectors of every level against plain C++; ARM's cross-compiled and emulated, where the programs for that are."""
+"""Each level's vectors against plain C++; ARM's are cross-compiled and emulated if the tools for that are installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_vectors_of_arm(level: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(missing((COMPILER,))), reason=f"ARM: {missing((COMPILER,))}")
-@pytest.mark.parametrize("level", ["neon", "neon_bf16"])  # what is between them is in the latter
+@pytest.mark.parametrize("level", ["neon", "neon_bf16"])  # the latter covers the levels in between
 def test_every_kernel_compiles_for_arm(level: str) -> None:
     for source in sorted(_HEADERS.glob("*.cpp")):
         command = [COMPILER, "-std=c++17", "-fsyntax-only", "-Werror", *LEVELS[level].compiler_flags, source]

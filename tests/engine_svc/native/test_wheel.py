@@ -1,4 +1,4 @@
-"""A wheel holds the CPU kernels of all levels, and runs them where there is no compiler."""
+"""A wheel holds the CPU kernels of all levels, and runs them on systems without a compiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_svc.native.levels import levels_of
 from tests.support.native import AVAILABLE
 
 ROOT = Path(__file__).parents[3]
-# A kernel of every level, and where it came from.
+# Runs a kernel of every level and prints where each library was loaded from.
 SCRIPT = """
 import json, sys, torch
 from engine_svc.native.build import library
@@ -34,7 +34,7 @@ print(json.dumps({level: str(library(level)) for level in available_levels()}))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the checkout, whose objects come from the cache that all tests share."""
+    """A wheel built from a copy of the checkout; its objects come from the cache that all tests share."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("quire", "engine_svc"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))

@@ -1,4 +1,4 @@
-"""What becomes of weights before the kernels get them."""
+"""How weights are packed for the kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation runs where."""
+"""Which implementation of the operations runs on which machine."""
 
 from __future__ import annotations
 

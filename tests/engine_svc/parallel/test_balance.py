@@ -1,4 +1,4 @@
-"""Where experts are to be, and what moves."""
+"""Where experts should be placed, and which moves lead there."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from engine_svc.parallel.placement import STRATEGIES, Placement, linear
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[int], Placement]:
-    """Tokens of each expert, and where experts are."""
+    """Draws the tokens of each expert, and a placement of the experts."""
     count, ranks, redundant = draw(st.integers(1, 24)), draw(st.integers(1, 6)), draw(st.integers(0, 6))
     placed = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))](max(count, ranks), ranks, redundant)
     loads = draw(st.lists(st.integers(0, 10**6), min_size=max(count, ranks), max_size=max(count, ranks)))
-    if draw(st.booleans()):  # as an earlier rearrangement has left them
+    if draw(st.booleans()):  # as left by an earlier rearrangement
         placed = rebalanced(loads[::-1], placed)
     return loads, placed
 
@@ -52,12 +52,12 @@ def test_moves_bring_what_is_wanted(case: tuple[list[int], Placement]) -> None:
         slots[move.rank][move.slot] = now.slots[move.source_rank][move.source_slot]
     assert slots == [list(each) for each in wanted.slots]
     assert all((move.rank, move.slot) != (move.source_rank, move.source_slot) for move in planned)
-    assert rebalanced(loads, wanted) == wanted  # nothing moves twice
+    assert rebalanced(loads, wanted) == wanted  # a second run moves nothing
     arrivals = [Counter(after) - Counter(before) for before, after in zip(now.slots, wanted.slots, strict=True)]
-    assert len(planned) == sum(each.total() for each in arrivals)  # what stays on a rank stays in its slot
+    assert len(planned) == sum(each.total() for each in arrivals)  # experts that stay on a rank keep their slots
 
 
 def test_skewed_loads_come_out_even() -> None:
     loads, now = [900, 500, 300, 100, 50, 50, 50, 50], linear(8, 4, 4)
     assert balancedness(loads, now) < 0.6
-    assert balancedness(loads, rebalanced(loads, now)) > 0.85  # three slots a rank allow no more
+    assert balancedness(loads, rebalanced(loads, now)) > 0.85  # the optimum with three slots per rank

@@ -1,4 +1,4 @@
-"""Two halves take turns: only one computes, while the other one is in a collective."""
+"""Two halves take turns: only one computes, while the other is in a collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = torch.zeros(1)
 
 
 class Steps:
-    """What the halves do, in the order in which they do it."""
+    """Records what the halves do, in order."""
 
     def __init__(self, batch: DualBatch) -> None:
         self.batch, self.seen = batch, list[str]()
@@ -107,12 +107,12 @@ def test_a_half_that_fails_ends_the_other(batch: DualBatch, number: int, before:
     steps = Steps(batch)
     assert batch.run(steps.half("a", 2), steps.half("b", 2)) == ("a", "b")
     batch.close()
-    assert batch.run(steps.half("a", 2), steps.half("b", 2)) == ("a", "b")  # also when its thread has ended
+    assert batch.run(steps.half("a", 2), steps.half("b", 2)) == ("a", "b")  # also after its thread has ended
     batch.close()
 
 
 def test_the_second_half_runs_as_the_first(batch: DualBatch) -> None:
-    """What torch keeps for each thread is the same for both."""
+    """Torch's thread-local settings are the same for both halves."""
 
     def facts() -> tuple[bool, int]:
         return torch.is_inference_mode_enabled(), torch.get_num_threads()
@@ -126,7 +126,7 @@ def test_the_second_half_runs_as_the_first(batch: DualBatch) -> None:
 
 
 class Stream:
-    """Of a GPU that is not there: keeps what it is given to do."""
+    """A fake GPU stream that records its operations."""
 
     def __init__(self, log: list[str], name: str) -> None:
         self.log, self.name, self.device = log, name, torch.device("cpu")
@@ -140,7 +140,7 @@ class Stream:
 
 
 class Sent(torch.Tensor):
-    """Says who uses it."""
+    """A tensor that records which streams use it."""
 
     log: list[str]
 
@@ -149,7 +149,7 @@ class Sent(torch.Tensor):
 
 
 def test_collectives_on_a_gpu_are_in_a_stream_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind what was computed before, and before what is computed from it. No GPU: streams are made up."""
+    """They run after what was computed before, and before what depends on them. There is no GPU: streams are fakes."""
     log: list[str] = []
     computing, beside = Stream(log, "computing"), Stream(log, "beside")
     current = [computing]

@@ -1,4 +1,4 @@
-"""Collectives of three ranks, each a process."""
+"""Collectives of three ranks in separate processes."""
 
 from __future__ import annotations
 

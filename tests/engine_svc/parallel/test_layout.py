@@ -1,4 +1,4 @@
-"""Every rank has one place, and the groups of each purpose divide the ranks among them."""
+"""Every rank has one place, and the groups of each purpose partition the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks call to each other, and who hears of whose end."""
+"""Messages between ranks, and which ranks hear of the end of another."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_are_ready_once_the_last_one_is() -> None:
         members[2][0].say(Kind.READY)
         members[0][0].say(Kind.READY)
         members[0][0].say(Kind.WAVE, 1)
-        assert next_of(members[0][1]) == (Kind.WAVE, 1)  # nothing before it
+        assert next_of(members[0][1]) == (Kind.WAVE, 1)  # nothing came before it
         members[1][0].say(Kind.READY)
         assert next_of(members[0][1]) == (Kind.READY, 0)
 
@@ -62,7 +62,7 @@ def test_who_comes_later_hears_of_those_that_are_lost() -> None:
     board, first_heard, heard = Switchboard("127.0.0.1", 2), queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
     first = Lifeline(("127.0.0.1", board.port), 1, lambda *frame: first_heard.put(frame))
     first.close()
-    assert next_of(first_heard) == (Kind.LOST, 0)  # its own end of the line
+    assert next_of(first_heard) == (Kind.LOST, 0)  # its own connection has ended
     second = Lifeline(("127.0.0.1", board.port), 0, lambda *frame: heard.put(frame))
     assert next_of(heard) == (Kind.LOST, 1)
     second.close()

@@ -1,4 +1,4 @@
-"""Which sums go through memory of GPUs that reach each other's. There are none: they and torch's part are fakes."""
+"""Which all-reduces use peer memory between GPUs. There are no GPUs: they and torch's part are fakes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_small_tensors_are_summed_so(shape: tuple[int, int], dtype: torch.dtype,
 
 
 def test_torch_takes_what_it_is_given() -> None:
-    """Its own check of shapes and types, without any memory behind them; also of what is not contiguous."""
+    """Passes torch's own checks of shapes and types, without real memory; includes non-contiguous tensors."""
     for given in (torch.empty((3, 64), dtype=torch.bfloat16, device=META), torch.empty((8, 4), device=META).t()):
         found = memory().all_reduce(given)
         assert (found.shape, found.dtype) == (given.shape, given.dtype)
@@ -62,7 +62,7 @@ def yes(_own: int, _other: int) -> bool:
     [
         ([(HERE, 0), (HERE, 1), (HERE, 2)], yes, True),
         ([(HERE, 0), (HERE, 1), (ELSEWHERE, 2)], yes, False),
-        ([(HERE, 0), (HERE, 0)], yes, False),  # each sees its own alone
+        ([(HERE, 0), (HERE, 0)], yes, False),  # each process sees only its own GPU
         ([(HERE, 0), (HERE, 1), (HERE, 2)], lambda own, other: (own, other) != (1, 2), False),
     ],
 )
@@ -71,7 +71,7 @@ def test_who_reaches_whom(places: list[tuple[int, int]], can_access: Callable[[i
 
 
 class Group:
-    """Of two ranks, of which this is the first."""
+    """A group of two ranks, in which this is the first."""
 
     group_name = "some group"
 
@@ -81,7 +81,7 @@ class Group:
 
 @pytest.mark.parametrize("lacking", ["nothing", "reach here", "reach there", "memory here", "memory there"])
 def test_all_ranks_have_it_or_none(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what they ask each other they do so alike, whoever lacks something."""
+    """All ranks also make the same queries of each other, whichever rank lacks something."""
     asked: list[bool] = []
 
     def of_all(what: bool, group: Any, device: torch.device) -> bool:
@@ -112,7 +112,7 @@ def test_all_ranks_have_it_or_none(lacking: str, monkeypatch: pytest.MonkeyPatch
 def test_what_is_shared_when_ranks_meet(
     device: torch.device, options: dict[str, bool], asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums that must not depend on how much is summed are not made by the size of what is summed."""
+    """With sums in a fixed order, GPU memory is not shared, since there the size decides how sums are computed."""
     found: list[str] = []
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: None)
     monkeypatch.setattr(groups, "_new_group", lambda ranks, backend: Group())

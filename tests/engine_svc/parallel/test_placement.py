@@ -1,4 +1,4 @@
-"""Where experts are."""
+"""Where experts are placed."""
 
 from __future__ import annotations
 

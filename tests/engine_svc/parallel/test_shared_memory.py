@@ -1,4 +1,4 @@
-"""Collectives by shared memory, of ranks that are threads of this process: what is shared is the same."""
+"""Collectives over shared memory; the ranks are threads of this process, which share the same memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_ranks(count: int, loaded: Kernels, seconds: float = SECONDS, room: int 
 
 
 def at_once(ranks: Sequence[SharedMemory], call: Callable[[int, SharedMemory], Any]) -> list[Any]:
-    """What each rank's call returns, all of them running at the same time."""
+    """Runs all ranks' calls at the same time; returns the result of each."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         futures = [pool.submit(call, number, rank) for number, rank in enumerate(ranks)]
         return [future.result(2 * SECONDS) for future in futures]
@@ -48,7 +48,7 @@ def in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("count", [2, 3])
 def test_sums_go_from_the_first_rank_to_the_last_whatever_their_size(level: str, count: int) -> None:
     ranks = make_ranks(count, kernels(level))
-    # Of a few values; of some that ranks divide; of more than a room has.
+    # A few values, sizes that the ranks divide among themselves, and more values than a rank's buffer holds.
     for size in (1, 100, 17_000, 70_001):
         for dtype in DTYPES:
             values = [of_rank(rank, size, dtype=dtype) for rank in range(count)]
@@ -86,7 +86,7 @@ def test_a_rank_that_does_not_come_is_the_end_for_all_others() -> None:
 
     at_once(ranks, call)
     patient = SharedMemory(ranks[0]._memory, 2, 3, fastest_kernels(), SECONDS, ROOM)
-    with pytest.raises(KernelFailed):  # nobody waits for this one any more, and it does not wait for its deadline
+    with pytest.raises(KernelFailed):  # no rank waits for this one any more, and it does not wait for its deadline
         patient.all_reduce(torch.zeros(4))
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_comes_late_is_waited_for_without_a_processor() -> None:
     def call(number: int, rank: SharedMemory) -> torch.Tensor:
         if number:
             assert waiting.wait(SECONDS)
-            threading.Event().wait(0.05)  # longer than it stays awake
+            threading.Event().wait(0.05)  # longer than the others spin
         else:
             waiting.set()
         return rank.all_reduce(values[number])

@@ -1,4 +1,4 @@
-"""Layers are cut into stages: evenly, as asked, or refused."""
+"""Layers are split into stages: evenly, as requested, or refused."""
 
 from __future__ import annotations
 

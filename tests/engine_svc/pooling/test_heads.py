@@ -1,4 +1,4 @@
-"""What stands on models: rewards, rerankers, late interaction, sentence-transformers' layers, other layouts."""
+"""Heads and layouts of pooled models: rewards, rerankers, late interaction, layers of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def change_weights(folder: Path, change: Callable[[Tensors], Mapping[str, torch.
 
 
 def add_tokenizer(folder: Path) -> None:
-    """Words <0>, <1>, …"""
+    """Writes a tokenizer with the words <0>, <1>, …"""
     words = {f"<{token}>": token for token in range(VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<0>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -82,7 +82,7 @@ def test_rewards_of_steps_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_of_two_tokens_as_a_score(tmp_path: Path, tied: bool) -> None:
-    """As Qwen3-Reranker's."""
+    """As in Qwen3-Reranker."""
     folder = make_pooled(tmp_path, "qwen3", "ForCausalLM", tie_word_embeddings=tied)
     add_tokenizer(folder)
     logits = reference(folder, PROMPTS, transformers.AutoModelForCausalLM)
@@ -127,8 +127,8 @@ def test_late_interaction(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
 def test_folders_of_sentence_transformers(tmp_path: Path, mode: str) -> None:
-    """With a layer behind the pooling, and lengths of 1."""
-    # Not by all processes that collect these tests: it takes seconds.
+    """With a dense layer after pooling, and embeddings normalized to length 1."""
+    # Imported here, not in every process that collects these tests: it takes seconds.
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
@@ -187,7 +187,7 @@ def test_nomics_own_layout(tmp_path: Path) -> None:
 
 
 def test_gtes_own_layout(tmp_path: Path) -> None:
-    """With gate and up in one tensor, up first."""
+    """Gate and up matrices are in one tensor, up first."""
     folder = make_pooled(tmp_path, "gte", "Model")
     hidden = reference(folder, PROMPTS, transformers.AutoModel)
 
@@ -207,7 +207,7 @@ def test_gtes_own_layout(tmp_path: Path) -> None:
 
 
 def test_gemmas_windows_reach_to_both_sides(tmp_path: Path) -> None:
-    """As EmbeddingGemma's, whose configuration has the whole window."""
+    """As in EmbeddingGemma, whose configuration gives the size of the whole window."""
     folder = make_pooled(tmp_path, "gemma3", "Model")
     change_config(folder, use_bidirectional_attention=True)
     hidden = reference(folder, PROMPTS, transformers.AutoModel)

@@ -1,4 +1,4 @@
-"""What pooled models make of sequences equals Transformers', family by family, in float32."""
+"""Pooled outputs equal Transformers', family by family, in float32."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.support.run_engine import random_prompts
 
 PROMPTS = random_prompts(1, 2, 5, 16, 17, 40, 90)
 Folder = Callable[..., Path]
-# Of families whose heads are tested.
+# Variants of families that are only tested with heads.
 VARIANTS = {"bert-relu", "bert-tanh", "gte-untyped"}
 
 
 @pytest.fixture(scope="module")
 def pooled_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """pooled_folder(family, suffix, **changes) → folder; made once each."""
+    """Returns a function that makes each model once: pooled_folder(family, suffix, **changes) → folder."""
     made: dict[str, Path] = {}
 
     def get(family: str, suffix: str = "Model", **changes: Any) -> Path:
@@ -48,7 +48,7 @@ def pooled_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """By the cosine of each, and by their values."""
+    """Compares cosine similarities and values."""
     for own, other in zip(found, expected, strict=True):
         assert own.shape == other.shape
         assert 1 - torch.cosine_similarity(own.double(), other.double(), dim=-1).min() < 1e-6
@@ -141,7 +141,7 @@ def test_what_shares_a_batch_changes_nothing(pooled_folder: Folder, family: str)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_families_by_triton(pooled_folder: Folder, family: str) -> None:
-    """By its interpreter."""
+    """Runs in Triton's interpreter."""
     folder = pooled_folder(family)
     prompts = PROMPTS[:4]
     hidden = reference(folder, prompts, transformers.AutoModel)

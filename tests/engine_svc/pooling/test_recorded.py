@@ -1,4 +1,4 @@
-"""A step by calls that were noted once gives what the model's code gives, bit for bit and in any size."""
+"""Steps replayed from one recording give bitwise what the model's code gives, at any size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUDGET = 128
 
 
 def passes(runner: PoolingRunner, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Hidden states by the calls, if the batch goes by them, and by the model's code."""
+    """Returns hidden states from the recorded calls (None if the batch cannot use them) and from the model's code."""
     kinds = max(1, runner.pooling.type_vocab_size)
     types = [[place % kinds for place in range(len(each))] for each in prompts]
     sequences = [sequence(each, "embed", own) for each, own in zip(prompts, types, strict=True)]
@@ -64,5 +64,5 @@ def test_tensors_lie_where_they_would_with_more_rows() -> None:
         for arena, rows in ((few, 2), (most, 16))
     ]
     assert places[0] == places[1]
-    other, behind = few.new(torch.empty(3, 5)), few.new(torch.empty(2))  # rows that are no step's get no more room
+    other, behind = few.new(torch.empty(3, 5)), few.new(torch.empty(2))  # not a step's rows: no more room
     assert behind.data_ptr() == other.data_ptr() + 64

@@ -1,4 +1,4 @@
-"""What a model is served for, by its configuration, its files and the options."""
+"""What a model is served for, given its configuration, its files and the options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def form_of(folder: Path, architecture: str, options: PoolingOptions = PoolingOp
 
 
 def write_modules(folder: Path, *kinds: str, **files: Any) -> Path:
-    """A folder of sentence-transformers; `files` by their names without .json, _ for /."""
+    """Writes a sentence-transformers folder; `files` are named without .json and with __ for /."""
     modules = [{"type": f"{_MODULES}.{kind}", "path": f"{place}_{kind}" if place else ""}
                for place, kind in enumerate(kinds)]  # fmt: skip
     (folder / "modules.json").write_text(json.dumps(modules))

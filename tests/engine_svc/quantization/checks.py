@@ -1,4 +1,4 @@
-"""What tests of quantized checkpoints have in common."""
+"""Helpers for tests of quantized checkpoints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TOKENS = 12
 
 
 def check(model: Quantized, **options: Any) -> None:
-    """Fails unless answers to the quantized checkpoint are Transformers' with the weights that it stands for."""
+    """Fails unless answers from the quantized checkpoint equal Transformers' with the dequantized weights."""
     with running_engine(model.packed, **options) as engine:
         found = tokens(run(engine, PROMPTS, replace(GREEDY, max_tokens=TOKENS)))
     check_greedy(model.plain, PROMPTS, found, TOKENS)
 
 
 def load(folder: Path, **options: Any) -> None:
-    """Starts an executor, and ends it."""
+    """Loads a model into an executor and closes it."""
     chosen = engine_options(**options)
     executor = create_executor(chosen.parallel)
     try:

@@ -1,4 +1,4 @@
-"""Model folders of the models' tests."""
+"""Fixtures shared with the tests of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of AutoRound, which are packed as GPTQ's and AWQ's."""
+"""AutoRound checkpoints, which are packed like those of GPTQ and AWQ."""
 
 from __future__ import annotations
 

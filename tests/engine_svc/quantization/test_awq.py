@@ -1,4 +1,4 @@
-"""Checkpoints of AWQ, whose layout is made here by its definition."""
+"""AWQ checkpoints, whose layout is generated here from its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes makes, and weights that are quantized as it does while they load."""
+"""Checkpoints made by bitsandbytes, and weights quantized in the same way while loading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EIGHT: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_8bit": True, "
 
 @functools.cache
 def reference() -> ModuleType:
-    """Imported by the processes that run these tests, not by all that collect them: it takes seconds."""
+    """Imports bitsandbytes only in processes that run these tests, not in all that collect them: it takes seconds."""
     import bitsandbytes.functional
 
     return bitsandbytes.functional
@@ -51,7 +51,7 @@ def four_bits(kind: str, *, nested: bool = False, block: int = 64, storage: torc
 
 
 def meant(codes: torch.Tensor, state: Any) -> torch.Tensor:
-    """By definition: the library's own code for a CPU takes a row for whole blocks, which it checks here if it is."""
+    """Dequantizes by definition. The library's CPU code assumes rows of whole blocks and is compared only for those."""
     absmax = state.absmax
     if state.nested:
         absmax = reference().dequantize_blockwise(absmax, state.state2) + state.offset
@@ -69,7 +69,7 @@ def eight_bits(weight: torch.Tensor) -> Matrix:
 
 
 def eight_bits_of_floats(weight: torch.Tensor) -> Matrix:
-    """As above, which takes no more than 16 bits."""
+    """Computes int8 weights by definition, because the library's function takes at most 16 bits."""
     greatest = weight.abs().amax(1, keepdim=True)
     return Matrix({"weight": weight}, (weight * (127 / greatest)).round() * greatest / 127)
 
@@ -92,7 +92,7 @@ def test_grids(grid: Grid, kind: str) -> None:
     ("nf4", 128, 64, 64), ("fp4", 128, 64, 64), ("nf4", 96, 64, 32), ("nf4", 256, 128, 64),
 ])  # fmt: skip
 def test_codes_of_four_bits(kind: str, inputs: int, block: int, group: int, nested: bool, storage: torch.dtype) -> None:
-    """Blocks of 64 begin within rows of 96."""
+    """Rows of 96 inputs do not consist of whole blocks of 64, so blocks begin within rows."""
     matrix = four_bits(kind, nested=nested, block=block, storage=storage)(torch.randn(64, inputs))
     method = BitsAndBytes.of_checkpoint(FOUR | {"bnb_4bit_quant_type": kind}, FORM)
     weight = method.layer(LINEAR).weight(adapted(method, dict(matrix.tensors)))
@@ -111,7 +111,7 @@ def test_bytes() -> None:
 
 @pytest.mark.parametrize("settings", [FOUR, EIGHT])
 def test_a_router_is_plain(settings: dict[str, Any]) -> None:
-    """Older checkpoints have quantized ones, which choose by them."""
+    """Older checkpoints have quantized routers, which are dequantized."""
     matrix = (four_bits("nf4", nested=True) if settings is FOUR else eight_bits)(torch.randn(4, 128))
     found = adapted(BitsAndBytes.of_checkpoint(settings, FORM), dict(matrix.tensors), "model.layers.0.mlp.gate")
     assert found.keys() == {"weight"}
@@ -243,6 +243,6 @@ def test_wrong_tensors(quantized: Quantized, tmp_path: Path, changes: dict[str, 
 
 @pytest.mark.slow
 def test_two_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Rows of 128 hold whole blocks on each rank, or halves of one."""
+    """Rows of 128 inputs give each rank a whole block, and rows of 64 give it half a block."""
     original = model_folder("llama", intermediate_size=128)
     check(quantized_model(original, tmp_path, four_bits("nf4"), FOUR), tensor_parallel_size=2, cpu_threads=1)

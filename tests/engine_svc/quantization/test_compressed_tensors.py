@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors, whose weights that library itself makes and says the meaning of."""
+"""Checkpoints of compressed-tensors, compressed and decompressed here by that library itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INPUTS: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "stra
 
 
 def by_the_library(kind: str, inputs: Mapping[str, Any] | None = None, **weights: Any) -> Callable[..., Matrix]:
-    """What quantizes a weight, in one of its formats."""
+    """Returns a function that quantizes a weight with the library, in the given format."""
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(
         targets=["Linear"], weights=args, input_activations=QuantizationArgs(**inputs) if inputs else None
@@ -99,13 +99,13 @@ def test_models(model_folder: ModelFolder, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("order", ["group", "dynamic"])
 def test_act_order(model_folder: ModelFolder, tmp_path: Path, order: str) -> None:
-    """By either of its names."""
+    """Activation order is recognized by either of its names."""
     said = settings("pack-quantized", group(W4 | {"actorder": order}))
     check(quantized_model(model_folder("llama"), tmp_path, lambda weight: words(weight, 4, GROUP, shuffled=True), said))
 
 
 def test_groups_of_modules_and_a_quantized_head(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Each of its own format; what is ignored stays; a tied head would have none of its own."""
+    """Groups have their own formats, ignored modules stay plain; the head is untied, as a tied one has no weights."""
     four, eight = by_the_library("pack-quantized", **W4), by_the_library("float-quantized", **FP8)
     said = settings(
         "mixed-precision",
@@ -124,7 +124,7 @@ def test_groups_of_modules_and_a_quantized_head(model_folder: ModelFolder, tmp_p
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_w8a8(strategy: str, symmetric: bool) -> None:
-    """Inputs are quantized as they come, also where the checkpoint has a scale or a zero point for them."""
+    """Inputs are quantized dynamically, even if the checkpoint has a scale or zero point for them."""
     inputs = INPUTS | {"dynamic": False, "strategy": "tensor", "symmetric": symmetric}
     weights = W8 | {"strategy": strategy}
     matrix = by_the_library("int-quantized", inputs, **weights)(torch.randn(32, 64))

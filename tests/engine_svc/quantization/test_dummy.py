@@ -1,4 +1,4 @@
-"""Random weights in quantized forms, for benchmarks of shapes."""
+"""Random weights in quantized formats, as used by benchmarks of model shapes."""
 
 from __future__ import annotations
 

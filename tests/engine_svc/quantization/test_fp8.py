@@ -1,4 +1,4 @@
-"""E4M3 weights: of checkpoints, in each of their layouts, and of any checkpoint while it is loaded."""
+"""E4M3 weights: of checkpoints in each layout, and of any checkpoint quantized while loading."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ whole = converter()
         ("qwen3-moe", BLOCKS, blocks),
         ("llama-untied", SETTINGS, whole),
         ("mixtral", SETTINGS | {"activation_scheme": "static"}, converter(inputs="input_scale")),
-        # As Mistral's, in the layout of Hugging Face.
+        # Mistral's weights in the layout of Hugging Face.
         (
             "mistral", SETTINGS | {"weight_block_size": None},
             converter(scale="weight_scale_inv", inputs="activation_scale"),
@@ -71,7 +71,7 @@ def test_modules_that_are_left_as_they_are(model_folder: ModelFolder, tmp_path: 
 
 
 def test_blocks_that_end_within_a_matrix() -> None:
-    """Of 40 outputs and 100 inputs, blocks of 16 and 64."""
+    """A weight of 40 outputs and 100 inputs in blocks of 16 by 64."""
     matrix = float8(torch.randn(40, 100), (16, 64), scale="weight_scale_inv")
     layer = Fp8.of_checkpoint(BLOCKS | {"weight_block_size": [16, 64]}, FORM).quantized
     missing = {"weight_scale": torch.full((3, 2), torch.nan)}
@@ -81,7 +81,7 @@ def test_blocks_that_end_within_a_matrix() -> None:
 
 
 def test_weights_that_are_rounded_as_they_are_loaded(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Each output is over its greatest value, which becomes 448."""
+    """Each output is scaled so that its greatest absolute value becomes 448."""
     original = model_folder("llama")
     model = quantized_model(original, tmp_path, converter(block=(1, 1 << 20)), SETTINGS)
     check(Quantized(original, model.plain), quantization="fp8")
@@ -98,7 +98,7 @@ def test_another_method_is_refused(model_folder: ModelFolder, tmp_path: Path) ->
 
 
 def test_dummy_weights(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Of the shapes of a checkpoint whose weights are not there."""
+    """Quantized checkpoints can be loaded with random weights, without reading any tensors."""
     folder = Path(shutil.copytree(model_folder("deepseek-v3"), tmp_path / "model"))
     config = json.loads((folder / "config.json").read_text())
     for settings in (SETTINGS, BLOCKS):
@@ -147,7 +147,7 @@ def test_wrong_tensors(
 
 
 def test_blocks_that_ranks_would_cut() -> None:
-    """Half of 96 inputs is a block of 64 and less than nothing of the next."""
+    """Half of 96 inputs is 48, which cuts a block of 64."""
     place = Place("linear", (LAYER,))
     layer = Fp8.of_checkpoint(BLOCKS | {"weight_block_size": [8, 64]}, FORM).layer(place)
     scales = next(spec for spec in layer.parameters() if spec.name == "weight_scale_inv")

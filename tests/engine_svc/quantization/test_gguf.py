@@ -1,4 +1,4 @@
-"""Blocks of GGUF stand for what the package `gguf` makes of them, bit for bit."""
+"""GGUF blocks are decoded bit for bit as the package `gguf` does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_all_types_that_are_read() -> None:
 
 
 def any_blocks(name: str, *shape: int) -> np.ndarray:
-    """All bit patterns, scales that are no numbers among them."""
+    """Makes random bit patterns, including scales that are NaN."""
     return np.random.default_rng(0).integers(0, 256, (*shape[:-1], shape[-1] * block_size(name)[1]), np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of GPTQ, whose layout is made here by its definition."""
+"""GPTQ checkpoints, whose layout is generated here from its definition."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_models(
 
 @pytest.mark.parametrize(("bits", "shuffled"), [(4, False), (4, True), (8, True)])
 def test_matrices_with_inputs_first(model_folder: ModelFolder, tmp_path: Path, bits: int, shuffled: bool) -> None:
-    """GPTQ turns Conv1D's weights before it quantizes them: their codes lie as those of all others."""
+    """GPTQ transposes Conv1D weights before quantizing them, so their codes have the usual layout."""
 
     def turned(weight: torch.Tensor) -> Matrix:
         matrix = gptq(weight.t(), bits, shuffled=shuffled)
@@ -147,7 +147,7 @@ def test_matrices_with_inputs_first(model_folder: ModelFolder, tmp_path: Path, b
 
 
 def test_a_quantized_head_and_rules(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Of which a layer's matrices get different forms; AutoGPTQ's biases of zeros say nothing."""
+    """Rules give a layer's matrices different forms; AutoGPTQ's all-zero biases are ignored."""
     dynamic = {r"-:.*\.1\.self_attn\.q_proj": {}, r".*\.gate_proj": {"bits": 8}}
     model = quantized_model(
         model_folder("llama-untied", attention_bias=False), tmp_path, converter(),
@@ -200,7 +200,7 @@ def test_names_that_lead_here(quantized: Quantized, name: str) -> None:
 
 @pytest.mark.slow
 def test_two_ranks(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Each has some inputs of each group."""
+    """With activation order, each rank has inputs of every group."""
     settings = SETTINGS | {"desc_act": True}
     model = quantized_model(model_folder("llama"), tmp_path, converter(shuffled=True), settings)
     check(model, tensor_parallel_size=2, cpu_threads=1)

@@ -1,4 +1,4 @@
-"""HQQ's checkpoints, by the definition of their layout, which was compared with what the library (0.2.8) makes."""
+"""HQQ checkpoints, generated from the definition of their layout, which was compared with the library's (0.2.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in int8, against the same of their quantized operands in float64."""
+"""Products in int8, against those of their quantized operands in float64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_int8_matrix_is_exact_on_its_quantized_operands(name: str, rows: int, ou
     sums = left.double() @ right.double().T
     expected = sums * left_scale.double()[:, None] * right_scale.double() + bias.double()
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
-    # And close to the product it stands for: each factor is off by half a step of 127 at most.
+    # Also close to the unquantized product: each factor is off by at most half of one of 127 steps.
     exact = hidden.double() @ weight.double().T + bias.double()
     assert (found - exact).norm() / exact.norm() < 0.02
 

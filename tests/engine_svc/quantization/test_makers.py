@@ -1,4 +1,4 @@
-"""Checkpoints of the tools of NVIDIA, AMD and Meta, whose layouts are made here by their definitions."""
+"""Checkpoints of NVIDIA's, AMD's and Meta's tools, whose layouts are generated here from their definitions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_models(model_folder: ModelFolder, tmp_path: Path, name: str) -> None:
 
 
 def test_modelopts_own_file(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Beside a config.json that says nothing of it; with scales of a KV cache."""
+    """The settings are in ModelOpt's own file beside a config.json without any, and include KV cache quantization."""
     model = quantized_model(model_folder("llama"), tmp_path, by_tensor, {})
     config = json.loads((model.packed / "config.json").read_text())
     del config["quantization_config"]

@@ -1,4 +1,4 @@
-"""Which matrices the lists of checkpoints mean."""
+"""Which matrices the module lists of checkpoints refer to."""
 
 from __future__ import annotations
 

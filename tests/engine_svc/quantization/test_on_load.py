@@ -1,4 +1,4 @@
-"""Weights of 16 or 32 bits that become codes while they are loaded."""
+"""Weights of 16 or 32 bits that are quantized while loading."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_how_far_codes_are_from_weights(
 
 
 def test_four_bits_are_better_than_the_least_and_the_greatest_say() -> None:
-    """Steps from the greatest absolute value alone are further off."""
+    """A step size derived from the greatest absolute value alone gives larger errors."""
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(1))
     groups = weight.view(64, 4, 128)
     steps = groups.abs().amax(-1, keepdim=True) / 7
@@ -54,7 +54,7 @@ def test_four_bits_are_better_than_the_least_and_the_greatest_say() -> None:
 
 
 def test_four_bits_keep_what_they_can_say() -> None:
-    """Whole numbers from -8 to 7, of any sign and step, and groups of zeros."""
+    """Whole numbers from -8 to 7 are exact, with any sign and step size, and so are groups of zeros."""
     weight = torch.randint(-8, 8, (16, 64), generator=torch.Generator().manual_seed(2)).float()
     weight[:, ::16] = -8.0
     weight[3] = 0
@@ -91,5 +91,5 @@ def test_which_matrices_become_codes(name: str, kinds: set[str], form: type) -> 
 
 @pytest.mark.parametrize("name", ["int4", "fp8", "experts_int8"])
 def test_models(model_folder: ModelFolder, name: str) -> None:
-    """Those with experts, of whom gate and up are in one."""
+    """Models with experts, whose gate and up matrices are in one stack."""
     load(model_folder("qwen3-moe"), quantization=name)

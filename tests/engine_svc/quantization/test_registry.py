@@ -1,4 +1,4 @@
-"""Which method a name leads to, and what is said of names that lead to none."""
+"""Which method a name selects, and the errors for unknown names."""
 
 from __future__ import annotations
 

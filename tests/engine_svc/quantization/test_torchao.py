@@ -1,7 +1,7 @@
-"""torchao's checkpoints and what is quantized as it does, by its definitions.
+"""torchao's checkpoints, and weights quantized in the same way, generated from its definitions.
 
-The library itself is not among the tests' packages, as Transformers would import it in every process: what is made here
-was compared with what torchao 0.18 makes.
+The library itself is not among the tests' packages, because Transformers would import it in every process. What is
+generated here was compared with the output of torchao 0.18.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINEAR = Place("linear", ("model.layers.1.mlp.down_proj",))
 
 
 def settings(kind: str, **data: Any) -> dict[str, Any]:
-    """As Transformers writes them."""
+    """Returns quantization settings as Transformers writes them."""
     return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
 
 
@@ -100,7 +100,7 @@ def test_models(model_folder: ModelFolder, tmp_path: Path, family: str, form: st
 
 @pytest.mark.parametrize("form", ["int8", "float8", "int4"])
 def test_models_on_load(model_folder: ModelFolder, tmp_path: Path, form: str) -> None:
-    """Whole numbers of eight bits, if nothing else is said."""
+    """Without further settings, the result is 8-bit integers."""
     said, convert = FORMS[form]
     original = model_folder("llama")
     model = quantized_model(original, tmp_path, convert, said)

@@ -1,4 +1,4 @@
-"""Which logits processors requests may name."""
+"""Which logits processors a request may name."""
 
 from __future__ import annotations
 

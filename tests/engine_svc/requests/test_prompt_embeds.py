@@ -1,4 +1,4 @@
-"""What an engine refuses of prompts as embeddings: it trusts nobody."""
+"""Which prompt embeddings an engine refuses: it trusts no caller."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_what_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("target", [torch.float32, torch.float16, torch.bfloat16])
 def test_values_are_finite_in_the_model_s_type(dtype: torch.dtype, target: torch.dtype) -> None:
-    """All values of 16 bits, and those of 32 bits that begin so: what passes are those that convert to finite ones."""
+    """Of all 16-bit values, and 32-bit values with only upper bits set, those that convert to finite ones pass."""
     name, wanted = (str(each).removeprefix("torch.") for each in (dtype, target))
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     values = bits.view(dtype) if dtype.itemsize == 2 else (bits.int() << 16).view(torch.float32)
-    # Between the largest value and what rounds to it no caller has any business.
+    # Values beyond the largest finite one are refused even if they would round to it.
     finite = values.to(target).isfinite() & (values.float().abs() <= torch.finfo(target).max)
 
     def rows(some: torch.Tensor) -> PromptEmbeds:

@@ -1,4 +1,4 @@
-"""Requests that may come to a point where no token is left to sample are refused, and no others."""
+"""Requests that may reach a point where no token is left to sample are refused, and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNS = st.lists(st.integers(0, 2), min_size=1, max_size=3).map(tuple)
 
 
 def some_end_leaves_nothing(sampling: SamplingParameters) -> bool:
-    """By trying what may stand at the end of a sequence; what is longer than any beginning changes nothing."""
+    """Tries every possible tail of a sequence; tails longer than the start of any bad word change nothing."""
     ends = {2} if sampling.min_tokens and not sampling.ignore_eos else set()
     for length in range(3):
         for tail in itertools.product(range(3), repeat=length):

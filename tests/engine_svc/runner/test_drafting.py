@@ -1,4 +1,4 @@
-"""What a rank's draft model guesses. Where the draft is the target itself, all of it is right: its cache is."""
+"""Guesses of a rank's draft model. With the target itself as the draft, right guesses prove that its cache is right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def running(folder: Path, draft: Path | None = None, host_blocks: int = 0, **opt
 
 
 class Driver:
-    """Decodes one sequence by hand, token after token."""
+    """Decodes one sequence by hand, token by token."""
 
     def __init__(self, runner: Runner, prompt: Sequence[int], slot: int = 0, sampling: SamplingPlan = GREEDY) -> None:
         self.runner, self.slot, self.sampling = runner, slot, sampling
@@ -50,7 +50,7 @@ class Driver:
     def start(
         self, blocks: list[int], found: int = 0, wanted: int = 0, transfers: Transfers | None = None
     ) -> dict[int, list[int]]:
-        """Computes what is not found; returns what is guessed."""
+        """Computes the tokens that are not found in the cache; returns the guesses."""
         new = NewSequence(self.slot, self.token_ids, self.num_prompt_tokens, found, [blocks], self.sampling)
         return self._step(found, len(self.token_ids) - found, wanted, [new], transfers)
 
@@ -67,7 +67,7 @@ class Driver:
         return result.draft_token_ids
 
     def check(self, guessed: dict[int, list[int]], count: int) -> None:
-        """Goes on without guesses, and compares."""
+        """Continues without drafting, and compares the guesses with the tokens."""
         known = len(self.token_ids)
         while len(self.token_ids) < known + count:
             assert self.go_on() == {}
@@ -79,29 +79,29 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path, sampling: Sam
     with running(folder) as runner:
         driver = Driver(runner, PROMPT, 3, sampling)
         driver.check(driver.start([5, 9, 2, 30, 11], wanted=5), 5)
-        driver.check(driver.go_on(wanted=4), 4)  # what it has missed, it has caught up with
+        driver.check(driver.go_on(wanted=4), 4)  # it has caught up with the tokens that it missed
 
 
 @pytest.mark.slow
 def test_a_draft_is_replayed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its guesses, one after the other, and what it catches up with behind a step of several tokens; not a prompt."""
+    """Graphs replay its guesses, and its catching up after a step of several tokens, but not a prompt."""
     record_prompts(monkeypatch)
     recorder = Recorder()
     with running(folder, attention_backend="triton", max_num_seqs=4) as runner:
         shapes = runner.make_graphs(recorder, 4)
-        assert shapes == recorder.recorded == 2 * 2 * 3  # of the target and the draft, each of 1 and 4 tokens
+        assert shapes == recorder.recorded == 2 * 2 * 3  # of the target and the draft, each for 1 and 4 tokens
         driver = Driver(runner, PROMPT, 3)
         guessed = driver.start([5, 9, 2, 30, 11], wanted=5)
         assert recorder.replays == 4  # all guesses but the first, which comes with the prompt
         driver.check(guessed, 5)
         replays = recorder.replays
-        guessed = driver.go_on(wanted=4)  # six tokens are to be caught up with: more than any graph has
+        guessed = driver.go_on(wanted=4)  # six tokens to catch up with, more than any graph has
         assert recorder.replays == replays + 1 + 3
         driver.check(guessed, 4)
         driver.go_on(wanted=1)
         driver.go_on()
         replays = recorder.replays
-        guessed = driver.go_on(wanted=2)  # two are
+        guessed = driver.go_on(wanted=2)  # two tokens to catch up with
         assert recorder.replays == replays + 1 + 1 + 1
         driver.check(guessed, 2)
         assert runner.make_graphs(Recorder(), 4, most=2) == shapes
@@ -132,11 +132,11 @@ def test_what_was_computed_of_wrong_guesses_is_forgotten(folder: Path, monkeypat
 def test_room_in_blocks_bounds_what_is_guessed(folder: Path) -> None:
     with running(folder) as runner:
         driver = Driver(runner, PROMPT[:30])
-        assert len(driver.start([4, 5], wanted=9)[0]) == 2  # of 30 + 1 tokens, and behind them one that is computed
+        assert len(driver.start([4, 5], wanted=9)[0]) == 2  # room for 30 + 1 tokens, and one guess that is computed
 
 
 def test_a_token_without_a_block_waits_for_it(folder: Path) -> None:
-    """Its place in the table may be anybody's block."""
+    """The table's entry for it may be another sequence's block."""
     with running(folder) as runner:
         other = Driver(runner, PROMPT[:15], 1)
         guessed = other.start([0, 1], wanted=3)

@@ -1,4 +1,4 @@
-"""Decoding through recorded forward passes: padded batches in buffers that stay. Recording itself needs a GPU."""
+"""Decoding with recorded forward passes: padded batches in persistent buffers. Real recording needs a GPU."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_sizes_of_prompts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
 def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Alone, several, in chunks, and beside sequences that decode."""
+    """Prompts alone, several at once, in chunks, and beside decoding sequences."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     prompts = random_prompts(3, 17, 45, 12, 9, 70)
     recorder = Recorder()
@@ -83,13 +83,13 @@ def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.Mon
         folder, attention_backend="triton", max_num_seqs=4, max_num_batched_tokens=30, long_prefill_token_threshold=25
     ) as engine:
         found = tokens(run(engine, prompts, sampling))
-        assert recorder.replays == engine.load().step  # each step
+        assert recorder.replays == engine.load().step  # every step
     check_greedy(folder, prompts, found, 5)
-    assert recorder.recorded == 3 + 2  # of 1, 2 and 4 sequences that decode, and of 8 and 30 tokens
+    assert recorder.recorded == 3 + 2  # for 1, 2 and 4 decoding sequences, and for 8 and 30 tokens
 
 
 def test_which_graph_a_step_with_prompts_goes_by() -> None:
-    """By its tokens, and of few tokens by its sequences; not more tokens than any has, nor contexts without room."""
+    """The smallest with room for the tokens, then the sequences; none if tokens, sequences or contexts do not fit."""
     shapes = PaddedShapes([4, 12], 90, most_positions=lambda sequences, _: 50 * sequences, prompt_sizes=[8, 30, 300])
     recorded = [shape for shape in shapes.all() if not shape.query_len]
     expected = [(300, 12), (30, 12), (30, 8), (8, 12), (8, 8)]
@@ -113,7 +113,7 @@ def test_which_graph_a_step_with_prompts_goes_by() -> None:
 
 @pytest.mark.slow
 def test_prompts_behind_long_contexts_are_computed_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose keys are better split among programs."""
+    """The keys of such prompts are better split among programs."""
     monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
     monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
@@ -124,13 +124,13 @@ def test_prompts_behind_long_contexts_are_computed_without(tmp_path: Path, monke
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=3)))
         assert engine.load().step == 4 + 2
     check_greedy(folder, prompts, found, 3)
-    assert recorder.replays == 1 + 2  # the prompt's first tokens, and what decodes
+    assert recorder.replays == 1 + 2  # the prompt's first tokens, and decoding
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shape"),
-    # A layer of each kind: with a window and without, dense and of experts.
+    # Each kind of layer: with a window and without, dense and with experts.
     [("gemma2", {"num_hidden_layers": 2}), ("deepseek-v3", {"num_hidden_layers": 2}), ("bamba", {})],
 )
 def test_tokens_are_the_same(
@@ -145,13 +145,14 @@ def test_tokens_are_the_same(
         found = tokens(run(engine, prompts, sampling))
     check_greedy(folder, prompts, found, 8)
     assert recorder.replays == 7
-    assert recorder.recorded == 4  # of 1, 2, 4 and 6 sequences, at the start
+    assert recorder.recorded == 4  # for 1, 2, 4 and 6 sequences, at startup
 
 
 @pytest.mark.slow
 def test_batch_invariance_by_a_gpus_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole of a model in the interpreter: alone and beside others, with graphs that others' sequences and nobody's
-    fill up, and in chunks without any."""
+    """Runs a whole model in the interpreter: alone and beside others, with graphs filled up by other sequences and
+    padding rows, and in chunks without graphs.
+    """
     folder = make_model(tmp_path / "llama", "llama", initializer_range=0.02, num_hidden_layers=2)
     sampling = replace(GREEDY, max_tokens=3, logprobs=1, temperature=0.7, seed=1)
     asked = [GenerationRequest("r", prompt, sampling) for prompt in random_prompts(3, 11)]
@@ -180,7 +181,7 @@ def test_batches_of_several_tokens_a_sequence_are_replayed_too(tmp_path: Path, m
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=4)))
     check_greedy(folder, prompts, found, 4)
     assert recorder.replays == 4
-    assert recorder.recorded == 2 * 4  # of 1, 2, 4 and 6 sequences
+    assert recorder.recorded == 2 * 4  # for 1, 2, 4 and 6 sequences
 
 
 @pytest.mark.slow
@@ -195,12 +196,12 @@ def test_contexts_that_graphs_have_no_room_for_are_computed_without(
     with running_engine(folder, attention_backend="triton", max_num_seqs=6) as engine:
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=8)))
     check_greedy(folder, prompts, found, 8)
-    # Of three sequences, and nobody's for the fourth, which have 52 positions in the first step and 3 more in each.
+    # Three sequences and padding for a fourth, with 52 positions in the first step and 3 more in each later one.
     assert recorder.replays == 2
 
 
 def test_how_much_memory_graphs_take_is_told_by_the_first_two() -> None:
-    """The second finds room in what the first has reserved, but for what it leaves."""
+    """The second graph reuses memory reserved for the first, except for what stays in use."""
     held = iter([Held(100, 90), Held(160, 97), Held(162, 101)])
     capture = MeasuredCapture(Recorder(), lambda: next(held))
     assert capture.total(3) == 0
@@ -222,7 +223,7 @@ def test_the_largest_graphs_come_first_and_again_with_adapters() -> None:
 
 @pytest.fixture
 def not_a_number_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads what nobody has written there is found out."""
+    """Fills new tensors with NaN, so that reading unwritten values is noticed."""
     new = torch.Tensor.new_empty
 
     def filled(like: torch.Tensor, *size: Any, **options: Any) -> torch.Tensor:
@@ -236,9 +237,11 @@ def not_a_number_in_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("not_a_number_in_new_memory")
 @pytest.mark.parametrize(("family", "most"), [("qwen3-moe", 2), ("llama", 9)])
 def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, most: int) -> None:
-    """Of up to so many tokens, more of some sequences than of others; as many sequences as a graph has, and fewer. Rows
-    of nobody, whose attention nobody computes, hold anything. Keys are split among programs, whether drafts are few or
-    not."""
+    """Covers up to `most` drafts, more in some sequences than in others, and graphs with and without padding rows.
+
+    Padding rows, for which attention is not computed, may hold anything. Keys are split among programs, whether drafts
+    are few or many.
+    """
     for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("_multiprocessors", lambda _: 100)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
@@ -257,7 +260,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
         drafter.know(asked, [[choice.token_ids for choice in choices] for choices in found])
         steps, replays = engine.load().step, recorder.replays
         assert tokens(run_requests(engine, asked)) == tokens(found)
-        assert recorder.replays - replays == engine.load().step - steps - 1  # but that of the prompts
+        assert recorder.replays - replays == engine.load().step - steps - 1  # every step except that of the prompts
     assert drafter.num_drafts > drafter.num_right > 5
     for prompt, output in zip(prompts, tokens(found), strict=True):
         check_greedy(folder, [prompt], [output], len(output))
@@ -265,7 +268,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose weights would be read for nothing."""
+    """Expert weights would be read for nothing."""
     folder = make_model(tmp_path / "qwen3-moe", "qwen3-moe", num_hidden_layers=2)
     recorder, computed = Recorder(), list[list[bool]]()
 
@@ -283,12 +286,12 @@ def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: p
         found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=3)))
     check_greedy(folder, prompts, found, 3)
     assert recorder.replays == 2
-    # In each step, by the layer that has experts: the last one, whose output rows are one of each prompt.
+    # For each step, the rows of the only layer with experts: the last one, which computes one row per prompt.
     assert computed == [[True] * 3, *[[True] * 3 + [False]] * 2]
 
 
 def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their token ids, which graphs read, mean nothing."""
+    """Graphs read token ids, which mean nothing for embeddings."""
     folder = make_model(tmp_path / "llama", "llama")
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
     rows = PromptEmbeds("float32", weights.shape[1], weights[7].numpy().tobytes())
@@ -326,8 +329,7 @@ def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = Fals
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3-moe", "llama"])
 def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """What a start has run holds for steps of any size, with graphs and without, with adapters, however tokens are
-    sampled."""
+    """The startup runs cover steps of any size, with graphs and without, with adapters, however tokens are sampled."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     modules = {f"model.layers.0.self_attn.{name}": (64, 64) for name in ("q_proj", "o_proj")}
     path = write_adapter(tmp_path / "adapter", low_rank(modules))
@@ -362,7 +364,7 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4,201 tokens, where a start has seen prompts of 40: by a graph, beside a prompt, and the end of one."""
+    """Contexts of 4,201 tokens, after a startup with prompts of 40: in a graph, beside a prompt, at a prompt's end."""
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2, max_position_embeddings=8192)
     compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())

@@ -1,4 +1,4 @@
-"""Weights of layers that are copied to the device in each forward pass: which, when, and that nothing else changes."""
+"""Layer weights that are copied from host memory in each forward pass: which, when, and that results stay the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 class Part(PackedLayer):
-    """Of 256 bytes."""
+    """A layer with 256 bytes of weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Layer(torch.nn.Module):
 
 
 def hosted(count: int, num_layers: int = LAYERS) -> tuple[list[Layer], list[list[float]], LateCopies]:
-    """Layers of which so many fit into host memory, and what each gives."""
+    """Returns layers, `count` of which fit into host memory, what each computes, and the copies that were made."""
     layers, copies = [Layer() for _ in range(num_layers)], LateCopies()
     expected = [layer() for layer in layers]
     weights = HostWeights(layers, count * 512 + 100, copies)
@@ -91,7 +91,7 @@ def test_a_layer_that_is_computed_in_parts_is_copied_once() -> None:
 
 
 def test_rooms_whose_memory_was_given_back_are_used_again() -> None:
-    """As on a GPU that sleeps: what lies in host memory is not copied there again."""
+    """As on a GPU that sleeps: weights that are in host memory are not copied there again."""
     layers, expected, _ = hosted(4)
     assert [layer() for layer in layers] == expected
     on_device = [part.weight for layer in layers for part in (layer.first, layer.second)]
@@ -130,7 +130,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(folder: Path, **options: Any) -> list[list[int]]:
-    """In chunks, and beside each other."""
+    """Generates in chunks, with the prompts beside each other."""
     with running_engine(folder, **OPTIONS, max_num_batched_tokens=12, **options) as engine:
         return tokens(run(engine, PROMPTS, replace(GREEDY, max_tokens=3)))
 
@@ -190,7 +190,7 @@ def test_a_cpu_says_that_it_has_no_effect(folder: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("flag", ["--enable-eplb", "--enable-dbo"])
 def test_what_copies_do_not_go_with_is_refused(folder: Path, late_copies: list[LateCopies], flag: str) -> None:
-    """Experts that move, and passes that run as two halves."""
+    """Moving experts, and passes that run as two halves."""
     given = {"enable_eplb": flag == "--enable-eplb", "enable_dbo": flag == "--enable-dbo"}
     options = engine_options(cpu_offload_gb=1.0, enable_expert_parallel=True, **given)
     with pytest.raises(StartupError, match=f"--cpu-offload-gb does not go with {flag}"):

@@ -1,4 +1,4 @@
-"""How many kernels a GPU is given for a layer: each takes it some microseconds, whatever it computes."""
+"""How many kernels a GPU launches per layer: each launch takes some microseconds, whatever it computes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.support.recorder import record_prompts
 from tests.support.run_engine import GREEDY, running_engine
 from tests.support.tiny_models import make_model
 
-# Qwen3-0.6B's, but for its sizes.
+# Launches of a layer like Qwen3-0.6B's, at smaller sizes.
 BEFORE_ATTENTION = ["_norm_kernel", "linear", "_rotate_kernel"]
 DECODED, PREFILLED = ["_decode_kernel", "_combine_kernel"], ["_prefill_kernel"]
 BEHIND_ATTENTION = ["linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
-# A prompt's last layer goes on with the last row of each sequence: its query, and what has been added up.
+# For prompts, the last layer continues with the last row of each sequence: of the query and of the residual.
 LAST = ["index", *DECODED, "linear", "index", *BEHIND_ATTENTION[1:]]
 ALONE = ["_single_row_kernel", "_rotate_kernel", *DECODED, *["_single_row_kernel"] * 3]
 
 
 def in_int8(names: list[str]) -> list[str]:
-    """The same with weights and rows of eight bits."""
+    """Returns the launches with weights and rows in int8."""
     return [
         each for name in names for each in (["_quantize_kernel", "_multiply_kernel"] if name == "linear" else [name])
     ]
 
 
 def layers_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, **options: Any) -> list[list[str]]:
-    """What each layer of each step is: of three prompts, and then of three, two and one sequences that decode."""
+    """Returns the launches of each layer in each step: three prompts, then three, two and one decoding sequences."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     launches, runners, layers = Launches(monkeypatch), list[Runner](), list[list[str]]()
@@ -78,7 +78,7 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
 
 @pytest.mark.slow
 def test_a_layer_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of the two is dense, and the other has experts."""
+    """The first of the two layers is dense, and the other has experts."""
     layers = layers_of_steps(tmp_path, monkeypatch, "deepseek-v2")
     before = ["_norm_kernel", "linear", "_norm_kernel", "linear", "linear", "bmm"]
     turned = ["_rotate_pairs_kernel", "_norm_kernel", "_rotate_pairs_kernel", "_write_kernel"]
@@ -91,7 +91,7 @@ def test_a_layer_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Noted(Capture):
-    """Takes a replay for one launch, and notes what it stands for."""
+    """Counts a replay as one launch, and records the launches that it stands for."""
 
     def __init__(self, launches: Launches) -> None:
         self._launches = launches
@@ -107,7 +107,7 @@ class Noted(Capture):
 
 
 def test_a_recorded_step_is_a_copy_and_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is recorded looks up its tokens, and spreads the tables of both groups of layers, by one kernel."""
+    """In the recording, a single kernel looks up token ids and unpacks the block tables of both groups of layers."""
     folder = make_model(tmp_path / "gemma2", "gemma2", num_hidden_layers=2)
     launches, runners = Launches(monkeypatch), list[Runner]()
     record_prompts(monkeypatch)

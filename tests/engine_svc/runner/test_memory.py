@@ -1,4 +1,4 @@
-"""What of a GPU's memory a worker takes for its KV cache, and what it refuses to start with."""
+"""How much of a GPU's memory a worker takes for its KV cache, and when it refuses to start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_alone_on_a_gpu() -> None:
 
 
 def test_two_workers_share_a_gpu() -> None:
-    """The second finds the first one's half taken, and gets its own but for what the driver holds."""
+    """The second finds the first one's half in use, and gets its own half less what the driver takes."""
     first = gpu_budget(memory(free=62.5, held=17, peak=20), 0.5)
     assert first == 20 * GIB
     second = gpu_budget(memory(free=80 - 40 - 1 - 17, held=17, peak=20), 0.5)
@@ -50,7 +50,7 @@ def test_on_a_cpu_states_have_room_beside_the_cache(monkeypatch: pytest.MonkeyPa
 
 
 class SharedGpu:
-    """torch.cuda's figures, of processes that share one GPU of 80 GiB. The driver holds half a GiB for each of them."""
+    """torch.cuda's figures for processes that share one GPU of 80 GiB, of which the driver takes 0.5 GiB for each."""
 
     def __init__(self, processes: int) -> None:
         self.held = [0] * processes
@@ -58,7 +58,7 @@ class SharedGpu:
         self.current = 0
 
     def take(self, process: int, num_bytes: int, passing: int = 0) -> None:
-        """It keeps so many bytes, and needs `passing` more for a moment."""
+        """Keeps `num_bytes`, and briefly needs `passing` more."""
         self.held[process] += num_bytes
         self.peak[process] = max(self.peak[process], self.held[process] + passing)
 
@@ -75,7 +75,7 @@ class SharedGpu:
 
 @pytest.mark.parametrize("order", ["AABB", "ABAB", "ABBA", "BAAB"])
 def test_two_at_045_fit_on_one_gpu_in_any_order(monkeypatch: pytest.MonkeyPatch, order: str) -> None:
-    """Each letter is a process that loads the first time, and asks for its cache the second; both get the same."""
+    """Each letter is a process: it loads the first time, and sizes its cache the second time. Both get the same."""
     gpu = SharedGpu(2)
     for name in ("mem_get_info", "memory_reserved", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))

@@ -1,4 +1,4 @@
-"""Steps on a CPU as recorded calls of kernels: what they leave is what the layers would have left, bit for bit."""
+"""CPU steps as recorded kernel calls have bitwise the same results as the layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.tiny_models import make_model
 
 pytestmark = needs_native
 SAMPLING = replace(GREEDY, logprobs=1)
-# They come and go, so that the number of rows changes, and some prompts run beside others' decoding.
+# Requests come and go, so that the number of rows changes, and some prompts run beside decoding sequences.
 LENGTHS = ((3, 4), (17, 9), (1, 11), (24, 6), (2, 13))
 
 Answers = list[tuple[list[int], list[PositionLogprobs]]]
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(family: str) -> Path:
         if family not in made:
-            # Heads of a multiple of 16 values, which the kernels want.
+            # The kernels need head sizes that are multiples of 16.
             is_latent = family in ("deepseek-v3", "kimi-linear")
             changes = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if is_latent else {}
             made[family] = make_model(tmp_path_factory.mktemp(family), family, **changes)
@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Of each step that was asked for, whether it was replayed."""
+    """For each step that was to be replayed, whether it was."""
     found: list[bool] = []
     run_noted = NotedSteps.run
 
@@ -76,7 +76,7 @@ def answers(engine: Engine, asked: list[GenerationRequest]) -> Answers:
 
 
 def compare(folder: Path, **options: Any) -> None:
-    """More requests than slots: some wait for others to leave."""
+    """Compares eager and recorded steps; there are more requests than slots, so some have to wait."""
     found = []
     for enforce_eager in (True, False):
         with running_engine(folder, max_num_seqs=3, enforce_eager=enforce_eager, **options) as engine:
@@ -103,14 +103,14 @@ def test_families(folder: Callable[[str], Path], replays: list[bool], family: st
     {"dtype": "float16"}, {"cpu_kernels": "avx2"}, {"num_blocks": 3},
 ])  # fmt: skip
 def test_forms(folder: Callable[[str], Path], replays: list[bool], options: dict[str, Any]) -> None:
-    """The last one has room for some of the sequences only, which are preempted."""
+    """The last option leaves room for only some of the sequences, which are preempted."""
     compare(folder("qwen3"), **options)
     assert replays
     assert all(replays)
 
 
 def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool]) -> None:
-    """Their rows are put in by torch, and the tokens behind them are like others."""
+    """Torch inserts their rows, and later tokens are like any others."""
     weights = load_file(folder("llama") / "model.safetensors")["model.embed_tokens.weight"].float()
     prompts = random_prompts(3, 20)
     asked = [
@@ -147,7 +147,7 @@ def test_larger_steps_go_by_the_model(
 def test_a_model_that_needs_torch_is_not_recorded(
     folder: Callable[[str], Path], replays: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Keys over their scales are torch's work. It is said once, and only to whoever wants to know."""
+    """Dividing keys by their scales is torch's work. This is logged once, at debug level."""
     caplog.set_level(logging.DEBUG, native_calls.__name__)
     compare(folder("llama"), kv_cache_dtype="fp8", calculate_kv_scales=True)
     assert not any(replays)
@@ -184,10 +184,10 @@ def test_operators_that_compute_are_found() -> None:
 
 
 def test_torchs_compiler_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be what takes longest when an engine starts."""
+    """Importing it would take the longest part of an engine's startup."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
 
-    class Fresh(KernelsAlone):  # what torch makes of a method, it keeps
+    class Fresh(KernelsAlone):  # torch caches what it makes of a method
         __torch_dispatch__ = inspect.unwrap(KernelsAlone.__torch_dispatch__)
 
     with Fresh(Arena(torch.zeros(1024, dtype=torch.uint8), {7}, 7)):
@@ -199,7 +199,7 @@ def test_memory_is_used_again_when_no_tensor_is_on_it() -> None:
     arena = Arena(memory, {7}, 7)
     first, second = arena.new(torch.empty(5, 20)), arena.new(torch.empty(3, dtype=torch.int64))
     assert first.data_ptr() == memory.data_ptr()
-    assert second.data_ptr() == memory.data_ptr() + 448  # 400 bytes, and what is left of a line
+    assert second.data_ptr() == memory.data_ptr() + 448  # 400 bytes, rounded up to whole cache lines
     view = first[1:].t()
     del first
     assert arena.new(torch.empty(100)).data_ptr() == second.data_ptr() + 64

@@ -1,4 +1,4 @@
-"""Classes of the operator's own, in place of the runner and before it."""
+"""The operator's own classes in place of the runner, and in front of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request whose values overflow, as in float16 they may, fails alone and leaves nothing behind that others meet."""
+"""A request whose values overflow, as they may in float16, fails alone and leaves nothing that affects others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 BAD = VOCAB_SIZE - 1
 PROMPTS = [[token % BAD for token in prompt] for prompt in random_prompts(1, 9, 20, 33, 50, seed=8)]
-# Innocent requests do not come upon the bad token by themselves.
+# Other requests do not sample the bad token by themselves.
 INNOCENT = SamplingParameters(temperature=0.0, max_tokens=40, logit_bias=((BAD, -100.0),))
 OverflowingModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def overflowing(tmp_path_factory: pytest.TempPathFactory) -> OverflowingModel:
-    """A family's model where the embedding of the token BAD is infinite."""
+    """Returns a function that makes a family's model in which the embedding of the token BAD is infinite."""
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
@@ -45,7 +45,7 @@ def overflowing(tmp_path_factory: pytest.TempPathFactory) -> OverflowingModel:
 
 
 def errors(engine: Engine, prompts: list[list[int]], sampling: SamplingParameters) -> list[QuireError | None]:
-    """How requests end."""
+    """Runs the prompts and returns each request's error, or None."""
     for key, prompt in enumerate(prompts):
         engine.add(10**9 + key, GenerationRequest("r", prompt, sampling))
     found: dict[int, QuireError | None] = {}
@@ -56,7 +56,7 @@ def errors(engine: Engine, prompts: list[list[int]], sampling: SamplingParameter
 
 
 def bad_prompts() -> list[list[int]]:
-    """The bad token first, last, and in the middle of prompts that take one step and several."""
+    """Puts the bad token first, last, and in the middle of prompts of one step and of several."""
     return [[BAD], [BAD, *PROMPTS[3]], [*PROMPTS[2], BAD], [*PROMPTS[4], BAD, *PROMPTS[4]]]
 
 
@@ -68,12 +68,12 @@ def bad_prompts() -> list[list[int]]:
         ("llama", {"kv_cache_dtype": "fp8_e4m3"}),
         ("llama", {"kv_cache_dtype": "fp8_e5m2", "attention_backend": "cpu"}),
         ("llama", {"attention_backend": "reference"}),
-        # Where 16 bits round depends on what is cached.
+        # In 16 bits, rounding depends on what is found in the cache.
         pytest.param("llama", {"dtype": "bfloat16", "enable_prefix_caching": False}, marks=needs_native),
         ("gemma2", {}),  # layers with a window and without
         ("mixtral", {}),
         ("deepseek-v3", {}),
-        ("jamba", {}),  # layers that keep states
+        ("jamba", {}),  # recurrent layers
         ("bamba", {}),
     ],
 )
@@ -89,7 +89,7 @@ def test_an_overflow_is_its_requests_own(
                 assert error is not None
                 assert error.reason == "REQUEST_FAULT"
                 assert "overflowed" in error.message
-            # Over blocks that the bad ones have left, and that nobody has used before.
+            # In blocks that the bad requests used, and in fresh ones.
             assert tokens(run(engine, PROMPTS, INNOCENT)) == expected
 
 
@@ -99,5 +99,5 @@ def test_what_was_computed_after_an_overflow_cannot_be_found(overflowing: Overfl
         assert errors(engine, [prompt], INNOCENT)[0] is not None
         usage = run(engine, [prompt[:40]], INNOCENT)[0][0].usage
         assert usage is not None
-        assert usage.cached_prompt_tokens == 32  # of the first step, before the bad token
+        assert usage.cached_prompt_tokens == 32  # from the first step, before the bad token
         assert sum(len(hashes) for hashes in engine.cache_contents().hashes.values()) == (40 + 39) // 16

@@ -1,4 +1,4 @@
-"""One request's fault is its own: neighbours, cache and process go on as if it had never come."""
+"""A request's fault is its own: neighbors, cache and process go on as if it had never come."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 def run(engine: Engine, requests: dict[int, GenerationRequest]) -> dict[int, list[SequenceDelta]]:
-    """All that came for each request, once each has ended and nothing is held any more."""
+    """Runs requests until each has ended and no blocks are in use; returns all deltas of each."""
     for key, request in requests.items():
         engine.add(key, request)
     found: dict[int, list[SequenceDelta]] = {key: [] for key in requests}
@@ -73,14 +73,14 @@ def neighbours() -> dict[int, GenerationRequest]:
 
 @pytest.fixture(scope="module")
 def undisturbed(engine: Engine) -> dict[int, list[SequenceDelta]]:
-    """What the neighbours get where nobody else is."""
+    """What the neighbors get when they run alone."""
     found = run(engine, neighbours())
     assert all(len(tokens(deltas)) == NEIGHBOUR.max_tokens for deltas in found.values())
     return found
 
 
 def edges(name: str, *more: Any) -> st.SearchStrategy[Any]:
-    """The ends of a parameter's bound, and what lies near them."""
+    """Draws a parameter's bounds, and the given values near them."""
     bound = SAMPLING_BOUNDS[name]
     ends = [bound.minimum] if not bound.minimum_excluded else []
     ends += [bound.maximum] if bound.maximum < 2**62 else []
@@ -151,13 +151,13 @@ def test_any_parameters_end_and_change_nothing_for_others(
 
 
 def drafter_of(undisturbed: dict[int, list[SequenceDelta]], drafts: bool) -> ReplayingDrafter | None:
-    """Drafts for the neighbours, most of them right."""
+    """Returns a drafter whose drafts for the neighbors are mostly right, or None."""
     drafter = ReplayingDrafter(VOCAB_SIZE - 1)
     drafter.know([*neighbours().values()], [[tokens(undisturbed[key])] for key in neighbours()])
     return drafter if drafts else None
 
 
-# Nothing that validation lets through fails. What it would have to miss for a row to fail:
+# No valid request fails. For a row to fail, validation would have to let one of these through:
 BROKEN: dict[str, dict[str, Any]] = {
     "added": {"logit_bias": ((10**6, 1.0),)},
     "penalised": {"presence_penalty": 1.0, "logit_bias": ((-1, 1.0),)},
@@ -176,7 +176,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_rows_that_cannot_be_sampled_fail_alone(
     folder: Path, undisturbed: dict[int, list[SequenceDelta]], drafts: bool
 ) -> None:
-    """More such requests than steps in a row may fail; the cache is kept and neighbours get their tokens."""
+    """There are more such requests than steps may fail in a row; the cache is kept, and neighbors get their tokens."""
     broken = {
         7 + index: GenerationRequest(fault, random_prompts(40)[0], replace(NEIGHBOUR, **BROKEN[fault]))
         for index, fault in enumerate([*BROKEN, *BROKEN])
@@ -199,7 +199,7 @@ def test_rows_that_cannot_be_sampled_fail_alone(
 def test_a_row_that_the_model_cannot_run_fails_alone(
     folder: Path, undisturbed: dict[int, list[SequenceDelta]], monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
-    """More often than steps may fail in a row, in a prompt of several steps and in the midst of decoding."""
+    """It happens more often than steps may fail in a row, in prompts of several steps and during decoding."""
     theirs = {token for key, deltas in undisturbed.items() for token in (*PROMPTS[key], *tokens(deltas))}
     bad, forward = max({*range(VOCAB_SIZE)} - theirs), Decoder.forward
 
@@ -213,7 +213,7 @@ def test_a_row_that_the_model_cannot_run_fails_alone(
     broken = [*([*prompt[:length], bad, *prompt[length:]] for length in (0, 1, 20, 39)), prompt]
     with running_engine(
         folder, max_num_batched_tokens=48, drafter=drafter_of(undisturbed, drafts),
-        enforce_eager=True,  # a step that was recorded before would not pass here
+        enforce_eager=True,  # replayed steps would not call `refuse`
     ) as engine:  # fmt: skip
         run(engine, neighbours())
         monkeypatch.setattr(Decoder, "forward", refuse)
@@ -221,7 +221,7 @@ def test_a_row_that_the_model_cannot_run_fails_alone(
             engine,
             {**neighbours(), **{7 + key: GenerationRequest("r", p, decoding) for key, p in enumerate(broken)}},
         )
-        for prompt in broken:  # with nobody beside it that could be well
+        for prompt in broken:  # with no healthy request beside it
             (alone,) = run(engine, {0: GenerationRequest("r", prompt, decoding)}).values()
             assert getattr(alone[-1].error, "reason", None) == "REQUEST_FAULT"
     for key in range(7, 7 + len(broken)):
@@ -239,7 +239,7 @@ def test_a_row_that_the_model_cannot_run_fails_alone(
 
 
 def test_what_no_row_can_run_is_no_rows_fault(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_engine(folder, enforce_eager=True) as engine:  # recorded steps would not pass here
+    with running_engine(folder, enforce_eager=True) as engine:  # replayed steps would not call `refuse`
 
         def refuse(*arguments: Any) -> torch.Tensor:
             raise RuntimeError("device lost")
@@ -250,7 +250,7 @@ def test_what_no_row_can_run_is_no_rows_fault(folder: Path, monkeypatch: pytest.
 
 
 def test_rows_are_sampled_apart_from_logits_that_are_whole() -> None:
-    """A batch that raises after penalties and biases were applied does not apply them twice."""
+    """After a batch raised with penalties and biases already applied, these are not applied a second time."""
     plans = [
         sampling_plan(temperature=0.0, frequency_penalty=1.0, logit_bias=((1, 0.5),)),
         sampling_plan(temperature=0.0, logprobs=10**4),

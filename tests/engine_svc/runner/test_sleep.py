@@ -1,4 +1,4 @@
-"""Real models that sleep and wake: the tokens of before, whatever steps recorded, drafted or adapted."""
+"""Real models that sleep and wake generate the same tokens, with recorded steps, drafts and adapters too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens_of(engine: Engine, requests: list[GenerationRequest], naps: list[SleepLevel], first: int) -> list[list[int]]:
-    """Of each request, with a nap after every few steps."""
+    """Returns the tokens of each request, with a sleep after every few steps."""
     for index, request in enumerate(requests):
         engine.add(first + index, request)
     found = [Output() for _ in requests]
@@ -77,7 +77,7 @@ def test_the_same_tokens_as_before(llama: Path, options: dict[str, Any]) -> None
 
 
 def test_weights_in_host_memory(tmp_path: Path, late_copies: list[LateCopies]) -> None:
-    """A model that forgets them gives that memory back too, and takes new one as it is loaded again."""
+    """A model that forgets its weights also frees that host memory, and allocates it again when it is reloaded."""
     folder = make_model(tmp_path, "llama", num_hidden_layers=6)
     with running_engine(folder, cpu_kernels="torch", cpu_offload_gb=1 / 1024) as engine:
         check(engine, plain())
@@ -101,7 +101,7 @@ def test_models_that_keep_states(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_guesses_on(llama: Path) -> None:
-    """It is the target itself, so that all it guesses is right; what it has computed of a sequence goes, too."""
+    """The draft is the target itself, so all guesses are right; what it cached of a sequence is dropped, too."""
     drafter = RankDrafter(3)
     config = {"method": "draft_model", "model": str(llama)}
     with running_engine(llama, drafter=drafter, speculative_config=config) as engine:
@@ -169,7 +169,7 @@ def test_memory_that_is_there_in_part_is_given_back(monkeypatch: pytest.MonkeyPa
 
 
 def test_tensors_are_the_same_when_their_memory_is_back() -> None:
-    """Views, transposed ones and those without elements too; it is what happens to a GPU's weights."""
+    """Views, transposed and empty tensors included; this is what happens to weights on a GPU."""
     base = torch.arange(24.0).reshape(4, 6)
     views = [base, base[1:3], base.T, torch.empty(0), torch.arange(5, dtype=torch.int8)]
     copies = [view.clone() for view in views]

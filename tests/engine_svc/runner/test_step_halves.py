@@ -1,4 +1,4 @@
-"""Which steps run as two halves, and what these are."""
+"""Which steps run as two halves, and how they are split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TWO = ParallelGroups(ParallelLayout(tensor=2))
 
 
 def plan(*sequences: tuple[int, int]) -> StepPlan:
-    """Of sequences with so many new tokens, of which so many sample."""
+    """Makes a plan from each sequence's number of new tokens and of sampled tokens."""
     return StepPlan(0, [], [ScheduledSequence(slot, 9, *each, []) for slot, each in enumerate(sequences)])
 
 
@@ -29,10 +29,10 @@ def plan(*sequences: tuple[int, int]) -> StepPlan:
     [
         ([(1, 1)] * 32, False),
         ([(1, 1)] * 33, True),
-        ([(4, 4)] * 9, True),  # with guessed tokens
+        ([(4, 4)] * 9, True),  # with drafted tokens
         ([(512, 1)], False),
         ([(513, 1)], True),
-        ([(1, 1)] * 40 + [(2, 0)], False),  # a part of a prompt among them
+        ([(1, 1)] * 40 + [(2, 0)], False),  # with a chunk of a prompt
         ([(1, 1)] * 40 + [(473, 0)], True),
     ],
 )

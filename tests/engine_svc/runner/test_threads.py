@@ -1,4 +1,4 @@
-"""Threads are where they are told to be, and memory where their nodes are."""
+"""Threads run on the processors they are told to, and memory is on the corresponding nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def in_thread(call: Callable[[], T]) -> T:
-    """Both bindings are a thread's own, and those that it starts inherit them."""
+    """Runs a call in a new thread, because bindings apply to a thread and those it starts."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
 

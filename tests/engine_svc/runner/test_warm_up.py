@@ -1,4 +1,4 @@
-"""What a start runs takes as much memory as anything that is served later."""
+"""The warm-up at startup takes as much memory as anything that is served later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine_svc.sampling.stages.penalties import Penalties
 from quire.sampling import SamplingParameters
 
 CPU = torch.device("cpu")
-# More rows than those whose scores of what is drawn from are found at a time.
+# More rows than are scored at a time when log-probabilities of processed logits are wanted.
 SEQUENCES, VOCABULARY = 150, 2048
 SERVED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -37,7 +37,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that tensors come to while it runs, beside those that are there before."""
+    """Returns the most memory that tensors take during the call, in addition to what was there before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         call()
     assert found.profiler is not None and found.profiler.kineto_results is not None
@@ -56,7 +56,7 @@ def draw(sampler: Sampler, sequences: Sequence[NewSequence], masks: TokenMasks) 
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> Sampler:
-    """As a GPU's, whose kernels draw without copies of the logits."""
+    """A sampler like a GPU's, whose kernels draw without copying the logits."""
     monkeypatch.setattr("engine_svc.sampling.choosers.draw_rows", lambda logits, *_: logits.argmax(-1))
     made = Sampler(SEQUENCES, VOCABULARY, CPU)
     made.reserve(64)
@@ -74,7 +74,7 @@ def test_no_sequences_take_more_to_draw(sampler: Sampler, wanted: str) -> None:
 
 
 def test_what_is_reserved_for_penalties_is_enough() -> None:
-    """For all tokens of the longest sequence and the one behind them, so the tables stay what they were."""
+    """Room for all tokens of the longest sequence and the next one, so the tables need not be reallocated."""
     penalties = Penalties(2, VOCABULARY, CPU)
     penalties.reserve(65)
     tables, sampling = penalties._ids, SamplingPlan(SamplingParameters(repetition_penalty=1.2))

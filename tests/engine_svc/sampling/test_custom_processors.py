@@ -1,4 +1,4 @@
-"""Operators' and requests' own logits processors in an engine, and what is wrong with some."""
+"""Logits processors of operators and of requests in an engine, and errors in some of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 def test_processors_change_what_is_drawn(folder: Path, executor: str) -> None:
-    """The operator's where the request's arguments say so, the request's own, steps ahead too; others go on as ever."""
+    """The operator's if the request's arguments ask for it, and the request's own, also in steps planned ahead."""
     with running_engine(folder) as engine:
         plain = tokens(run(engine, PROMPTS))
     with running_engine(

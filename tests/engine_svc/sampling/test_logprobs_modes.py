@@ -1,4 +1,4 @@
-"""What is told as a log-probability in each of the four modes, of outputs and of prompts."""
+"""What is reported as log-probabilities in each of the four modes, for outputs and prompts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLANS: list[dict[str, Any]] = [
 
 
 def drawn_from(logits: torch.Tensor, wanted: SamplingParameters, forbidden: tuple[int, ...] = ()) -> torch.Tensor:
-    """By definition, in float64: one token after the other. The sequence has had token 3 once."""
+    """Computes processed logits by definition, in float64, token by token. The sequence already has token 3 once."""
     values = logits.double().clone()
     for token_id, bias in wanted.logit_bias:
         values[token_id] += bias
@@ -59,7 +59,7 @@ def drawn_from(logits: torch.Tensor, wanted: SamplingParameters, forbidden: tupl
 
 
 def check(positions: list[PositionLogprobs], expected: list[torch.Tensor]) -> None:
-    """Each position has all tokens, falling, the one that stands there once more."""
+    """Checks that each position lists all tokens in descending order, preceded by the token at that position."""
     for position, values in zip(positions, expected, strict=True):
         own, *others = position.token_ids
         assert sorted(others) == list(range(len(values)))
@@ -95,7 +95,7 @@ def test_a_token_that_was_drawn_from_ties_has_a_probability(limits: dict[str, An
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
-    """Whatever the mode, and whatever the sequences beside it get."""
+    """In every mode, and regardless of the sequences beside it, a request can have processed log-probabilities."""
     sampler, fields = Sampler(2, SIZE, torch.device("cpu"), mode), PLANS[7]
     for slot, asks in ((0, False), (1, True)):
         sampler.add(slot, sampling_plan(logprobs=SIZE, processed_logprobs=asks, **fields), [9, 3], 1)
@@ -106,7 +106,7 @@ def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
 
 
 def test_prompts(tmp_path: Path) -> None:
-    """In pieces too. Penalties and bad words say nothing of them."""
+    """Prompts in chunks, too. Penalties and bad words do not apply to them."""
     folder, [prompt] = make_model(tmp_path, "llama-untied"), random_prompts(21)
     sampling = replace(
         GREEDY, temperature=0.7, top_k=9, logit_bias=((5, 4.0),), max_tokens=1, prompt_logprobs=VOCAB_SIZE, seed=1
@@ -131,7 +131,7 @@ def _entries(position: PositionLogprobs) -> tuple[torch.Tensor, torch.Tensor]:
 def test_requests_with_very_many_alternatives_do_not_fill_the_memory_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third of them is to come again, while others are taken as ever; each alone is bounded too."""
+    """The third one is refused for now, while others are accepted; the size of a single request is limited as well."""
     monkeypatch.setattr(sampling_validation, "MANY_LOGPROBS", 100)
     monkeypatch.setattr(live_requests, "MAX_STEP_LOGPROB_ENTRIES", 2 * VOCAB_SIZE)
     many = replace(GREEDY, logprobs=VOCAB_SIZE, max_tokens=3)

@@ -1,4 +1,4 @@
-"""The C++ kernels of sampling, on each level of instructions, against their definition in float64."""
+"""The C++ sampling kernels at each instruction level, against their definition in float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def like_a_language_model(size: int) -> torch.Tensor:
 
 
 def tied(size: int) -> torch.Tensor:
-    """Few values, on both sides of what is kept."""
+    """Returns few distinct values, so that equal ones are on both sides of the cutoff."""
     return torch.randint(-3, 4, (ROWS, size)).float() / 2
 
 
@@ -52,7 +52,7 @@ def peaked(size: int) -> torch.Tensor:
 
 
 def masked(size: int) -> torch.Tensor:
-    """As a grammar leaves them: a few, or one, of the last or of the first."""
+    """Masks logits as a grammar does, leaving a few tokens, or only one."""
     logits = torch.randn(ROWS, size)
     for row in range(ROWS):
         logits[row, torch.randperm(size)[min(size - 1, row) + 1 :]] = -torch.inf
@@ -75,10 +75,10 @@ SHAPES = [
 
 
 def drawn_by_definition(logits: torch.Tensor, wanted: SamplingParameters, numbers: torch.Tensor) -> int:
-    """Kept are the likeliest first, of equals the smallest id.
+    """Keeps the likeliest tokens, the smallest id first among equals, and draws one.
 
     Args:
-        numbers: of all tokens.
+        numbers: a random number for each token.
     """
     wide = logits.double()
     if wanted.is_greedy:
@@ -103,9 +103,9 @@ def numbers_of(seeds: list[int], positions: list[int], size: int) -> torch.Tenso
     return exponentials(torch.from_numpy(keys), torch.arange(size))
 
 
-@functools.lru_cache(1)  # one level comes after the other
+@functools.lru_cache(1)  # levels are tested one after the other
 def drawn_of(shape: int, size: int) -> tuple[torch.Tensor, list[list[int]]]:
-    """Logits, and what each of the plans draws of each row."""
+    """Returns logits, and the token that each plan draws in each row."""
     torch.manual_seed(size)
     logits, positions = SHAPES[shape](size), list(range(ROWS))
     numbers = numbers_of(positions, positions, size)
@@ -128,12 +128,12 @@ def test_draws_as_defined(level: str, shape: int, size: int) -> None:
         assert not broken.any()
         same += sum(one == other for one, other in zip(found.tolist(), expected, strict=True))
         count += ROWS
-    assert same >= count - 2  # but for rounding at a boundary
+    assert same >= count - 2  # except rounding at a boundary
 
 
 @every_level
 def test_rows_do_not_see_each_other(level: str) -> None:
-    """One alone is shared out by pieces, many are not; the size is no multiple of anything."""
+    """A single row is split into pieces, and many rows are not; the size is no multiple of anything."""
     torch.manual_seed(0)
     size = 70_001
     logits = torch.cat([shape(size)[:7] for shape in (spread(0.3), spread(3.0), like_a_language_model)])
@@ -149,7 +149,7 @@ def test_rows_do_not_see_each_other(level: str) -> None:
 
 @every_level
 def test_noise_is_that_of_python(level: str) -> None:
-    """All tokens equally likely: the token is that of the least number."""
+    """All tokens are equally likely, so the one with the smallest random number is drawn."""
     seeds, positions = [0, 1, 2**64 - 1, 0x9E3779B97F4A7C15], [0, 1, 2**31, 123_456_789_012]
     chooser = NativeChooser(4, kernels(level))
     for slot, seed in enumerate(seeds):

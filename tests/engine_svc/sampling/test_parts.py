@@ -1,4 +1,4 @@
-"""Tokens and scores found by ranks, each of which has the logits of a part of the vocabulary; they are threads here."""
+"""Sampling and scoring over ranks that each have the logits of a part of the vocabulary; the ranks are threads here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLANS = [
 
 
 class CountingGroup(ParallelGroup):
-    """Notes the bytes that its rank sends."""
+    """Records the bytes that its rank sends."""
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         vars(self).setdefault("sent", []).append(tensor.numel() * tensor.itemsize)
@@ -50,7 +50,7 @@ class CountingGroup(ParallelGroup):
 
 
 def at_once(ranks: int, size: int, each: Callable[[VocabularyPart], T]) -> list[T]:
-    """What ranks return that share a vocabulary."""
+    """Runs a call on ranks that share a vocabulary; returns each rank's result."""
     memory = mmap.mmap(-1, SharedMemory.size(ranks))
 
     def run(rank: int) -> T:
@@ -78,7 +78,7 @@ def of_all(chooser: Chooser, logits: torch.Tensor, seed: int) -> list[list[Any]]
 
 
 def by_parts(choosers: Sequence[Chooser], logits: torch.Tensor, ranks: int, seed: int) -> tuple[list[list[Any]], int]:
-    """What all ranks find, and the bytes that each sends for it."""
+    """Returns what all ranks choose alike, and the number of bytes that each sends for it."""
 
     def choose(part: VocabularyPart) -> tuple[list[list[Any]], int]:
         found = choosers[part.group.rank].choose_part(own(logits, part), part, range(ROWS), positions(seed))
@@ -98,18 +98,18 @@ def make(chooser: Callable[[], Chooser], plan: SamplingParameters) -> Chooser:
 
 
 def broken(logits: torch.Tensor) -> torch.Tensor:
-    """Rows of which nothing can be drawn, and one of which only the last part has anything."""
+    """Makes some rows impossible to sample, one possible on the last rank only, and some with ties."""
     logits[0, 5], logits[1, -1], logits[2, 0] = torch.nan, torch.nan, torch.inf
     logits[4], logits[5, :-1] = -torch.inf, -torch.inf
-    logits[6, 5:9], logits[6, -1] = 50.0, 50.0  # the same, on several ranks
-    logits[7] = logits[7].round()  # as likely as each other, many of them
+    logits[6, 5:9], logits[6, -1] = 50.0, 50.0  # equal logits on several ranks
+    logits[7] = logits[7].round()  # many equally likely tokens
     return logits
 
 
 @every_level
 @pytest.mark.parametrize("size", [40, 5000])
 def test_tokens_are_those_of_one_rank(level: str, size: int) -> None:
-    """Greedy and drawn ones, whatever the ranks' shares."""
+    """Greedy and sampled tokens, however the vocabulary is divided."""
     loaded = kernels(level)
     for number, plan in enumerate(PLANS):
         one, *choosers = [make(lambda: NativeChooser(ROWS, loaded), plan) for _ in range(4)]
@@ -120,7 +120,7 @@ def test_tokens_are_those_of_one_rank(level: str, size: int) -> None:
 
 @needs_native
 def test_only_rows_whose_candidates_are_not_enough_are_gathered() -> None:
-    """Of which top-p keeps nearly all tokens, or where its share ends between two tokens as nearly as can be."""
+    """Such as a row of which top-p keeps nearly all tokens, or whose cutoff lies almost exactly between two tokens."""
     size, plan = 8000, SamplingParameters(top_p=0.5)
     one, *choosers = [make(lambda: NativeChooser(ROWS, fastest_kernels()), plan) for _ in range(3)]
     logits = 12 * torch.randn(ROWS, size, generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def test_only_rows_whose_candidates_are_not_enough_are_gathered() -> None:
     assert found == of_all(one, logits, 0)
     assert enough < 16 * ROWS + ROWS * (256 * 8 + 8) + 1
     logits[1] = logits[1] / 1000
-    logits[2], logits[2, :2] = -200.0, 0.0  # two tokens of a half each
+    logits[2], logits[2, :2] = -200.0, 0.0  # two tokens with a probability of 0.5 each
     found, more = by_parts(choosers, logits, 2, 0)
     assert found == of_all(one, logits, 0)
     assert more == enough + 2 * size // 2 * 4
@@ -147,12 +147,12 @@ def test_by_torch_the_likeliest_ones_are() -> None:
 @pytest.mark.parametrize("kind", ["native", "torch"])
 @pytest.mark.parametrize("is_normalised", [True, False])
 def test_scores_are_those_of_one_rank(kind: str, is_normalised: bool) -> None:
-    """More alternatives than one rank has tokens, and some that only some ranks can have."""
+    """More alternatives than a rank has tokens, and named tokens that only some ranks have."""
     size = 50
     chooser = NativeChooser(1, fastest_kernels()) if kind == "native" else TorchChooser(1, CPU)
     logits = broken(torch.randn(ROWS, size, generator=torch.Generator().manual_seed(0)))
     if kind == "torch":
-        logits[5:8] = torch.randn(3, size)  # of the same ones it takes any
+        logits[5:8] = torch.randn(3, size)  # torch may return any of several equal ones
     wanted = [Alternatives(3 * row, (0, 17, 49) if row % 2 else ()) for row in range(ROWS)]
     token_ids = torch.arange(ROWS) * 4
     whole = chooser.score(logits, token_ids, wanted, is_normalised).read()
@@ -184,7 +184,7 @@ def make_sampler(size: int) -> Sampler:
 
 
 def steps(sampler: Sampler, size: int, part: VocabularyPart | None) -> list[tuple[list[int], list[PositionLogprobs]]]:
-    """Some steps, in which each slot has what it did before in mind."""
+    """Runs several steps, with each slot's sampling state carried over."""
     found = []
     allowed = np.zeros((1, -(-size // 32) * 4), np.uint8)
     allowed[0, [0, 4, 5, 12]] = 0b10110
@@ -201,7 +201,7 @@ def steps(sampler: Sampler, size: int, part: VocabularyPart | None) -> list[tupl
 
 @needs_native
 def test_each_rank_changes_its_own_logits() -> None:
-    """By all that changes logits, over steps: tokens are those of one rank, and so are their scores."""
+    """With everything that changes logits, over several steps, tokens and scores equal those of one rank."""
     size = 100
     whole = steps(make_sampler(size), size, None)
     for found in at_once(3, size, lambda part: steps(make_sampler(size), size, part)):
@@ -214,7 +214,7 @@ def test_each_rank_changes_its_own_logits() -> None:
 
 @needs_native
 def test_a_row_that_cannot_be_sampled_fails_alone_on_all_ranks() -> None:
-    """Here for the grammar, whose mask is too short."""
+    """In this case because the grammar's mask is too short."""
     size = 100
     rows = SampledRows([5, 0], [4, 4])
     logits = torch.randn(2, size, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The sampler against definitions written out in float64, and against the frequencies they predict."""
+"""The sampler against definitions in float64, and against the frequencies they predict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAWS = 20_000
 
 
 class SamplerFor(Protocol):
-    """A sampler with a plan in each of its slots, for sequences of these tokens."""
+    """Makes a sampler with a plan in each slot, for sequences that have the given tokens."""
 
     def __call__(
         self, plans: list[SamplingPlan], token_ids: list[int] | None = None, num_prompt: int = 0
@@ -45,7 +45,7 @@ def sampler_for(request: pytest.FixtureRequest) -> SamplerFor:
 
 
 def frequencies(sampler_for: SamplerFor, plan: SamplingPlan, logits: torch.Tensor = LOGITS) -> torch.Tensor:
-    """How often each token is drawn, over many positions of one seed."""
+    """Returns how often each token is drawn, over many positions with one seed."""
     counts = torch.zeros(VOCAB_SIZE, dtype=torch.float64)
     sampler = sampler_for([plan])
     rows = 500
@@ -63,7 +63,7 @@ def expected(temperature: float, keep: torch.Tensor | None = None) -> torch.Tens
 
 
 def kept(warper: Any, temperature: float = 1.0) -> torch.Tensor:
-    """The tokens that Transformers' own filter leaves."""
+    """Returns which tokens Transformers' own filter keeps."""
     return torch.isfinite(warper(torch.zeros(1, 1, dtype=torch.long), (LOGITS / temperature)[None]))[0]
 
 
@@ -174,19 +174,19 @@ def test_not_a_number_fails_its_sequence_only(sampler_for: SamplerFor) -> None:
 
 
 def test_noise_is_philox() -> None:
-    """A known answer of the generator's authors, for a key and counter of zeros."""
+    """A known answer published by the generator's authors, for key and counter zero."""
     zeros = row_keys(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     assert zeros.tolist() == [[0x6627E8D5, 0xE169C58D]]
 
 
 def uniforms(seed: int, positions: list[int], token_ids: list[int]) -> npt.NDArray[np.float64]:
-    """[positions, tokens], in (0, 1)."""
+    """Returns [positions, tokens], in (0, 1)."""
     keys = row_keys(np.full(len(positions), seed, np.uint64), np.array(positions, np.uint64))
     return torch.exp(-exponentials(torch.from_numpy(keys), torch.tensor(token_ids))).numpy()
 
 
 def test_noise_is_uniform_and_independent() -> None:
-    """Along tokens of one position, along positions of one token, and beside neighbours and another seed."""
+    """Over tokens of one position, over positions of one token, and against neighboring positions and another seed."""
     count = 100_000
     tokens, positions = uniforms(42, [7], list(range(count)))[0], uniforms(42, list(range(count)), [7])[:, 0]
     others = uniforms(42, [8], list(range(count)))[0], uniforms(43, [7], list(range(count)))[0]
@@ -201,7 +201,7 @@ def test_noise_is_uniform_and_independent() -> None:
 
 
 def test_models_of_one_opinion_draw_the_same_token(sampler_for: SamplerFor) -> None:
-    """At least as often as (1 - d) / (1 + d), d being how far apart they are (Daliri, Musco and Suresh 2024)."""
+    """At least as often as (1 - d) / (1 + d), where d is their total variation (Daliri, Musco and Suresh 2024)."""
     size, rows = VOCAB_SIZE, 4000
     generator = torch.Generator().manual_seed(1)
     sampler = sampler_for([sampling_plan(seed=3)])
@@ -217,7 +217,7 @@ def test_models_of_one_opinion_draw_the_same_token(sampler_for: SamplerFor) -> N
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("min_p", [None, 0.01])
 def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, min_p: float | None) -> None:
-    """Against a draw from the whole sorted vocabulary; a flat distribution needs more than are looked at first."""
+    """Compares with draws from the whole sorted vocabulary; flat distributions need more tokens than tried first."""
     torch.manual_seed(0)
     rows, size = 64, 5000
     logits, temperature = torch.randn(rows, size) * spread, torch.ones(rows)
@@ -241,16 +241,16 @@ def test_looking_at_the_likeliest_tokens_first_changes_nothing(spread: float, mi
 
     for k, p, candidates in ((top_k, top_p, 64), (top_k, None, 64), (top_k, top_p, None), (None, top_p, None)):
         drawn = draw(logits, temperature, k, p, floors, keys, candidates).tolist()
-        if spread:  # else all are equally likely, and any order is right
+        if spread:  # otherwise all tokens are equally likely, and any order is right
             same = sum(one == other for one, other in zip(drawn, along_all(k, p), strict=True))
-            assert same >= rows - 1  # but for rounding at a boundary
+            assert same >= rows - 1  # except rounding at a boundary
         else:
             assert len(set(drawn)) > 1
 
 
 @pytest.mark.parametrize("fields", [{"repetition_penalty": 2.0}, {"bad_words": ((0, 0, 0),)}, {"bad_words": ((7, 0),)}])
 def test_the_ids_of_embeddings_are_looked_back_at_by_nobody(fields: dict[str, Any]) -> None:
-    """Token 0, which holds their places, is the likeliest; an output of 7 stands behind them."""
+    """Token 0, the placeholder of embeddings, is the likeliest; in one case, an output token 7 follows the prompt."""
     for num_unknown in (0, 3):
         sampler = Sampler(1, VOCAB_SIZE, torch.device("cpu"))
         known = [0, 0, 0] if fields != {"bad_words": ((7, 0),)} else [0, 0, 0, 7]

@@ -1,4 +1,4 @@
-"""What comes with drafts has the distribution that sampling has without: chi-squared over all short outputs."""
+"""Sampling with drafts has the same distribution as without: chi-squared tests over all short outputs."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tests.support.plans import join_masks, masks, sampling_plan
 SIZE, LENGTH, SEQUENCES = 5, 3, 2000
 PROMPT = [0]
 Probabilities = npt.NDArray[np.float64]
-# A model: its logits behind each token.
+# A toy model: the logits after each token.
 MODEL = np.random.default_rng(3).normal(scale=1.2, size=(SIZE, SIZE))
 
 
 @dataclass(frozen=True)
 class Case:
-    """Parameters, and what they make of logits behind the known tokens."""
+    """Sampling parameters, and their effect on the logits after the known tokens."""
 
     fields: dict[str, Any]
     process: Callable[[Probabilities, list[int]], Probabilities] = lambda logits, known: logits
     keep: Callable[[Probabilities], Probabilities] = lambda probabilities: probabilities
-    allowed: Callable[[list[int]], set[int]] | None = None  # of a grammar
+    allowed: Callable[[list[int]], set[int]] | None = None  # the grammar's tokens
 
     def distribution(self, known: list[int]) -> Probabilities:
         logits = self.process(MODEL[known[-1]].copy(), known) / self.fields.get("temperature", 1.0)
@@ -85,7 +85,7 @@ def likely(probabilities: Probabilities) -> Probabilities:
 
 
 def another(known: list[int]) -> set[int]:
-    """Of a grammar in which no token stands twice in a row."""
+    """A grammar in which no token occurs twice in a row."""
     return set(range(SIZE)) - {known[-1]}
 
 
@@ -113,7 +113,7 @@ CASES = {
 
 
 class Decoding:
-    """Many sequences of one case, each with a seed of its own, and drafts that know nothing of it."""
+    """Many sequences of one case, each with its own seed, and with drafts that ignore it."""
 
     def __init__(self, case: Case, kernels: Any) -> None:
         self.case = case
@@ -126,7 +126,7 @@ class Decoding:
             self.sampler.add(slot, sampling_plan(seed=seed, **case.fields), self.known[slot], len(PROMPT))
 
     def step(self) -> None:
-        """A step of all sequences that are not done; drafts are the likeliest tokens, or any."""
+        """Runs a step of all unfinished sequences; drafts are the likeliest tokens, or random ones."""
         self.steps += 1
         slots = [slot for slot in range(SEQUENCES) if len(self.known[slot]) < len(PROMPT) + LENGTH]
         drafts = {slot: self.drafts(self.known[slot]) for slot in slots}
@@ -163,7 +163,7 @@ class Decoding:
 
 
 def chance(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Of frequencies that deviate so much or more; rare outputs count together."""
+    """Returns the probability of frequencies that deviate at least as much; rare outputs are counted together."""
     common = [each for each, share in expected.items() if share * SEQUENCES >= 5]
     counts = [found[each] for each in common]
     shares = [expected[each] for each in common]
@@ -197,7 +197,7 @@ def test_outputs_have_the_distribution_of_plain_sampling(name: str, native: bool
 
 
 def test_the_test_notices_another_distribution() -> None:
-    """Such as one that takes drafts too often."""
+    """For example, one that accepts drafts too often."""
     expected = {(token_id,): 1 / SIZE for token_id in range(SIZE)}
     found = Counter({(token_id,): SEQUENCES // SIZE for token_id in range(SIZE)})
     assert chance(found, expected) > 0.99

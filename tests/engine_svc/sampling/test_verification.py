@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Drafted:
-    """A sequence with drafts, as a step has it."""
+    """A sequence with its drafts in a step."""
 
     def __init__(self, plan: SamplingPlan, known: list[int], drafts: Sequence[int]) -> None:
         self.plan = plan
@@ -60,7 +60,7 @@ def run(
 
 
 def one_by_one(sequences: Sequence[Drafted], logits: torch.Tensor) -> Runs:
-    """The runs, by a sampler that has never heard of drafts."""
+    """Computes the runs with a sampler that knows nothing of drafts."""
     sampler, found, row = sampler_of(sequences), Runs(), 0
     for slot, sequence in enumerate(sequences):
         for offset, draft in enumerate(sequence.drafts):
@@ -87,7 +87,7 @@ PARTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 @pytest.mark.parametrize("seed", range(40))
 def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
-    """Whatever is drafted: a row's draft is mostly the token that comes, some are others."""
+    """Holds whatever is drafted; more drafts become right with each round."""
     choose = random.Random(seed)
     sequences = []
     for _ in range(5):
@@ -97,7 +97,7 @@ def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
         known = [choose.randrange(SIZE) for _ in range(choose.randrange(1, 7))]
         sequences.append(Drafted(sampling_plan(**fields), known, [choose.randrange(SIZE)] * choose.randrange(5)))
     logits = logits_of(sum(len(sequence.drafts) for sequence in sequences), seed)
-    for _ in range(5):  # more and more drafts become right ones
+    for _ in range(5):  # a wrong draft becomes right in each round
         expected = one_by_one(sequences, logits)
         found, failed = run(sampler_of(sequences, native), sequences, logits)
         assert not failed
@@ -114,7 +114,7 @@ def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
 
 
 def test_rows_come_together_unless_a_stage_goes_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass for all, then a row at a time of those, as long as their drafts are right."""
+    """One pass for most rows, then those of sequential stages one at a time, as long as their drafts are right."""
     passes: list[int] = []
     sample = Sampler.sample
 
@@ -139,7 +139,7 @@ PENALISED = sampling_plan(temperature=0.0, presence_penalty=0.5)
 
 @pytest.mark.parametrize("plan", [GREEDY, PENALISED])
 def test_what_breaks_behind_a_wrong_draft_breaks_nobody(plan: SamplingPlan) -> None:
-    """And what breaks before it fails its own sequence."""
+    """If logits before a wrong draft are broken, their own sequence fails."""
     logits = torch.zeros(6, SIZE)
     logits[range(6), [1, 2, 3, 1, 2, 3]] = 5.0
     logits[2] = torch.nan
@@ -152,7 +152,7 @@ def test_what_breaks_behind_a_wrong_draft_breaks_nobody(plan: SamplingPlan) -> N
 
 
 def test_what_raises_behind_a_wrong_draft_fails_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row by row, each sequence goes as far as its drafts are right; where it raises there, it fails alone."""
+    """Row by row, each sequence gets as far as its drafts are right, and fails alone if a row before that raises."""
     sample = Sampler.sample
 
     def refuse(self: Sampler, logits: torch.Tensor, rows: SampledRows, *others: Any) -> Any:
@@ -172,7 +172,7 @@ def test_what_raises_behind_a_wrong_draft_fails_nobody(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("plan", [GREEDY, PENALISED])
 def test_each_position_has_its_own_mask(plan: SamplingPlan) -> None:
-    """Of sequences some of which have none."""
+    """Some of the sequences have no masks."""
     followed = sampling_plan(temperature=0.0, presence_penalty=plan.parameters.presence_penalty, follows_grammar=True)
     sequences = [Drafted(followed, [0], [4, 6]), Drafted(plan, [0], [8, 8]), Drafted(followed, [0], [7])]
     step = join_masks([masks(SIZE, {slot: {each}}) for slot, each in [(0, 4), (0, 6), (0, 2), (2, 3), (2, 5)]])
@@ -184,7 +184,7 @@ def test_each_position_has_its_own_mask(plan: SamplingPlan) -> None:
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 def test_typical_acceptance_takes_what_is_likely_enough(native: bool) -> None:
-    """By its definition, whatever changes the logits; a greedy sequence's tokens stay the likeliest."""
+    """Accepts by the definition, whatever changes the logits; greedy sequences still take the likeliest tokens."""
     acceptance = TypicalAcceptance(0.09, 0.3)
     kernels = fastest_kernels() if native else None
     fields: list[dict[str, Any]] = [

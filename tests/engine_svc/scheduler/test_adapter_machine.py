@@ -1,4 +1,4 @@
-"""Adapters that come, go and are replaced under random requests: nothing leaks, each runs with its own revision."""
+"""Adapters are loaded, unloaded and replaced under random requests: nothing leaks; each request keeps its revision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_ADAPTERS = 64
 
 @dataclass
 class Case:
-    """A request of the test's, and what has come of it."""
+    """A request and its results so far."""
 
     request: GenerationRequest
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Case:
 
 
 class AdapterMachine(RuleBasedStateMachine):
-    """Drives an engine whose executor begins every context with the adapter that its slot holds."""
+    """Drives an engine whose executor starts every context with the adapter in the sequence's slot."""
 
     @initialize(
         slots=st.integers(1, 4), more=st.integers(0, 4), running=st.integers(1, 16), spare=st.integers(0, 30),
@@ -72,7 +72,7 @@ class AdapterMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.served = {index: self._adapter(index, 0) for index in range(NUM_ADAPTERS)}
         self.revisions = dict.fromkeys(range(NUM_ADAPTERS), 0)
-        self.retired: dict[int, bool] = {}  # key → whether it is gone
+        self.retired: dict[int, bool] = {}  # key → whether it has been dropped
         self.cases: dict[int, Case] = {}
         self.stopped: set[tuple[int, int]] = set()
 
@@ -87,7 +87,7 @@ class AdapterMachine(RuleBasedStateMachine):
     def add(
         self, adapter: int | None, again: bool, length: int, n: int, max_tokens: int, priority: int, moved: int
     ) -> None:
-        index = adapter if adapter is None or not again else adapter % 3  # some are asked for often
+        index = adapter if adapter is None or not again else adapter % 3  # some are requested often
         chosen = self.served.get(index) if index is not None else None
         key = len(self.cases)
         sampling = SamplingParameters(n=n, max_tokens=max_tokens, seed=key)
@@ -101,7 +101,7 @@ class AdapterMachine(RuleBasedStateMachine):
         self.engine.add(key, request)
 
     def _wanted(self, request: GenerationRequest, choice: int) -> list[int]:
-        """All tokens of a choice, as one that runs alone with its adapter gets them."""
+        """Returns all tokens that a choice gets when it runs alone with its adapter."""
         plan = sampling_plan(seed=sequence_seed(request.sampling.seed or 0, choice))
         folder = request.adapter.folder if request.adapter else ""
         count = request.sampling.max_tokens or 0
@@ -146,11 +146,11 @@ class AdapterMachine(RuleBasedStateMachine):
         else:
             self.broken.add(data.draw(st.sampled_from(list(self.served.values()))).folder)
 
-    # Three without the result of a good one in between end the engine.
+    # Three failures without a successful step in between end the engine.
     @precondition(lambda self: not self.crash and self.engine._failures < MAX_CONSECUTIVE_FAILURES - 1)
     @rule()
     def break_step(self) -> None:
-        """The next step raises, whatever it had to do."""
+        """Makes the next step raise, whatever is in it."""
         self.crash = True
 
     @rule(count=st.integers(1, 12))

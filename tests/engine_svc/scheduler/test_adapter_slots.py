@@ -1,4 +1,4 @@
-"""Slots for adapters: who gets one, whose is taken, and that nobody starves or stands in another's way."""
+"""Slots for adapters: who gets one, which is reused, and that no request starves or blocks another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.kv_cache import make_manager
 
 
 class Setup:
-    """A scheduler whose adapters are read within the step that begins it."""
+    """A scheduler whose adapters are read during the step that starts reading them."""
 
     def __init__(self, slots: int = 1, places: int = 1, seqs: int = 8, blocks: int = 200) -> None:
         self.slots = AdapterSlots(slots, places)
@@ -29,7 +29,7 @@ class Setup:
         self.changes: list[AdapterChanges] = []
 
     def add(self, name: str, rank: int = 0, prompt: int = 4) -> Sequence:
-        """A request for an adapter; none for the model itself."""
+        """Adds a request for an adapter; an empty name means the base model."""
         self.arrivals += 1
         adapter = Adapter(name, name, name, 4, "", sum(name.encode()), name) if name else None
         request = GenerationRequest(name, [1] * prompt, SamplingParameters(), adapter=adapter)
@@ -46,7 +46,7 @@ class Setup:
         self.scheduler.check()
 
     def step(self) -> list[str]:
-        """The adapters of those that a step runs."""
+        """Runs a step; returns the adapters of the sequences in it."""
         batch = self.scheduler.schedule()
         self.changes.append(batch.adapters)
         for each in batch.sequences.values():
@@ -58,7 +58,7 @@ class Setup:
         return sorted(sequence.owner.request.request_id for sequence in batch.sequences.values())
 
     def steps(self, count: int = 3) -> list[str]:
-        """Of the last of some steps."""
+        """Runs several steps; returns the adapters of the last one."""
         return [self.step() for _ in range(count)][-1]
 
 
@@ -89,7 +89,7 @@ def test_adapters_are_read_while_others_run_and_placed_when_they_are_there() -> 
     assert setup.changes[-1] == AdapterChanges()
     setup.end(a)
     again = setup.add("a")
-    assert setup.step() == ["", "a"]  # it is still there
+    assert setup.step() == ["", "a"]  # its adapter is still in a slot
     assert setup.changes[-1] == AdapterChanges()
     setup.end(base, again)
 
@@ -191,7 +191,7 @@ def test_a_claim_goes_with_those_who_made_it() -> None:
         setup.end(over)
     setup.add("a")
     setup.end(a)
-    assert setup.steps() == ["c"]  # another claims what it claimed
+    assert setup.steps() == ["c"]  # c now claims what `waiting` had claimed
     assert c.adapter_slot
 
 

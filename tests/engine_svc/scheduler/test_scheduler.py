@@ -1,4 +1,4 @@
-"""Who runs in a step, and how much of it."""
+"""Which sequences run in a step, and how many tokens of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool 
 
 
 def apply(batch: Batch) -> None:
-    """Samples, as a step would."""
+    """Appends sampled tokens, as a step would."""
     for each in batch.sequences.values():
         if each.num_pending_tokens:
             each.append([1], 1)

@@ -1,4 +1,4 @@
-"""Random arrivals, aborts, forks, drafts, shortage, blocks from elsewhere: nothing leaks, all finish, tokens stay."""
+"""Random arrivals, aborts, forks, drafts, shortage, remote blocks: nothing leaks, all finish, tokens are unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP = 11
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Drives an engine whose executor reads every context back in every step."""
+    """Drives an engine whose executor checks the cached contents of every context in every step."""
 
     @initialize(
         spare=st.integers(0, 14), slots=st.integers(1, 6), budget=st.integers(1, 48), caching=st.booleans(),
@@ -50,7 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         self.begun = 0
         self.faults: set[int] = set()
-        keeps = caching and windows == [None]  # elsewhere what the device forgets or computes
+        keeps = caching and windows == [None]  # blocks that the device evicts or computes are saved remotely
         remote = Remote(20, lambda key: fares[key % len(fares)], lambda key: Fare(key % 5)) if keeps and fares else None
         executor = FakeExecutor(
             VOCABULARY, BLOCK, verify=True, windows=windows, max_in_flight=in_flight - 1 + stages, on_step=self._begin,
@@ -109,7 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.add(key, request)
 
     def _wanted(self, request: GenerationRequest, choice: int) -> list[int]:
-        """All tokens of a choice, as one that runs alone and undisturbed gets them."""
+        """Returns all tokens that a choice gets when it runs alone and undisturbed."""
         sampling = request.sampling
         plan = sampling_plan(seed=sequence_seed(sampling.seed or 0, choice))
         tokens = expected_tokens(request.prompt_token_ids, sampling.max_tokens or 0, VOCABULARY, plan)
@@ -133,7 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(slot=st.integers(0, 5))
     def fault(self, slot: int) -> None:
-        """Whoever runs next in this slot fails."""
+        """Makes the next sequence that runs in this slot fail."""
         self.faults.add(slot)
 
     @rule(count=st.integers(1, 12))

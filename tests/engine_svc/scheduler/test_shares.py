@@ -1,4 +1,4 @@
-"""Sequences are dealt to as many steps as there are stages: each is in one at a time, and all steps are alike."""
+"""Sequences are dealt to as many steps as there are stages: each is in one step at a time, and the steps are even."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.fake_executor import FakeExecutor
 
 
 class Pipeline:
-    """An engine whose executor has so many stages, and the plans that it has got."""
+    """An engine whose executor has several stages, and the plans that it received."""
 
     def __init__(self, stages: int, prompts: Sequence[list[int]], max_tokens: int, drafts: int = 0, **changes: object):
         self.plans: list[StepPlan] = []
-        self.under_way: list[list[StepPlan]] = []  # the steps that each was submitted behind, and not collected yet
+        self.under_way: list[list[StepPlan]] = []  # for each step, those submitted before it and not collected yet
         executor = FakeExecutor(
             VOCABULARY, FACTS.block_size, verify=True, max_in_flight=stages + 1, on_step=self._begin
         )
@@ -41,7 +41,7 @@ class Pipeline:
             assert found.tokens[key, 0] == expected(prompt, self.max_tokens)
 
     def decoding(self) -> list[list[int]]:
-        """Of each step, the slots that decode."""
+        """For each step, the slots that decode."""
         return [[each.slot for each in plan.scheduled if each.num_new_tokens == 1] for plan in self.plans]
 
 
@@ -60,7 +60,7 @@ def test_each_sequence_is_in_one_step_at_a_time(stages: int, async_scheduling: b
 
 
 def test_those_that_are_left_are_dealt_anew() -> None:
-    """Of eight sequences, those of one step end: the others do not all stay in the other step."""
+    """When half of eight sequences, all in one step, end, the others are spread over both steps again."""
     prompts = [[key] for key in range(8)]
     pipeline = Pipeline(2, prompts, 30)
     while len(pipeline.plans) < 6:
@@ -83,7 +83,7 @@ def test_parts_of_a_long_prompt_follow_each_other_at_once() -> None:
 
 
 def test_prompts_that_fit_one_step_are_shared_out() -> None:
-    """32 tokens is the budget of a step: two stages take half of that each, and no less."""
+    """A step's budget is 32 tokens, of which each of two stages takes half, and not less."""
     pipeline = Pipeline(2, [[key] * 4 for key in range(6)], 1)
     pipeline.run()
     assert [plan.num_tokens for plan in pipeline.plans] == [16, 8]

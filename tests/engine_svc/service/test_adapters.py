@@ -1,4 +1,4 @@
-"""Adapters over real sockets: loaded, asked for, told to routers, unloaded, with the fake executor beneath."""
+"""Adapters over real sockets, with the fake executor: loaded, requested, reported to routers, unloaded."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_adapters_come_and_go_while_the_engine_runs(tmp_path: Path) -> Non
         versions = [(await load_now(engine)).adapters_version]
         first = await load(engine, "x", "a")
         assert (first.name, first.path, len(first.revision)) == ("x", "a", 64)
-        assert await load(engine, "x", "a") == first  # changes nothing
+        assert await load(engine, "x", "a") == first  # a second time, which changes nothing
         versions.append((await load_now(engine)).adapters_version)
         assert await tokens(engine, "x") == wanted(a)
         error = await refused(load(engine, "x", b))
@@ -139,7 +139,7 @@ async def test_unloading_waits_for_the_last_request(tmp_path: Path) -> None:
         brought = list((await call.read()).delta.token_ids)
         assert await unload(engine, "x") == 1
         assert isinstance(await refusal(engine, generation(PROMPT, model="x")), NotFound)
-        await load(engine, "x", b)  # the name is free
+        await load(engine, "x", b)  # the name is free again
         waiting = asyncio.create_task(unload(engine, "x", 20_000))
         assert await waiting == 0
         while (response := await call.read()) is not grpc.aio.EOF:
@@ -187,7 +187,7 @@ async def test_a_broken_adapter_fails_its_requests_alone(tmp_path: Path) -> None
         assert (error.reason, error.message) == ("REQUEST_FAULT", "The adapter b cannot be read: it is damaged.")
         assert brought == wanted(a)
         damaged.clear()
-        assert await tokens(engine, "b") == wanted(b)  # it is read again
+        assert await tokens(engine, "b") == wanted(b)  # it is read a second time
         adapter_folder(tmp_path / "a", seed=2)
         error = await refusal(engine, generation(PROMPT, model="a"))
         assert "its files are others than those that were loaded" in error.message

@@ -1,4 +1,4 @@
-"""EngineAdminService over real sockets: what operators ask for, and what becomes of requests meanwhile."""
+"""EngineAdminService over real sockets: operators' commands, and what they do to running requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROMPT = list(range(40))
 
 
 async def ask(engine: RunningEngine, **command: Any) -> admin_pb2.AdminOutcome:
-    """Sends a command twice, which changes nothing more; the second answer."""
+    """Sends a command twice, since repeating it must change nothing; returns the second answer's outcome."""
     stub = admin_pb2_grpc.EngineAdminServiceStub(engine.channel)
     request = admin_pb2.EngineAdminServiceAdministerRequest(command=admin_pb2.AdminCommand(**command))
     for _ in range(2):
@@ -102,7 +102,7 @@ async def test_weights_that_are_read_anew_have_their_own_fingerprint(
         (tmp_path / "model.safetensors").write_bytes(content)
         await ask(engine, wake_up=admin_pb2.WakeUp())
         assert (engine.worker.info.fingerprint != before.fingerprint) is is_other
-        assert (engine.worker.load_now().adapters_version != version) is is_other  # so that routers ask
+        assert (engine.worker.load_now().adapters_version != version) is is_other  # so that routers ask again
 
 
 async def test_those_that_do_not_stay_end_with_what_they_have() -> None:
@@ -193,7 +193,7 @@ async def test_a_pause_that_is_waited_for_can_be_taken_back() -> None:
         await eventually(lambda: engine.worker.loop.refusal is not None, "new requests are not refused")
         await ask(engine, resume=admin_pb2.Resume())
         assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
-        assert "resumed" in (await pausing).message  # though there are requests still
+        assert "resumed" in (await pausing).message  # although a request still runs
         assert not running.done()
         running.cancel()
 
@@ -224,7 +224,7 @@ async def test_a_reset_prefix_cache_has_nothing_for_later_requests(preempts: boo
         await ask(engine, reset_prefix_cache=reset)
         assert tokens(await running) == expected(PROMPT, 60)
         _, contents = await engine.worker.loop.cache_contents()
-        assert any(contents.hashes.values()) == preempts  # it was computed anew, behind the reset
+        assert any(contents.hashes.values()) == preempts  # if preempted, it was recomputed after the reset
         assert engine.worker.loop.load().used_kv_blocks == 0
 
 

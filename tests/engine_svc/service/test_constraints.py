@@ -1,4 +1,4 @@
-"""Constraints over the wire: a worker that has found its tokenizer follows them, and refuses what is none."""
+"""Constraints over gRPC: a worker that has found its tokenizer follows them, and refuses invalid ones."""
 
 from __future__ import annotations
 

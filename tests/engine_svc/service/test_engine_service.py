@@ -1,4 +1,4 @@
-"""EngineService over real sockets, with the fake executor beneath a real engine."""
+"""EngineService over real sockets, with a real engine on the fake executor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.plans import sampling_plan
 
 
 class Client:
-    """A session's client: posts messages, collects deltas by stream."""
+    """A session's client, which sends messages and collects deltas by stream."""
 
     def __init__(self, engine: RunningEngine) -> None:
         self.call = engine.stub.Session(timeout=TIMEOUT)
@@ -183,7 +183,7 @@ async def test_a_request_that_another_worker_began() -> None:
             usage = client.final[cut].usage
             assert (usage.prompt_tokens, usage.completion_tokens) == (40, 12)
             assert usage.cached_prompt_tokens <= 40
-        # Two sequences, one of them done; then nothing generated yet, for which no seed is needed.
+        # Two sequences, one of which has finished; then one without any output yet, for which no seed is needed.
         request = generation(prompt, n=2, max_tokens=12, progress=[output, output[:5]], prompt_logprobs=0)
         request.progress[0].finished = True
         deltas = await generate(engine, request)
@@ -531,7 +531,7 @@ async def test_model_info_and_load() -> None:
 
 
 class Deaf:
-    """A sink that does not care."""
+    """A sink that ignores everything."""
 
     def deliver(self, deltas: list[SequenceDelta]) -> None:
         pass

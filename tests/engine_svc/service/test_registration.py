@@ -1,4 +1,4 @@
-"""A worker that announces itself to routers."""
+"""A worker that registers with routers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT = 60.0
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):
-    """Grants leases, and forgets each after two heartbeats."""
+    """A router that grants leases, and forgets each after two heartbeats."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -45,7 +45,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 async def test_registers_again_when_the_router_forgets() -> None:
     port, router = free_port(), Router()
     job = asyncio.create_task(keep_registered(f"127.0.0.1:{port}", Place("here", 1), RpcSecurityOptions()))
-    await asyncio.sleep(0.1)  # the router comes later than the worker
+    await asyncio.sleep(0.1)  # the router starts after the worker
     server = grpc.aio.server()
     router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
     server.add_insecure_port(f"127.0.0.1:{port}")

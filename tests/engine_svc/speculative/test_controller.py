@@ -1,4 +1,4 @@
-"""How much is guessed, for processors and acceptances that are made up."""
+"""How many tokens are drafted, for made-up step costs and acceptance rates."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Price = Callable[[int, int], float]  # sequences, drafted rows → seconds
 
 
 def memory_bound(sequences: int, rows: int) -> float:
-    """A GPU, or a CPU with few rows: reading the weights takes the time."""
+    """A GPU, or a CPU with few rows: reading the weights takes most of the time."""
     return 0.020 + 0.0001 * (sequences + rows)
 
 
 def compute_bound(sequences: int, rows: int) -> float:
-    """Each row costs what a row costs."""
+    """Every row costs the same."""
     return 0.001 * (sequences + rows)
 
 
 def stepped(sequences: int, rows: int) -> float:
-    """Products of a few rows cost more than of one, and then the same up to 16."""
+    """A few rows cost more than one, and then the same up to 16."""
     return 0.010 * (1 if sequences + rows == 1 else 1.4 + 0.9 * ((sequences + rows - 1) // 16))
 
 
 def settled(price: Price, sequences: int, offer: Offer, steps: int = 600, noise: float = 0.0) -> list[int]:
-    """Tokens guessed in each step of an engine all of whose sequences are offered the same."""
+    """Returns the tokens drafted in each step of an engine whose sequences all get the same offer."""
     source = random.Random(1)
     costs = StepCosts()
     controller, chosen = Controller(costs, plain_steps=1), []
@@ -43,7 +43,7 @@ def settled(price: Price, sequences: int, offer: Offer, steps: int = 600, noise:
 
 
 def throughput(price: Price, sequences: int, offer: Offer, rows: list[int]) -> float:
-    """Tokens in a second, as expected."""
+    """Returns the expected tokens per second."""
     tokens = seconds = 0.0
     for count in rows:
         tokens += sequences
@@ -61,7 +61,7 @@ def throughput(price: Price, sequences: int, offer: Offer, rows: list[int]) -> f
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.9, 0.99])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_it_pays_or_it_stops(price: Price, sequences: int, rate: float, noise: float) -> None:
-    """No load is slower than without by more than 2 %; where there is much to gain, at least half of it is gained."""
+    """No load is more than 2 % slower than without drafts; where much can be gained, at least half of it is."""
     offer = Offer(rate, rate, 8)
     rows = settled(price, sequences, offer, noise=noise)[100:]
     plain = sequences / price(sequences, 0)
@@ -80,7 +80,7 @@ def test_an_engine_measures_before_it_drafts_and_again_now_and_then() -> None:
 
 @pytest.mark.parametrize("sequences", [2, 32])
 def test_what_misses_is_tried_again_now_and_then(sequences: int) -> None:
-    """Though a row's price was once measured far too high."""
+    """Drafting resumes although a row's cost was once measured far too high."""
     costs = StepCosts()
     controller = Controller(costs, plain_steps=1)
     for _ in range(20):
@@ -115,7 +115,7 @@ def test_many_sequences_for_which_nothing_is_guessed_are_not_even_looked_at() ->
             assert not any(controller.lengths(32, []))
     assert looked < 5000 / 7
     for _ in range(5):
-        assert not controller.is_asleep(2)  # few are left: it looks at once
+        assert not controller.is_asleep(2)  # with few sequences left, it looks at once
 
 
 @pytest.mark.parametrize("worthless", [1, 10, 100, 10_000])
@@ -134,7 +134,7 @@ def test_a_load_that_begins_to_be_worth_guessing_for_is_noticed_at_once(worthles
 
 
 def test_few_that_are_guessed_for_in_between_do_not_wake_many() -> None:
-    """A batch that runs down drafts for its last sequences: that says nothing of the next one."""
+    """Drafting for a batch's last few sequences says nothing about the next batch."""
     costs = StepCosts()
     for sequences in (1, 32):
         for _ in range(4):
@@ -186,7 +186,7 @@ def test_costs_are_those_of_steps_like_it() -> None:
             costs.note(sequences, 0, 0.005 + 0.001 * sequences)
     assert costs.is_known(4)
     assert costs.seconds(12, 0) == pytest.approx(0.017)
-    assert costs.seconds(4, 4) > costs.seconds(4, 0)  # a row has some price before it is measured
+    assert costs.seconds(4, 4) > costs.seconds(4, 0)  # a row is assumed to cost something before it is measured
     for rows in (4, 16):
         for _ in range(5):
             costs.note(4, rows, 0.009 + 0.0005 * rows)
@@ -195,12 +195,12 @@ def test_costs_are_those_of_steps_like_it() -> None:
 
 
 def test_drafts_are_priced_beside_prompts_too() -> None:
-    """With many short answers there is a prompt in nearly every step."""
+    """With many short answers, nearly every step contains a prompt."""
     costs = StepCosts()
     assert not costs.note(32, 8, 0.030, 40)
     for _ in range(4):
         assert costs.note(32, 0, 0.010)
-    assert not costs.note(32, 8, 0.030, 40)  # what the prompts take is not known yet
+    assert not costs.note(32, 8, 0.030, 40)  # the cost of the prompts is not known yet
     for _ in range(4):
         assert costs.note(32, 0, 0.015, 40)
     for _ in range(4):
@@ -209,7 +209,7 @@ def test_drafts_are_priced_beside_prompts_too() -> None:
     assert costs.seconds(32, 8) == pytest.approx(0.018)
     for _ in range(4):
         assert costs.note(32, 0, 0.500, 4000)
-    assert not costs.note(32, 8, 0.700, 4000)  # a long prompt's time differs by more than drafts take
+    assert not costs.note(32, 8, 0.700, 4000)  # a long prompt's time varies by more than drafts cost
     assert costs.seconds(32, 8) == pytest.approx(0.018)
 
 

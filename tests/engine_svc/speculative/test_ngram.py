@@ -1,4 +1,4 @@
-"""Guesses from the sequence itself."""
+"""Drafts from the sequence's own text."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def guessed(tokens: list[int], most: int = 4, least: int = 2, longest: int = 4) 
     ("tokens", "expected"),
     [
         ([1, 2, 3, 4, 5, 6, 1, 2], (3, 4, 5, 6)),
-        ([1, 2, 3, 9, 1, 2, 5, 9, 1, 2], (5, 9, 1, 2)),  # the latest of two alike
-        ([7, 1, 2, 3, 9, 1, 2, 5, 7, 1, 2], (3, 9, 1, 2)),  # the longer one, though it is not
+        ([1, 2, 3, 9, 1, 2, 5, 9, 1, 2], (5, 9, 1, 2)),  # the later of two equal matches
+        ([7, 1, 2, 3, 9, 1, 2, 5, 7, 1, 2], (3, 9, 1, 2)),  # the longer match, though not the latest
         ([1, 2, 3, 4], ()),
-        ([5, 1, 7, 1], ()),  # one token is less than the least
-        ([8, 3, 3, 3], (3, 3, 3, 3)),  # beyond the end as it went on before
+        ([5, 1, 7, 1], ()),  # one token is less than the minimum
+        ([8, 3, 3, 3], (3, 3, 3, 3)),  # past the text's end, repeats what came before
         ([1, 2, 1, 2], (1, 2, 1, 2)),
         ([1], ()),
     ],
@@ -39,13 +39,13 @@ def test_what_followed_the_last_tokens_before(tokens: list[int], expected: tuple
 def test_lengths_that_the_configuration_asks_for() -> None:
     assert guessed([5, 1, 7, 1], least=1, longest=1, most=2) == (7, 1)
     assert guessed([4, 5, 6, 7, 4, 8, 6], least=3, longest=3) == ()
-    # Both match as far as is looked: the later one counts, though the other agrees for longer.
+    # Both match as far as is looked: the later one counts, though the other one agrees for longer.
     assert guessed([9, 8, 1, 2, 5, 5, 1, 2, 7, 7, 9, 8, 1, 2], longest=2, most=1) == (7,)
 
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=60), st.data())
 def test_token_by_token_or_in_runs_it_is_the_same_text(tokens: list[int], data: st.DataObject) -> None:
-    """What is guessed stood behind the same two tokens before, whatever came in runs and whatever was asked."""
+    """Guesses followed an earlier occurrence of the last two tokens, however tokens came and guesses were asked for."""
     guesser, made = NgramGuesser(2, 4), sequence(tokens[:1], tokens[1:2])
     position = 2
     while position < len(tokens):
@@ -61,7 +61,7 @@ def test_token_by_token_or_in_runs_it_is_the_same_text(tokens: list[int], data: 
 
 def test_a_long_prompt_is_taken_in_step_by_step() -> None:
     guesser, made = NgramGuesser(2, 4), sequence([1, 2, 3, *range(10, 3000), 1], [2])
-    assert guesser.guess(made, 3) == guesser.guess(made, 3)  # no more than a step's share is taken in
+    assert guesser.guess(made, 3) == guesser.guess(made, 3)  # no more than one step's share of the text is indexed
     steps = 1
     while (guess := guesser.guess(made, 3)) is None or guess.token_ids != (3, 10, 11):
         guesser.begin()
@@ -94,7 +94,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
 
 @pytest.mark.parametrize("size", [1_000, 9_000])
 def test_a_token_costs_the_same_in_a_long_text(size: int) -> None:
-    """Thousands of times in a second at least, where a search of the text would take as many milliseconds."""
+    """Thousands of tokens per second are usual, whereas searching the text would take milliseconds for each."""
     guesser, made = NgramGuesser(2, 4), sequence([index * 7919 % 997 for index in range(size)], [1])
     for _ in range(size // 1000 + 1):
         guesser.begin()

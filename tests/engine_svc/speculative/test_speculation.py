@@ -1,4 +1,4 @@
-"""An engine that guesses, over the fake executor: the same tokens, in fewer steps where that pays."""
+"""A drafting engine on the fake executor: the same tokens, in fewer steps where that pays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.speculation import FakeGuesser
 
 
 class Machine:
-    """A clock that goes on by what steps cost, and the steps that were run."""
+    """A clock that advances by each step's cost, and the plans of the steps."""
 
     def __init__(self, price: Callable[[StepPlan], float] | None = None) -> None:
         self.now = 100.0
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def drafts(self) -> list[int]:
-        """Drafted tokens of each step."""
+        """The number of drafted tokens in each step."""
         return [sum(len(each.draft_token_ids) for each in plan.scheduled) for plan in self.plans]
 
 
@@ -91,7 +91,7 @@ def test_right_guesses_make_fewer_steps_and_are_counted() -> None:
 
 
 def test_wrong_guesses_cost_next_to_nothing() -> None:
-    """With one stream, and with many of which the steps are dear."""
+    """With one stream, and with many, whose steps are expensive."""
     for streams in (1, 8):
         machine = Machine(lambda plan: 0.001 * plan.num_tokens)
         engine, _ = make(FakeGuesser(VOCABULARY, always(0)), machine)
@@ -102,7 +102,7 @@ def test_wrong_guesses_cost_next_to_nothing() -> None:
 
 
 def test_a_step_without_guesses_behind_one_with_them_is_not_what_such_steps_cost() -> None:
-    """It finds the draft's weights in the caches: beside its price, guessing would seem to pay."""
+    """Such a step finds the draft's weights in the caches; compared with its cost, drafting would seem to pay."""
 
     def price(plan: StepPlan) -> float:
         drafts = [sum(len(each.draft_token_ids) for each in plan.scheduled) for plan in machine.plans[-30:]]
@@ -120,7 +120,7 @@ def test_a_step_without_guesses_behind_one_with_them_is_not_what_such_steps_cost
 
 
 def test_what_guesses_cost_is_learnt_where_each_step_has_a_prompt() -> None:
-    """Rows are dear; the first guesses that seem worth it come once prompts do."""
+    """Rows are expensive; by the time the first drafts seem worthwhile, every step has a prompt."""
     machine = Machine(lambda plan: 0.002 + 0.001 * plan.num_tokens)
     guesser = FakeGuesser(VOCABULARY, lambda sequence: int(len(sequence.token_ids) > 30))
     engine, _ = make(guesser, machine, max_num_seqs=16, max_model_len=400)
@@ -135,7 +135,7 @@ def test_what_guesses_cost_is_learnt_where_each_step_has_a_prompt() -> None:
 
 
 def test_what_was_not_verified_is_compared_as_well() -> None:
-    """A method that starts to hit is noticed though nothing of it was being verified."""
+    """A method that starts to be right is noticed even while none of its guesses are verified."""
     machine = Machine()
     guesser = FakeGuesser(VOCABULARY, lambda sequence: 4 if len(sequence.token_ids) > 100 else 0)
     engine, _ = make(guesser, machine, max_model_len=400)
@@ -146,7 +146,7 @@ def test_what_was_not_verified_is_compared_as_well() -> None:
 
 
 def test_sequences_for_which_nothing_is_guessed_run_ahead() -> None:
-    """Steps overlap while nothing is guessed, and follow one another while something is."""
+    """Steps overlap while nothing is drafted, and run one after the other while something is."""
     for right, overlaps in ((0, True), (4, False)):
         machine = Machine(lambda plan: 0.001 * plan.num_tokens if plan.step > 20 else 0.01)
         guesser = FakeGuesser(VOCABULARY, always(right))
@@ -198,14 +198,14 @@ def test_a_sequence_that_grows_too_long_is_guessed_for_no_more() -> None:
 
 
 def test_new_requests_are_not_guessed_for_while_many_wait() -> None:
-    """Those that came before go on as they were."""
+    """Earlier requests keep getting drafts."""
     machine = Machine()
     guesser = FakeGuesser(VOCABULARY, always(4))
     engine, _ = make(guesser, machine, config={"disable_by_batch_size": 2})
     for key in range(8):
         engine.add(key, request([key, 2, 3], max_tokens=40))
     run(engine)
-    assert guesser.forgotten == 3  # the first three came while no more than two waited
+    assert guesser.forgotten == 3  # the first three arrived while at most two were waiting
 
 
 class Failing(FakeGuesser):
@@ -259,7 +259,7 @@ def test_what_the_ranks_guess_is_verified_in_the_next_step(in_flight: int) -> No
 
 
 def test_what_is_worth_it_for_one_sequence_is_not_taken_to_be_for_many_that_start_at_once() -> None:
-    """A draft model would compute the prompts of all of them, and then not be asked."""
+    """A draft model would compute the prompts of all of them, only for its guesses not to be wanted."""
     machine = Machine()
     speculation = Speculation(SpeculativeConfig("draft_model", "m", num_speculative_tokens=3), None, machine.clock)
     executor = FakeExecutor(VOCABULARY, 4, verify=True, on_step=machine.step, right_guesses=9)
@@ -277,7 +277,7 @@ def test_what_is_worth_it_for_one_sequence_is_not_taken_to_be_for_many_that_star
 
 
 def test_lookahead_slots_are_blocks_that_a_sequence_has_in_advance() -> None:
-    for slots, blocks in ((0, 1), (8, 3), (64, 6)):  # of four tokens; no more than the longest that it may become
+    for slots, blocks in ((0, 1), (8, 3), (64, 6)):  # of four tokens; at most for the longest that it may become
         engine = make_engine(FakeExecutor(VOCABULARY, 4, verify=True), num_lookahead_slots=slots)
         engine.add(0, request([1, 2, 3], max_tokens=20))
         engine.step()

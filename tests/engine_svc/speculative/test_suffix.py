@@ -1,4 +1,4 @@
-"""Guesses from the sequence and from earlier answers."""
+"""Drafts from the sequence's own text and from earlier answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_followed_in_an_earlier_answer() -> None:
     guesser = make()
     answered(guesser, [1, 2], [3, 4, 5, 6, 7])
     assert tokens_of(guesser, [9, 9, 2, 3, 4]) == (5, 6, 7)
-    assert tokens_of(guesser, [8, 1, 2]) == (3, 4)  # an answer's beginning, by the prompt's end; as long as the match
+    assert tokens_of(guesser, [8, 1, 2]) == (3, 4)  # an answer's start, found by the prompt's end; as long as the match
     assert tokens_of(guesser, [9, 8]) == ()
 
 
@@ -43,7 +43,7 @@ def test_nobody_finds_what_another_tenant_was_answered() -> None:
 
 
 def test_the_majority_is_followed_while_enough_agree() -> None:
-    """3 of 4 have the first token, all of these the next one, and 2 of 3 the last: half of all."""
+    """3 of 4 continue with the first token, all 3 with the next, and 2 of 3 with the last: half of all."""
     for least, expected in ((0.5, (5, 6, 7)), (0.6, (5, 6)), (0.8, ())):
         guesser = make(suffix_decoding_min_token_prob=least)
         for end in ([5, 6, 7], [5, 6, 8], [5, 6, 7], [9, 9, 9]):

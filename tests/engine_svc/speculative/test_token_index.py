@@ -1,4 +1,4 @@
-"""Occurrences of the last tokens, against a search of the whole text."""
+"""Occurrences of the last tokens in a text, against a search of the whole text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.speculative.token_index import TokenIndex
 
 
 def searched(tokens: list[int], indexed: int, width: int, start: int) -> list[int]:
-    """Positions behind the last `width` tokens, among the first that are indexed; the latest first."""
+    """Returns positions after occurrences of the last `width` tokens among the first `indexed`, the latest first."""
     last = tokens[-width:]
     ends = range(start + width, indexed + 1)
     return [end for end in reversed(ends) if tokens[end - width : end] == last and end < len(tokens)]
@@ -32,7 +32,7 @@ def test_occurrences_are_those_that_a_search_finds(
     assert start <= index.size <= max(start, len(text))
     if len(text) >= width:
         assert index.occurrences(text, 100) == searched(text, index.size, width, start)
-        few = index.occurrences(text, 2)  # the text's end may be one of the two
+        few = index.occurrences(text, 2)  # one of the two may be the text's end
         assert few == searched(text, index.size, width, start)[: len(few)]
 
 

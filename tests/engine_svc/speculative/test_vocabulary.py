@@ -1,4 +1,4 @@
-"""A draft has to mean the same by its tokens as the model."""
+"""A draft model must give token ids the same meaning as the target."""
 
 from __future__ import annotations
 

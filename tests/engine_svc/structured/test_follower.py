@@ -1,4 +1,4 @@
-"""One sequence between its thinking, its grammar and its end."""
+"""The follower of one sequence: thinking, grammar and end."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_line_breaks_may_follow_the_thinking_and_come_to_an_end(pattern: str) ->
 
 
 def test_no_line_break_comes_before_an_answer_without_thinking() -> None:
-    """It would be a part of the answer, and what the grammar says of line breaks counts."""
+    """It would be part of the answer, where only the grammar decides about line breaks."""
     marks = ReasoningMarks((OPEN,), (CLOSE,), is_optional=True, blank_token_ids=(BLANK,))
     assert BLANK not in allowed(follow("ab", marks))
     follower = follow(r"\nab", marks)
@@ -163,7 +163,7 @@ def test_looking_ahead_changes_nothing() -> None:
     (b,), (c,), (d,), (e,) = (spell(each) for each in "bcde")
     assert follower.count_fitting([b, c, a_token()]) == 2
     assert follower.count_fitting([b, c, b, EOS]) == 3
-    assert follower.count_fitting([b, c, b, d, e, b]) == 4  # what ends it is not among them
+    assert follower.count_fitting([b, c, b, d, e, b]) == 4  # the token that ends it is not counted
     rows = np.empty((4, mask_words(VOCABULARY_SIZE)), np.int32)
     assert follower.fill_behind([b, c, b, d], rows) == 5
     assert [bits(row) == allowed_behind([b, c, b, d][: count + 1]) for count, row in enumerate(rows)] == [True] * 4
@@ -192,7 +192,7 @@ def test_looking_ahead_finds_the_thinkings_end_and_forgets_it() -> None:
 
 
 def test_a_run_behind_which_nothing_can_come_is_cut_there() -> None:
-    """What a backend may find out late: the drafted token before an empty mask is the last one."""
+    """A backend may notice this late: the last draft that fits is the one before an empty mask."""
     follower = Follower(LateGrammar(), ENDINGS)
     assert follower.count_fitting([5, 5]) == 2
     rows = np.empty((2, mask_words(VOCABULARY_SIZE)), np.int32)
@@ -206,7 +206,7 @@ def test_a_run_behind_which_nothing_can_come_is_cut_there() -> None:
 
 
 class Faulty(Grammar, Matcher):
-    """A library that raises."""
+    """A grammar library that raises."""
 
     error, is_complete, is_stopped = "", False, False
 
@@ -231,7 +231,7 @@ def test_what_a_library_raises_is_the_sequences_own_error() -> None:
 
 
 class LateGrammar(Grammar, Matcher):
-    """Two tokens 5, and an empty mask behind them."""
+    """Accepts two tokens 5, and then has an empty mask."""
 
     error, is_stopped = "", False
 
@@ -259,7 +259,7 @@ class LateGrammar(Grammar, Matcher):
 
 
 class Brittle(LateGrammar):
-    """As that, but a third token breaks it for good."""
+    """Like LateGrammar, but a third token breaks it permanently."""
 
     def matcher(self) -> Matcher:
         return Brittle()
@@ -273,7 +273,7 @@ class Brittle(LateGrammar):
 
 
 class Raising(LateGrammar):
-    """As that, but a third token raises."""
+    """Like LateGrammar, but a third token raises."""
 
     def matcher(self) -> Matcher:
         return Raising()

@@ -1,4 +1,4 @@
-"""Grammars are read once, in other threads, and kept as long as there is room."""
+"""Grammars are compiled once, in other threads, and kept as long as there is room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60.0
 
 
 class Woken:
-    """Waits for what grammars have to say."""
+    """Waits for prepared grammars."""
 
     def __init__(self, grammars: Grammars) -> None:
         self.grammars = grammars
@@ -116,7 +116,7 @@ def test_nobody_waits_for_ever() -> None:
 
 
 def test_the_deepest_grammar_that_is_taken_is_read(woken: Woken) -> None:
-    """Rules that lead to one another, as many as fit: the library walks them recursively."""
+    """A chain of as many rules as fit, which the library walks recursively."""
     count = 28_750
     rules = "".join(f'r{number}: "a" r{number + 1}\n' for number in range(count))
     grammar = f'start: r0\n{rules}r{count}: "b"'.encode()

@@ -1,4 +1,4 @@
-"""Formats that packages of others read."""
+"""Formats that are read by third-party packages."""
 
 from __future__ import annotations
 

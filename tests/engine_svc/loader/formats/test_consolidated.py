@@ -1,4 +1,4 @@
-"""Mistral's own layout: the same model, under other names and with other rows."""
+"""Mistral's own layout: the same model with other tensor names and another order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which class stands behind a name: ours, or a package's."""
+"""Which class a format name stands for: Quire's own, or one from a package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unfinished(CheckpointFormat):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with formats."""
+    """Installs a package with formats."""
     described = tmp_path / "formats-1.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: formats\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""What each rank holds, written and read again."""
+"""The shard that each rank holds, written and read again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_scales_of_a_kv_cache_are_kept(original: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(original, tmp_path / "scaled"))
     weights = load_file(folder / "model.safetensors")
     layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-    # So small that keys and values over them are out of e4m3's range.
+    # So small that keys and values divided by them exceed e4m3's range.
     scales = {f"model.layers.{n}.self_attn.{part}_scale": torch.tensor([1e-4]) for n in range(layers) for part in "kv"}
     save_file(weights | scales, folder / "model.safetensors")
     saved = save(folder, tmp_path / "saved")

@@ -1,4 +1,4 @@
-"""Files of torch.save, and the copies that npcache makes of them. Nothing in them ever runs."""
+"""Files written by torch.save, and npcache's copies of them. Code in them never runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TENSORS = {
 
 
 class Malice:
-    """Writes a file when it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self._witness = witness
@@ -91,7 +91,7 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, name: str, archive: bool) -
             attempt()
     assert not witness.exists()
     pickle.loads(pickle.dumps(Malice(witness)))
-    assert witness.exists()  # it would have
+    assert witness.exists()  # plain pickle would have run it
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_copies_are_read_until_the_weights_change(tmp_path: Path, monkeypatch: p
     torch.save(TENSORS, tmp_path / "model.bin")
     check(torch_files(tmp_path, "npcache"))
     with monkeypatch.context() as patch:
-        patch.setattr(TorchFiles, "tensors", None)  # not asked any more
+        patch.setattr(TorchFiles, "tensors", None)  # fails if it is called again
         check(torch_files(tmp_path, "npcache"))
         assert {file.suffix for file in torch_files(tmp_path, "npcache").files()} == {".npy"}
     torch.save({"e": torch.ones(2)}, tmp_path / "model.bin")
@@ -162,7 +162,7 @@ def test_copies_are_read_until_the_weights_change(tmp_path: Path, monkeypatch: p
 def test_copies_of_types_that_numpy_lacks(tmp_path: Path, dtype: torch.dtype) -> None:
     values = torch.tensor([1.0, 4.0]).to(dtype)
     torch.save({"a": values}, tmp_path / "model.bin")
-    for _ in range(2):  # makes them, and reads them
+    for _ in range(2):  # first makes copies, then reads them
         found = read(torch_files(tmp_path, "npcache"))["a"]
         assert found.dtype == dtype and torch.equal(found.float(), values.float())
 
@@ -184,7 +184,7 @@ def test_ranks_that_start_together_make_copies_once(tmp_path: Path, monkeypatch:
 
 
 def test_copies_of_a_folder_that_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write anywhere: the folder has a file in the place of the copies instead."""
+    """The copies go to the cache. Root may write anywhere, so a file takes the place of the folder for copies."""
     cache, folder = tmp_path / "cache", tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     folder.mkdir()
@@ -222,7 +222,7 @@ def test_a_copy_with_code_in_it_never_runs(tmp_path: Path) -> None:
     assert isinstance(source, NumpyCache) and not witness.exists()
 
 
-@pytest.mark.parametrize("family", ["llama", "biogpt"])  # ours, and by Transformers' own code
+@pytest.mark.parametrize("family", ["llama", "biogpt"])  # Quire's own code, and Transformers'
 def test_a_model_runs_from_them(tmp_path: Path, family: str) -> None:
     original = make_model(tmp_path / "original", family)
     folder = Path(shutil.copytree(original, tmp_path / "model"))
