@@ -24,7 +24,7 @@ def test_bytes_of_a_layer() -> None:
 
 
 def test_sizes_explain_what_was_measured_elsewhere() -> None:
-    """DeepEP's README, 64 ranks of 128 tokens: FP8 dispatch 173 µs at 43 GB/s, BF16 combine 314 µs at 46 GB/s."""
+    """DeepEP's README, 64 ranks with 128 tokens: FP8 dispatch 173 µs at 43 GB/s, BF16 combine 314 µs at 46 GB/s."""
     there = expert_parallel(DEEPSEEK_V3, 64, 128, combine=0).num_bytes * 64 / 63
     back = expert_parallel(DEEPSEEK_V3, 64, 128, dispatch=0).num_bytes * 64 / 63
     assert there / 43e9 == pytest.approx(173e-6, rel=0.03)

@@ -240,7 +240,7 @@ def test_bidirectional_attention(name: str, window: int | None) -> None:
     ],
 )  # fmt: skip
 def test_tiles_that_are_seen_whole(monkeypatch: pytest.MonkeyPatch, window: int | None, special: str) -> None:
-    """Fully visible tiles next to tiles that some rows see only in part; groups of three heads fill no tile evenly."""
+    """Covers fully visible tiles beside partly visible ones; groups of three heads do not fill a tile evenly."""
     monkeypatch.setattr("engine_svc.attention.triton.prefill_tiles", lambda *_, **__: Tiles(16, 16, 4))
     lengths = [(0, 60), (0, 5)] if special == "bidirectional" else [(70, 9), (0, 60), (33, 1)]
     check_backend(make_backend("triton", num_heads=6), lengths, window, special)
@@ -307,14 +307,14 @@ def test_keys_that_are_values(name: str, batch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "special"), [(None, ""), (300, ""), (200, "chunked")])
 def test_decode_over_several_parts(window: int | None, special: str) -> None:
-    """Contexts longer than one part of the split decode kernel, and exactly at its edge."""
+    """Covers contexts longer than one part of the split decode kernel, and exactly at its edge."""
     check_backend(make_backend("triton"), [(256, 1), (400, 1), (3, 1)], window, special)
     check_backend(make_backend("triton"), [(255, 3), (397, 8), (3, 2)], window, special)
 
 
 @pytest.mark.parametrize("together", [1, 4])
 def test_parts_that_are_added_together(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    """Fewer parts than there is room for, and more; with a window, some parts that a token does not see."""
+    """Covers fewer parts than there is room for, and more; with a window, a token does not see some of them."""
     for place in ("engine_svc.kernels.paged_decode", "engine_svc.attention.triton"):
         monkeypatch.setattr(f"{place}.PART", 16)
     monkeypatch.setattr("engine_svc.kernels.paged_decode.parts_together", lambda _: together)
@@ -342,7 +342,7 @@ def test_ends_of_prompts_behind_long_contexts(
 
 
 def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice depends on the work per multiprocessor (there are 132) and on the room for partial results."""
+    """Splitting depends on the work per multiprocessor (there are 132) and on the room for partial results."""
     monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 132)
     backend = make_backend("triton", num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 
@@ -411,7 +411,7 @@ def test_decoding_goes_by_the_sum_of_the_contexts(
 
 @needs_native
 def test_native_caches_nothing_of_nobodys_tokens() -> None:
-    """Slot -1 marks padding tokens, as in steps recorded before there are any sequences: they are not written."""
+    """Padding tokens, whose slot is -1, are not written; steps recorded before there are any sequences have them."""
     shape = AttentionShape(4, 2, 32, BLOCK_SIZE, torch.bfloat16, torch.device("cpu"))
     backend = NativeBackend(shape, fastest_kernels())
     (cache,), (expected,) = backend.allocate(4, 1), backend.allocate(4, 1)

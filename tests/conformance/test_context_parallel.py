@@ -97,7 +97,7 @@ def test_vectors_that_are_keys_and_values(name: str) -> None:
 @every_level
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_each_level(level: str, dtype: torch.dtype) -> None:
-    """Includes several of the kernel's partitions, some of which a window leaves out."""
+    """Contexts span several of the kernel's partitions, some of which a window leaves out."""
     parts = make_parts("native", 2, level=level, dtype=dtype)
     check(parts, LENGTHS["mixed"], AttentionOptions(DIM**-0.5))
 

@@ -258,7 +258,7 @@ def test_steps_are_submitted_before_the_last_ones_tokens_are_known(subject: Subj
 
 @every
 def test_a_step_that_awaits_masks_samples_by_them(subject: Subject) -> None:
-    """One sequence follows a grammar, one does not, and one has ended before its mask was made."""
+    """Masks apply to their own sequences: one follows a grammar, one does not, one ended before its mask was made."""
     plain = subject.generate(0, PROMPTS[0], 3)
     size = subject.spec.vocab_size
     new = [begin(0, PROMPTS[0]), begin(1, PROMPTS[1], follows_grammar=True), begin(2, PROMPTS[2], follows_grammar=True)]
@@ -296,7 +296,7 @@ def test_a_step_begins_while_the_one_before_waits_for_nobody(subject: Subject) -
 
 @every
 def test_blocks_go_to_the_host_and_come_back(subject: Subject) -> None:
-    """Blocks return into other block ids, and transfers run in the plan's order: out before in."""
+    """Blocks come back into other device blocks, and a plan's transfers run in order: out before in."""
     prompt = PROMPTS[1]
     subject.step(part(0, 0, 40), new=[begin(0, prompt)])
     elsewhere = [2 * BLOCKS_EACH, 2 * BLOCKS_EACH + 1]
@@ -322,7 +322,7 @@ def test_a_step_that_schedules_nobody_moves_blocks_and_changes_nothing(subject: 
 def test_memory_that_was_given_back_is_as_it_was_when_it_is_taken_again(
     subject: Subject, forgets_weights: bool
 ) -> None:
-    """Includes recorded steps and the host tier; repeating a command changes nothing."""
+    """Covers recorded steps and the host tier; repeating a command changes nothing."""
     prompt = PROMPTS[1]
     expected = subject.generate(0, prompt, 6)
     for command in (ReleaseMemory(), ReleaseMemory(forgets_weights), RestoreWeights(), RestoreWeights()):

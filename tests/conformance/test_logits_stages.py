@@ -195,7 +195,7 @@ def logits_of(rows: int, seed: int) -> torch.Tensor:
 @every
 @pytest.mark.parametrize("seed", range(20))
 def test_as_defined_over_random_plans(kind: type[LogitsStage], seed: int) -> None:
-    """Slots are reused, rows come in any order and number, and tokens are counted as they are sampled."""
+    """Holds while slots are reused, rows come in any order and number, and sampled tokens are counted."""
     slots = Slots(kind, seed)
     for slot in range(SLOTS):
         slots.fill(slot)

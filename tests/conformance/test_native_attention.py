@@ -107,7 +107,7 @@ def test_caches_of_8_bits(level: str, dtype: torch.dtype, stored: torch.dtype, k
 @every_type
 @every_narrow_type
 def test_numbers_are_rounded_to_8_bits_as_torch_does(level: str, dtype: torch.dtype, stored: torch.dtype) -> None:
-    """Attention over a single token returns its value, so each value is cached and read back."""
+    """Attention over a single token returns its value, which shows how each number was cached."""
     backend = make_backend("native", level, dtype=dtype, cache_dtype=stored)
     shape = backend.shape
     numbers = torch.arange(256, dtype=torch.uint8).view(stored).float().to(dtype)
@@ -139,7 +139,7 @@ def test_what_others_left_reaches_no_sum(level: str, dtype: torch.dtype, window:
 @pytest.mark.parametrize("heads", [2, 6] if EMULATED else [2, 6, 32])
 @pytest.mark.parametrize("window", [None, 12, 100])
 def test_long_prompts(level: str, dtype: torch.dtype, heads: int, window: int | None) -> None:
-    """Prompts with several chunks of keys, and more rows than one task handles."""
+    """Covers prompts with several chunks of keys and more rows than one task handles."""
     backend = make_backend("native", level, num_heads=heads, head_dim=48 if EMULATED else 80, dtype=dtype)
     check_backend(backend, [(0, 201), (150, 130), (70, 1), (3, 64)], window)
 
@@ -163,7 +163,7 @@ SPECIALS: dict[str, dict[str, Any]] = {
 def test_rows_are_the_same_however_they_are_computed(
     level: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, stored: torch.dtype | None
 ) -> None:
-    """In one prompt, in chunks of any size, token by token and beside other sequences: bitwise equal."""
+    """Bits are equal in one prompt, in chunks of any size, token by token and beside other sequences."""
     fields = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim, "dtype": dtype, "cache_dtype": stored}
     backend = make_backend("native", level, **fields)
     others = [] if EMULATED else [[149, 1], [1, 149], [7] * 21 + [3]]

@@ -313,7 +313,7 @@ def layer_norm(hidden: torch.Tensor, affine: Affine) -> torch.Tensor:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("size", [16, 72, 77, 200])
 def test_layer_norm(name: str, size: int, with_bias: bool) -> None:
-    """Rows far from zero, a slice of wider rows in place, and a sum with the residual."""
+    """Covers rows far from zero, a slice of wider rows in place, and the sum with a residual."""
     ops, dtype = make_ops(name)
     bias = normal(size, dtype=dtype, seed=1) if with_bias else None
     affine, hidden = Affine(normal(size, dtype=dtype, seed=2), bias), normal(9, size + 5, dtype=dtype) + 4
@@ -419,7 +419,7 @@ def test_forms_of_experts(name: str, tokens: int, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_experts_that_are_elsewhere_add_nothing(name: str, tokens: int, form: str) -> None:
-    """Some or all of a token's choices are -1, experts that this rank does not hold."""
+    """Choices of -1, the experts that this rank does not hold, add nothing; a token may have no others."""
     ops, dtype = make_ops(name)
     gate_up, down = normal(3, 64, 48, dtype=dtype) / 7, normal(3, 48, 32, dtype=dtype, seed=1) / 6
     hidden = normal(tokens, 48, dtype=dtype, seed=2)

@@ -318,7 +318,7 @@ def test_products_are_those_of_what_the_weights_mean(case: Case, rows: int, with
 @every
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_matrices_side_by_side(case: Case, world_size: int) -> None:
-    """Two matrices, each split by outputs over the ranks, with their own scales, from separate tensors."""
+    """Covers two matrices, each with its own scales and tensors, split by outputs over the ranks."""
     gate, up = case.matrix(OUTPUT, INPUT, 1), case.matrix(OUTPUT // 2, INPUT, 5)
     found: dict[str, list[torch.Tensor]] = {"gate": [], "up": []}
     hidden = normal(5, INPUT, dtype=case.context().dtype)
@@ -452,7 +452,7 @@ def test_experts_of_different_forms() -> None:
 
 
 def test_what_would_cut_a_group_is_refused() -> None:
-    """Half of 48 inputs is 24, which is one and a half groups of 16."""
+    """Half of 48 inputs is 24, which would cut the second group of 16."""
     context = Case("four bits", "plain").context(1, 2).at("layers.0.mlp.down_proj")
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.down_proj: .* groups of 16 inputs cannot be split at 24"):
         RowParallelLinear(48, OUTPUT, bias=False, context=context)

@@ -132,7 +132,7 @@ def test_native_in_pieces_bit_for_bit(
 
 @every_operation
 def test_states_of_16_bits_are_the_same_in_both(operation: Operation) -> None:
-    """States are rounded after each token, and the rounded state is what the next token reads."""
+    """Both round states after each token, and the next token reads the rounded state."""
     from tests.support.native import AVAILABLE, fastest_kernels
 
     if not AVAILABLE:

@@ -180,14 +180,14 @@ def test_a_prefix_is_computed_anew_when_its_holder_is_busier_than_that_costs() -
 
 
 def test_nobody_computes_what_another_is_computing() -> None:
-    """Even if the holder is busier, and waiting there takes as long as computing the prefix elsewhere."""
+    """Holds even if the holder is busier, and waiting there takes as long as computing the prefix elsewhere."""
     holder = Candidate("holder:1", cached_tokens=1600, sequences=40, prefill_tokens=2400)
     assert prefix_choice(PROMPT, *idle(1), holder) == "w0:1"
     assert prefix_choice(PROMPT, dataclasses.replace(idle(1)[0], duplicate_tokens=1600), holder) == "holder:1"
 
 
 def test_a_worker_that_runs_no_more_is_not_preferred_for_what_it_has_cached() -> None:
-    """A request beyond the worker's maximum of running sequences has to wait until one of them ends."""
+    """Beyond the worker's maximum of running sequences, a request has to wait until one of them ends."""
 
     def holder(sequences: int) -> Candidate:
         return Candidate("holder:1", cached_tokens=1600, sequences=sequences, max_sequences=16)

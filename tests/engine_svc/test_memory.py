@@ -147,7 +147,7 @@ def test_the_first_pages_of_every_cache_are_there_before_they_are_touched() -> N
     tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="this system provides nothing ahead"
 )
 def test_pages_follow_each_other_faster_while_no_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a fake clock, by which a second passes between two readings."""
+    """Uses a fake clock, by which a second passes between two readings."""
     cache, clock, pauses = zeros_when_touched((4 * _HUGE_PAGE,), torch.uint8), iter(range(100)), list[float]()
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr("time.sleep", pauses.append)

@@ -83,7 +83,7 @@ def test_attention(dtype: torch.dtype, window: int | None, batch: str) -> None:
 def test_tiles_in_one_block(
     monkeypatch: pytest.MonkeyPatch, window: int | None, dtype: torch.dtype, batch_invariant: bool
 ) -> None:
-    """A GPU copies such tiles by itself, where it can."""
+    """Covers tiles within one block, which a GPU copies by itself where it can."""
     monkeypatch.setattr("tests.conformance.test_attention.BLOCK_SIZE", 64)
     shape = AttentionShape(8, 2, 128, 64, dtype, torch.device("cuda"), batch_invariant=batch_invariant)
     lengths = [(900, 1), (63, 1), (0, 1), (130, 70), (190, 5), (0, 700), (500, 1)]
@@ -93,7 +93,7 @@ def test_tiles_in_one_block(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 300])
 def test_ends_of_prompts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None) -> None:
-    """The keys of such prompts are split among programs."""
+    """Covers prompts whose keys are split among programs."""
     for name, value in (("_LONG_PART", 128), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 132)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
@@ -266,7 +266,7 @@ def refuse(*_: object) -> None:
 @TOO_MUCH
 @pytest.mark.parametrize("eager", [False, True])
 def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) -> None:
-    """All sequences at once, with all options that need copies of the logits."""
+    """Covers all sequences at once, with all options that need copies of the logits."""
     folder = make_model(tmp_path / "llama", "llama", vocab_size=128_000)
     every = replace(
         GREEDY, temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.1, logit_bias=((5, 1.0),), logprobs=5

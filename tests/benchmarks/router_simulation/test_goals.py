@@ -31,7 +31,7 @@ def test_conversations_find_what_they_left() -> None:
 
 @pytest.mark.slow
 def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
-    """Limits allow for the spread over seeds. Shorter runs are up to 9 % worse: worker speeds are unknown at first."""
+    """Stays within the spread over seeds. Shorter runs are up to 9 % worse: worker speeds are unknown at first."""
     unique, other = figures("unique", requests=4000), figures("unique", "least_loaded", 4000)
     assert unique.max_share <= 1.10
     assert unique.ttft_p50 <= other.ttft_p50
@@ -45,7 +45,7 @@ def test_without_sharing_it_is_about_as_good_as_least_loaded() -> None:
     [("unique", 4, 1.10), ("zipf", 1, 1.30), ("zipf", 4, 1.30), ("one-prefix", 1, 1.25), ("one-prefix", 4, 1.25)],
 )
 def test_no_worker_is_run_over(trace: str, routers: int, most: float) -> None:
-    """For one router with texts that share nothing, see the test above."""
+    """No worker gets much more than its share. For one router with texts that share nothing, see the test above."""
     assert figures(trace, routers=routers).max_share <= most
 
 
@@ -62,7 +62,7 @@ def test_siblings_gather_where_their_prefix_is_computed() -> None:
 
 
 def test_a_worker_that_is_new_gets_its_share_of_a_shared_prefix() -> None:
-    """No worker is avoided because its speed is not known yet."""
+    """Every worker gets some requests: none is avoided because its speed is not known yet."""
     simulation = Simulation(Scenario(make_trace("one-prefix", 2000, 1), 14.0, [EngineSpec()] * 8))
     simulation.run()
     assert all(engine.computed_tokens for engine in simulation.engines)

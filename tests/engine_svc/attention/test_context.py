@@ -29,7 +29,7 @@ def test_each_position_is_in_one_part_and_those_below_it_are_before_it(size: int
 )  # fmt: skip
 @settings(max_examples=40)
 def test_parts_come_to_one_softmax(size: int, keys: int, magnitude: float, has_sinks: bool, seed: int) -> None:
-    """Equals one softmax in float64, whatever the scores; with fewer keys than ranks, some ranks have no keys."""
+    """Merged parts equal one softmax in float64, whatever the scores, even if some ranks have no keys."""
     source = torch.Generator().manual_seed(seed)
     scores = torch.randn(5, 3, keys, generator=source, dtype=torch.float64) * magnitude
     values = torch.randn(5, 3, keys, 4, generator=source, dtype=torch.float64)

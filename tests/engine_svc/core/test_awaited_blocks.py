@@ -194,7 +194,7 @@ def test_after_a_failed_step_who_waits_computes(in_flight: int) -> None:
 
 
 def test_a_worker_takes_over_what_another_saves() -> None:
-    """One worker computes prompts and another one continues, as in disaggregated prefill."""
+    """One worker computes prompts and another one continues, as with separate prefill workers."""
     remote = Remote()
     first, second = make_worker(remote), make_worker(remote)
     for key, prompt in enumerate(PROMPTS):

@@ -255,7 +255,7 @@ def test_what_cannot_be_read_ends_with_an_error_and_others_go_on(make: Make) -> 
 
 
 def test_where_no_token_fits_the_request_fails_alone() -> None:
-    """The vocabulary has no token for what must come next."""
+    """The vocabulary has no token for what must come next, which is the fault of that request only."""
     poor = Vocabulary((b"a", b"c", b"<end>"), frozenset([2]), (2,))
     grammars = Grammars(poor.size, lambda: poor)
     executor = FakeExecutor(poor.size, 4)

@@ -373,7 +373,7 @@ def test_the_last_sequence_that_a_stop_string_ends_ends_the_request() -> None:
 @pytest.mark.parametrize("stopped", [[0], [1], [0, 1], [1, 0], [2, 1]])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_stop_string_ends_sequences_whose_prompt_is_not_computed(stopped: list[int], steps: int) -> None:
-    """As when a request has moved and its other choices wait for the first one to compute the shared prompt."""
+    """Covers a moved request, whose other choices wait for the first one to compute the prompt that they share."""
     engine = make_engine(max_num_batched_tokens=8)
     prompt = list(range(40))
     tokens = expected(prompt, 9)

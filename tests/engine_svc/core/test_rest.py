@@ -44,7 +44,7 @@ def rest_and_go_on(engine: Engine, level: SleepLevel | None) -> None:
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize("level", [None, *SleepLevel])
 def test_requests_that_stay_go_on_token_for_token(level: SleepLevel | None, in_flight: int) -> None:
-    """Mid-prompt, mid-output and queued requests continue, with the host tier and too few blocks for all."""
+    """Covers queued requests and those in prompts and outputs, with the host tier, and blocks too few for all."""
     engine, executor = engine_over(in_flight, num_blocks=60, num_host_blocks=20, max_num_seqs=4)
     for key, prompt in enumerate(PROMPTS):
         engine.add(key, request(prompt, max_tokens=30))

@@ -90,7 +90,7 @@ os._exit(0)  # gloo's threads now and then abort a process that ends by itself
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_all_ranks_run_the_same_passes(tmp_path: Path, stages: int) -> None:
-    """Two data ranks of two tensor ranks each, or of two stages; the first stage waits for the last one's tokens."""
+    """Covers two data ranks of two tensor ranks, or of two stages: the first stage waits for the last one's tokens."""
     port = str(free_port())
     assert run_forks(CODE, [(rank, port, tmp_path, stages) for rank in range(4)]) == [0] * 4
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
@@ -139,7 +139,7 @@ def test_a_rank_that_hears_of_the_end_within_a_wave_ends_with_it() -> None:
 
 
 def test_a_rank_whose_plan_will_not_come_says_so() -> None:
-    """The control side ended after the previous stage had received the plan."""
+    """The control side ended after the previous stage had received the plan, so this one's will not come."""
 
     def gone() -> Command:
         raise EOFError("control side")

@@ -114,7 +114,7 @@ def test_rotary_scalings(tmp_path: Path, scaling: str) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])
 def test_types(tmp_path: Path, kind: str) -> None:
-    """Includes embeddings that are also the output head."""
+    """Each type works for all matrices, including an embedding that is also the output head."""
     check(write(tmp_path, lambda name: kind))
 
 
@@ -174,12 +174,12 @@ def test_an_embedding_that_is_the_head_is_held_once_and_its_steps_are_recorded(
 
 
 def test_experts_of_different_types(tmp_path: Path) -> None:
-    """In one file, the first layer's down projections have more bits than the other expert matrices."""
+    """Expert matrices of one file may differ: the first layer's down projections have more bits."""
     check(write(tmp_path, lambda name: "Q6_K" if "0.ffn_down_exps" in name else "Q4_K", "mixtral"))
 
 
 def test_over_ranks(tmp_path: Path) -> None:
-    """Each rank has whole blocks."""
+    """Rows are split so that each rank has whole blocks."""
     check(write(tmp_path, mixed, "mixtral", intermediate_size=512), tensor_parallel_size=2)
 
 
@@ -219,7 +219,7 @@ def test_the_type_that_auto_takes(tmp_path: Path, kind: str, dtype: str) -> None
 
 
 def test_where_answers_end(tmp_path: Path) -> None:
-    """At the tokens named in the file, and at control tokens that end a turn in a known chat format."""
+    """Answers end at the tokens named in the file, and at control tokens that end a turn in a known chat format."""
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": ["a", "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>"],

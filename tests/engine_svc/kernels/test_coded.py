@@ -84,7 +84,7 @@ def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
 @every_ops
 @pytest.mark.parametrize("grid", [INT4, E4M3], ids=lambda grid: grid.name)
 def test_experts_without_gates(ops: Ops, grid: Grid) -> None:
-    """As in Nemotron, whose activation is squared ReLU."""
+    """Covers experts like Nemotron's, whose activation is squared ReLU."""
     up, down = coded(grid, 4, 40, 48, with_offset=True), coded(grid, 4, 48, 40, seed=1)
     hidden, form = torch.randn(9, 48), ExpertsForm("relu2", is_gated=False)
     weights, ids = torch.randn(9, 4).softmax(-1).topk(2)

@@ -62,7 +62,7 @@ def test_experts_of_one_token(
     has_bias: bool,
     ids: list[int],
 ) -> None:
-    """Against torch's operators in float64."""
+    """Compares the fused kernels for one token with torch's operators in float64."""
     torch.manual_seed(0)
     experts, size, inner = 5, 37, 21
     gate_up, down = torch.randn(experts, 2 * inner, size).to(dtype), torch.randn(experts, size, inner).to(dtype)
@@ -98,7 +98,7 @@ def test_experts_of_one_token(
 def test_experts_are_chosen_by_one_kernel(
     monkeypatch: pytest.MonkeyPatch, experts: int, routing: Routing, has_bias: bool
 ) -> None:
-    """For numbers of experts found in models, against torch's operators in float64."""
+    """Compares with torch's operators in float64, for numbers of experts that models have."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20, experts, generator=generator) * 3
     bias = torch.randn(experts, generator=generator) / 8 if has_bias else None

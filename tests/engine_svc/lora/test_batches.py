@@ -78,7 +78,7 @@ def test_ranks_of_one_to_sixty_four_are_those_of_merged_weights(
 def test_drafts_are_verified_with_their_sequences_adapters(
     executor: AdapterExecutor, together: list[list[int]]
 ) -> None:
-    """Some sequences have several rows and others one; every third draft token is wrong."""
+    """Sequences have several rows or one, and every third draft token is wrong."""
     step = executor.step
 
     def draft(slot: int, known: int) -> list[int]:

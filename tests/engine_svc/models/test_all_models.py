@@ -28,7 +28,7 @@ def test_the_page_has_all_types() -> None:
 
 
 def test_all_native_ones_are_compared_with_transformers() -> None:
-    """In the tests of families, mixtures and hybrids, or separately if Transformers has another name for them."""
+    """Tests of families, mixtures and hybrids do so; models that Transformers names differently have separate tests."""
     compared = set()
     for name, _ in (FAMILIES | MIXTURES | HYBRIDS).values():
         config_class = getattr(transformers, f"{name}Config")

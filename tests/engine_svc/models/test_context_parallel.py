@@ -62,7 +62,7 @@ def test_families(model_folder: ModelFolder, family: str, changes: dict[str, Any
 
 @pytest.mark.parametrize(("family", "changes"), [("llama", ONE_HEAD), ("deepseek-v3", {})])
 def test_prefix_hits_and_preemption(model_folder: ModelFolder, family: str, changes: dict[str, Any]) -> None:
-    """A block holds 32 tokens, 16 on each rank."""
+    """Hits come in blocks of 32 tokens, 16 on each rank."""
     folder = model_folder(family, **changes)
     (first,) = random_prompts(70)
     prompts = [first + tail for tail in random_prompts(3, 20, 1, 9, seed=1)]
@@ -164,7 +164,7 @@ def test_heads_cache_all_tokens_on_each_rank(model_folder: ModelFolder, method: 
 
 
 def test_adapters(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """Adapters of queries, keys and outputs: two of them and the plain model in one batch."""
+    """Two adapters of queries, keys and outputs, and the plain model, answer in one batch as on one rank."""
     folder = model_folder("llama", **ONE_HEAD)
     sizes = {"q_proj": (64, 64), "k_proj": (16, 64), "o_proj": (64, 64)}
     modules = {f"model.layers.{index}.self_attn.{name}": size for index in (0, 2) for name, size in sizes.items()}

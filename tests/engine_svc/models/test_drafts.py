@@ -49,7 +49,7 @@ def test_another_model_as_draft(model_folder: ModelFolder, target: str, sampling
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_the_target_as_draft_is_always_right(model_folder: ModelFolder, sampling: SamplingParameters) -> None:
-    """With chunked prompts, prefix cache hits, several sequences per prompt, and pauses in drafting."""
+    """Holds with chunked prompts, prefix cache hits, several sequences per prompt, and pauses in drafting."""
     folder = model_folder("llama")
     expected = plain(folder, sampling)
     with drafting(folder, folder, max_num_batched_tokens=24) as (engine, drafter):
@@ -115,7 +115,7 @@ def test_two_ranks(model_folder: ModelFolder, draft_ranks: int) -> None:
 
 
 def test_vocabularies_of_different_sizes(model_folder: ModelFolder) -> None:
-    """Checkpoints with the same tokenizer may differ in padding."""
+    """The vocabularies may differ in size, since checkpoints with the same tokenizer differ in padding."""
     small, large = model_folder("llama"), model_folder("qwen3", vocab_size=180)
     for target, draft in ((small, large), (large, small)):
         expected = plain(target, SEEDED)

@@ -189,7 +189,7 @@ def test_compressed_attention_caches_one_vector_a_token(model_folder: ModelFolde
 
 @pytest.mark.parametrize(("max_model_len", "prompt_tokens", "max_tokens"), [(32, 20, 12), (256, 40, 64)])
 def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: int, max_tokens: int) -> None:
-    """Sequences that are short, by Transformers' rules too, and long ones."""
+    """Covers sequences that are short, by Transformers' rules too, and long ones."""
     folder = model_folder("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=32, sliding_window=None)
     prompts = random_prompts(prompt_tokens)
     expected = reference_tokens(folder, prompts, max_tokens)
@@ -227,7 +227,7 @@ def test_the_first_name_of_longrope() -> None:
 
 
 def test_dynamic_rope_past_the_trained_length(model_folder: ModelFolder) -> None:
-    """Compared during decoding, where Transformers' result does not depend on how it was called."""
+    """Compares tokens while decoding, where Transformers' result does not depend on how it was called."""
     folder = model_folder("llama", rope_parameters=ROPES["dynamic"], max_position_embeddings=32)
     (prompt,) = random_prompts(30)
     expected = reference_tokens(folder, [prompt], 20)
@@ -356,7 +356,7 @@ def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
 
 @pytest.mark.slow
 def test_more_ranks_than_key_value_heads(model_folder: ModelFolder) -> None:
-    """For a family that normalizes all heads of a token together: heads held by two ranks count only once."""
+    """In a family that normalizes all heads of a token together, heads that two ranks hold must count only once."""
     check(model_folder("olmo2"), tensor_parallel_size=4, cpu_threads=1)
 
 
@@ -385,7 +385,7 @@ def test_tensor_parallel_ranks_draw_what_one_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_kv_cache_of_8_bits(model_folder: ModelFolder, family: str, dtype: str) -> None:
-    """Compared with Transformers using an attention that rounds keys and values in the same way."""
+    """Equals Transformers with an attention that rounds keys and values in the same way."""
     rounded = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}[dtype]
 
     def attend(
@@ -422,7 +422,7 @@ def test_scales_of_the_kv_cache_are_calculated(model_folder: ModelFolder) -> Non
 
 
 def test_an_activation_by_another_of_its_names(model_folder: ModelFolder) -> None:
-    """As in GPT-NeoX 20B; in float32 it is the same as the activation that most checkpoints name differently."""
+    """GPT-NeoX 20B uses this name; in float32 it is the activation that most checkpoints name differently."""
     check(model_folder("gpt-neox", hidden_act="gelu_fast"))
 
 
@@ -541,7 +541,7 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(model_folder: ModelFolder) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_triton_backend(model_folder: ModelFolder, family: str) -> None:
-    """In Triton's interpreter: few tokens, but every kernel is used."""
+    """Runs in Triton's interpreter: few tokens, but every kernel is used."""
     prompts = random_prompts(5, 20)
     folder = model_folder(family)
     with running_engine(folder, attention_backend="triton", max_num_batched_tokens=16) as engine:

@@ -51,13 +51,13 @@ def check(folder: Path, **options: Any) -> None:
 
 @pytest.mark.slow
 def test_ranks_have_experts_whole(model_folder: ModelFolder) -> None:
-    """With biases and stacked expert tensors; one rank has one expert more than the other."""
+    """Covers biases and stacked expert tensors; one rank has one expert more than the other."""
     check(model_folder("gpt-oss", num_local_experts=5))
 
 
 @pytest.mark.parametrize("redundant", [0, 2])
 def test_no_expert_is_nowhere(redundant: int) -> None:
-    """Expert -1, as in padding rows, has no slot on any rank, and every other expert is on exactly one."""
+    """Expert -1, chosen in padding rows, has no slot on any rank, and every other expert is on exactly one."""
     layout, chosen = ParallelLayout(tensor=2, expert=2), torch.tensor([[0, -1], [3, -1], [-1, 2]])
     found = [
         ExpertRoutes(linear(4, 2, redundant), layout, rank, torch.device("cpu")).slots_of(0, chosen) for rank in (0, 1)
@@ -205,7 +205,7 @@ def skewed(folder: Path, target: Path) -> Path:
 def test_a_data_rank_that_is_lost_is_named_and_ends_the_others(
     model_folder: ModelFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Idle ranks end, too."""
+    """Even ranks that are idle hear of the loss and end."""
     folder = model_folder("mixtral")
     with running_data_ranks(folder, 2, enable_expert_parallel=True) as ranks:
         check_all(folder, ranks.each(requests_now_and_then))

@@ -75,14 +75,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_guesses_are_those_of_plain_torch(made: Made) -> None:
-    """Drafts after a prompt, after tokens of one step, and after steps whose drafts were wrong or not wanted."""
+    """Covers drafts after a prompt, after single steps, and after steps whose drafts were wrong or not wanted."""
     check_guesses(made, run_head(made))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ["eagle3", "deepseek-v3"], indirect=True)
 def test_heads_are_replayed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are replayed both with the target's features and with the head's own; the prompt is not."""
+    """Graphs are replayed with the target's features and with the head's own, but not for the prompt."""
     record_prompts(monkeypatch)
     runner, recorder = run_head(made, attention_backend="triton", max_num_seqs=1), Recorder()
     assert runner.make_graphs(recorder, 4) == recorder.recorded == 2 * 2  # of the target and the head
@@ -119,7 +119,7 @@ def check_guesses(made: Made, runner: Runner) -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_tokens_are_those_without(made: Made, sampling: SamplingParameters) -> None:
-    """Also with prefix cache hits after a pause during which the head did not run."""
+    """Holds also for prefix cache hits after a pause in which the head did not run."""
     prompts = PROMPTS[: 2 if made.config["method"] == "mtp" else 4]  # mixtures are slow
     with running_engine(made.target, max_num_batched_tokens=24) as engine:
         expected = tokens(run(engine, prompts, sampling))
@@ -150,7 +150,7 @@ def test_a_head_keeps_up_with_what_is_cached(made: Made) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["eagle3", "deepseek-v3"])
 def test_two_ranks(head: str, tmp_path: Path, model_folder: ModelFolder) -> None:
-    """One head has its own embedding; the other uses the model's and has experts."""
+    """Covers a head with its own embedding, and one that uses the model's and has experts."""
     made = HEADS[head](tmp_path, model_folder("llama", tie_word_embeddings=False, num_hidden_layers=7))
     options = {"drafter": RankDrafter(3), "speculative_config": made.config}
     with running_engine(made.target, **options) as engine:  # type: ignore[arg-type]

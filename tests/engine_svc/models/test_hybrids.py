@@ -30,7 +30,7 @@ every_family = pytest.mark.parametrize("family", HYBRIDS)
 @every_family
 @pytest.mark.parametrize("kernels", ["auto", pytest.param("torch", marks=pytest.mark.slow)])
 def test_families(model_folder: ModelFolder, family: str, kernels: str) -> None:
-    """Several sequences at once, with chunks that begin anywhere; a second run finds nothing in the prefix cache."""
+    """Covers several sequences at once, in chunks that begin anywhere; a second run finds nothing in the cache."""
     folder = model_folder(family)
     with running_engine(folder, max_num_batched_tokens=19, cpu_kernels=kernels) as engine:
         found = tokens(run(engine, PROMPTS))
@@ -92,7 +92,7 @@ def test_choices_compute_the_prompt_each(model_folder: ModelFolder) -> None:
 )
 @pytest.mark.parametrize("family", ["jamba", "bamba", "qwen3-next"])
 def test_logprobs(model_folder: ModelFolder, family: str, options: dict[str, Any], tolerance: float) -> None:
-    """Log-probabilities of prompt and answer, against float64 for the same tokens."""
+    """Compares log-probabilities of prompt and answer with float64 ones for the same tokens."""
     experts = {"jamba": 4, "qwen3-next": 6}.get(family)  # all of them, since rounding would decide close choices
     changes = {"num_experts_per_tok": experts} if experts else {}
     # Rounding errors of the delta rule grow: with smaller weights it is as uncertain as the other families.
@@ -143,7 +143,7 @@ def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypa
 
 
 def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_path: Path) -> None:
-    """As in Qwen3.5's checkpoints, which also have vision layers and one that drafts."""
+    """Qwen3.5's checkpoints look like this; they also have vision layers, and a layer that drafts."""
     folder = shutil.copytree(model_folder("qwen3.5-moe"), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     renamed = {
@@ -188,7 +188,7 @@ RELEASED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", RELEASED)
 def test_released_configurations(model_folder: ModelFolder, family: str) -> None:
-    """They give the same configuration as what Transformers writes."""
+    """Configurations of released checkpoints mean the same as those that Transformers writes."""
     written = json.loads((model_folder(family) / "config.json").read_text())
     released = {name: value for name, value in (written | RELEASED[family]).items() if value is not None}
     found, expected = config_for(released), config_for(written)

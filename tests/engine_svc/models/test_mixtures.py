@@ -150,7 +150,7 @@ def test_layers_that_guess_ahead_are_not_loaded(
 def test_the_text_model_of_one_that_sees_images(
     model_folder: ModelFolder, tmp_path: Path, family: str, architecture: str
 ) -> None:
-    """Its configuration is nested in another one, and its tensor names have a prefix."""
+    """The text model's configuration is nested in another one, and its tensor names have a prefix."""
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     vision = {"vision_tower.norm.weight": torch.ones(8), "multi_modal_projector.linear_1.weight": torch.ones(8)}

@@ -99,7 +99,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:
-    """Steps include chunked prompts beside decoding sequences, greedy and sampled."""
+    """Covers chunked prompts beside decoding sequences, greedy and sampled."""
     drawn = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=20, min_p=0.01, seed=1, max_tokens=5)
     with running_engine(model_folder(family), dtype=dtype, max_num_batched_tokens=16, enforce_eager=True) as engine:
         run(engine, random_prompts(3))

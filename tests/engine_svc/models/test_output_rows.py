@@ -44,7 +44,7 @@ def answers(engine: Engine, prompt_logprobs: int | None = None) -> list[tuple[li
 def test_they_are_what_all_rows_would_be(
     monkeypatch: pytest.MonkeyPatch, model_folder: ModelFolder, family: str, enforce_eager: bool
 ) -> None:
-    """Prompts with log-probabilities need all rows. Chunks of 24 tokens split the longest prompt."""
+    """Compares also with prompt log-probabilities, which need all rows. Chunks of 24 tokens cut the longest prompt."""
     latent = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if family in ("deepseek-v3", "kimi-linear") else {}
     options = {"dtype": "bfloat16", "max_num_batched_tokens": 24, "enable_prefix_caching": False}
     with running_engine(model_folder(family, **latent), enforce_eager=enforce_eager, **options) as engine:

@@ -127,7 +127,7 @@ def same(folder: Path, requests: list[GenerationRequest], stages: int = 2, **opt
 
 
 def test_all_that_sampling_keeps(model_folder: ModelFolder) -> None:
-    """Choices, seeds, penalties, and log-probabilities of prompts and outputs."""
+    """Covers choices, seeds, penalties, and log-probabilities of prompts and outputs."""
     sampling = SamplingParameters(
         n=2, seed=3, max_tokens=30, top_k=20, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2,
         prompt_logprobs=1, stop_token_ids=[3, 5, 8],
@@ -234,7 +234,7 @@ def test_what_each_rank_holds_is_saved(model_folder: ModelFolder, tmp_path: Path
 
 
 def test_each_stage_has_its_layers_alone_and_reads_nothing_else(model_folder: ModelFolder) -> None:
-    """Tied embeddings are on the first and the last stage."""
+    """A tied embedding is the exception: the first and the last stage both have it."""
     for family, tied in (("llama", True), ("llama-untied", False)):
         folder, layout = model_folder(family), ParallelLayout(pipeline=3)
         options = engine_options(dtype="float32", pipeline_parallel_size=3, use_tqdm_on_load=False)
@@ -319,7 +319,7 @@ def test_one_process_runs_no_stages(model_folder: ModelFolder) -> None:
     [("qwen3-moe", (2, 2)), ("qwen3-next", (1, 4))],
 )
 def test_over_processes(model_folder: ModelFolder, family: str, ranks: tuple[int, int]) -> None:
-    """With chunks, prefix cache hits, preemption and log-probabilities; experts are whole on a stage's ranks."""
+    """Covers chunks, cache hits, preemption and log-probabilities; each expert is whole on one of a stage's ranks."""
     folder, options = model_folder(family), {"tensor_parallel_size": ranks[0], "pipeline_parallel_size": ranks[1]}
     options["enable_expert_parallel"] = ranks[0] > 1
     (shared,) = random_prompts(70)

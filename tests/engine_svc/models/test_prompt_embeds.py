@@ -45,7 +45,7 @@ def request(embeds: PromptEmbeds, sampling: SamplingParameters = SHORT, **fields
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "granite", "deepseek-v3", "opt-projected", "biogpt"])
 def test_the_embeddings_of_tokens_are_those_tokens(model_folder: ModelFolder, family: str) -> None:
-    """Both kinds of prompts are in one batch, are chunked, and are found again in the prefix cache."""
+    """Covers both kinds of prompts in one batch, in chunks, and found again in the prefix cache."""
     folder = model_folder(family)
     embeds = looked_up(folder, PROMPTS)
     with running_engine(folder, max_num_batched_tokens=17) as engine:
@@ -64,7 +64,7 @@ def test_the_embeddings_of_tokens_are_those_tokens(model_folder: ModelFolder, fa
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "granite"])
 def test_as_transformers(model_folder: ModelFolder, family: str) -> None:
-    """Uses embeddings that belong to no token."""
+    """Covers embeddings that belong to no token."""
     folder = model_folder(family)
     model = reference(folder)
     size = model.get_input_embeddings().weight
@@ -112,7 +112,7 @@ def test_preempted_ones_are_computed_again(model_folder: ModelFolder) -> None:
 
 
 def test_one_that_moved_goes_on(model_folder: ModelFolder) -> None:
-    """Its embeddings move with it, to a cache that has none of its blocks."""
+    """The request's embeddings move with it, to a cache that has none of its blocks."""
     folder = model_folder("llama")
     (rows,) = looked_up(folder, PROMPTS[3:4])
     sampling = replace(SHORT, n=2, temperature=1.0, seed=5, top_k=20)

@@ -103,7 +103,7 @@ def test_every_cut(model_folder: ModelFolder, name: str) -> None:
     ],
 )
 def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:
-    """With chunked prefill, preemption, the host tier, windows, and prefixes cached by the other requests."""
+    """Holds with chunked prefill, preemption, the host tier, windows, and prefixes cached by the other requests."""
     folder = model_folder(family)
     with running_engine(folder) as origin, running_engine(folder, **options) as target:
         for sampling in (PLAIN, SAMPLINGS["sampled-penalties"]([])):
@@ -113,7 +113,7 @@ def test_every_cut_on_another_worker(model_folder: ModelFolder, family: str, opt
 
 
 def test_the_worker_that_began_can_go_on(model_folder: ModelFolder) -> None:
-    """Its cache still holds the prompt and the output."""
+    """The worker's cache still holds the prompt and the output, so the whole prompt counts as cached."""
     with running_engine(model_folder("llama")) as engine:
         whole = run(engine, [PROMPT], SAMPLED)[0]
         request = resumed(SAMPLED, [ChoiceProgress(whole[0].token_ids[:30])])
@@ -152,7 +152,7 @@ def test_choices(model_folder: ModelFolder, family: str, finished: int, caching:
 
 
 def test_steps_ahead(model_folder: ModelFolder) -> None:
-    """Runs in a rank process, where the next step is planned before the last one's tokens are known."""
+    """Covers a rank process, where the next step is planned before the last one's tokens are known."""
     folder = model_folder("llama")
     with running_engine(folder) as origin, running_engine(folder, distributed_executor_backend="mp") as target:
         plain = run(origin, [PROMPT], PLAIN)[0][0].token_ids

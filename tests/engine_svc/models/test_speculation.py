@@ -120,7 +120,7 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "name", [pytest.param(name, marks=[] if name == "plain" else [pytest.mark.slow]) for name in FORMS]
 )
 def test_tokens_do_not_depend_on_drafts_bit_for_bit(model_folder: ModelFolder, name: str) -> None:
-    """Logits are so close to each other that their last bits decide."""
+    """The logits are so close to each other that their last bits decide."""
     family, form = FORMS[name]
     latent = {"kv_lora_rank": 24} if family == "deepseek-v3" else {}  # a multiple of 16 together with the rotated part
     folder = model_folder(family, initializer_range=0.02, vocab_size=163, **latent)
@@ -139,7 +139,7 @@ def test_models_that_run_by_the_code_of_transformers(model_folder: ModelFolder) 
 
 
 def test_a_request_that_moves_goes_on_with_drafts(model_folder: ModelFolder) -> None:
-    """From wherever another worker left off; tokens that it generated are not drafted again."""
+    """A request continues wherever another worker left off; tokens that it already has are not drafted again."""
     names = ("greedy", "seeded", "penalties", "choices", "thinking-budget", "processors", "logprobs")
     asked = [request for request in REQUESTS if request.request_id in names]
     drafter = ReplayingDrafter(VOCAB_SIZE)
@@ -180,7 +180,7 @@ def test_typical_acceptance_takes_drafts_that_others_would_not_have_sampled(mode
 
 
 def test_outputs_that_follow_grammars(model_folder: ModelFolder) -> None:
-    """Rows are sampled all at once and one by one, each under the mask of its position."""
+    """Rows are sampled all at once or one by one, each under the mask of its position."""
     more: list[dict[str, Any]] = [
         {},
         {"frequency_penalty": 1.0, "logprobs": 1},

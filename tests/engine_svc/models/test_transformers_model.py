@@ -98,7 +98,7 @@ def test_a_configuration_that_transformers_does_not_take(model_folder: ModelFold
 
 
 def test_the_language_model_among_others(tmp_path: Path) -> None:
-    """The checkpoint also accepts images."""
+    """The language model is run from a checkpoint that also accepts images."""
     text = {
         "vocab_size": 160, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "initializer_range": 0.3,

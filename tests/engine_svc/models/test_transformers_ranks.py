@@ -40,7 +40,7 @@ SAMPLING = replace(GREEDY, max_tokens=16)
     [("llama", 2), ("llama-untied", 3), ("gemma3", 3), ("gemma2", 2), ("qwen3-moe", 2)],
 )
 def test_stages(model_folder: ModelFolder, family: str, stages: int) -> None:
-    """Families with windows, scaled embeddings, tied embeddings and experts."""
+    """Covers families with windows, scaled embeddings, tied embeddings and experts."""
     folder = model_folder(family)
     options = {"pipeline_parallel_size": stages, "cpu_threads": 1, "model_impl": "transformers"}
     with running_engine(folder, executor=StagedExecutor(), max_num_batched_tokens=33, **options) as engine:

@@ -1,4 +1,4 @@
-// What the pool of engine_svc/native/parallel.h must stand, as a program: prints what was wrong and exits with 1.
+// Stress test of the thread pool in engine_svc/native/parallel.h: on failure, prints what was wrong and exits with 1.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,12 +25,12 @@ void expect(bool right, const char* what) {
   std::exit(1);
 }
 
-// Plain values: whoever does a piece twice, or returns before all are done, is caught.
+// Values are not atomic, so doing a piece twice, or returning before all are done, is noticed.
 void fill_and_check(int64_t count, int64_t start) {
   std::vector<int64_t> values(count, 0);
   parallel_for(count, [&](int64_t i) { values[i] += start + i; });
   parallel_for_in_parts(count, true, [&](int64_t i) { values[i] -= 2 * i; });
-  parallel_for(count, true, [&](int64_t i) { values[i] *= 2; });  // several make a piece, where there are many
+  parallel_for(count, true, [&](int64_t i) { values[i] *= 2; });  // where there are many, a piece covers several
   parallel_for(count, false, [&](int64_t i) { values[i] += 1; });
   for (int64_t i = 0; i < count; ++i) expect(values[i] == 2 * (start - i) + 1, "a piece was left out or done twice");
 }
@@ -80,11 +80,11 @@ void in_order() {
   quire_set_threads(4);
 }
 
-// Pieces that wait for each other: two threads begin, each in a part of its own.
+// Two pieces wait for each other, so two threads must begin, each in its own part.
 void in_parts() {
   quire_set_threads(2);
   bool found = false;
-  for (int region = 0; region < 1000 && !found; ++region) {  // a worker from before may still help with the first ones
+  for (int region = 0; region < 1000 && !found; ++region) {  // an earlier worker may still help with the first ones
     std::atomic<int> arrived{0};
     std::atomic<int64_t> first{0};
     parallel_for_in_parts(8, true, [&](int64_t i) {
@@ -97,7 +97,7 @@ void in_parts() {
   quire_set_threads(4);
 }
 
-// Pieces that wait for each other show that two threads are at work, and where the worker runs: where its caller did.
+// Two pieces wait for each other, which proves that two threads are at work; the worker runs where its caller did.
 void bound() {
   cpu_set_t before, one;
   sched_getaffinity(0, sizeof before, &before);
@@ -109,7 +109,7 @@ void bound() {
   quire_set_threads(2);
   std::thread::id caller = std::this_thread::get_id();
   bool found = false;
-  for (int region = 0; region < 1000 && !found; ++region) {  // a worker from before may still help with the first ones
+  for (int region = 0; region < 1000 && !found; ++region) {  // an earlier worker may still help with the first ones
     std::atomic<int> arrived{0};
     parallel_for(2, [&](int64_t) {
       ++arrived;
@@ -151,5 +151,5 @@ int main(int, char** arguments) {
   changed_meanwhile();
   bound();
   if (!arguments[1] || std::strcmp(arguments[1], "no-fork")) forked();
-  std::exit(0);  // with workers asleep, spinning, or just started
+  std::exit(0);  // while workers are asleep, spinning, or just started
 }

@@ -172,7 +172,7 @@ def test_every_code_stands_for_its_number(level: str, dtype: torch.dtype) -> Non
 def test_what_lies_between_two_numbers_becomes_the_even_one(
     level: str, dtype: torch.dtype, grid: Grid, group: int
 ) -> None:
-    """Scales with few bits produce many such weights; products of a few rows may have other kernels."""
+    """Scales with few bits produce many ties; products of a few rows may have kernels of their own."""
     outputs, codes = 64, len(grid.values)
     weight = CodedWeight(
         grid, torch.arange(codes, dtype=torch.uint8).repeat(outputs, 256 // codes),

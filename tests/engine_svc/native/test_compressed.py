@@ -95,7 +95,7 @@ def test_what_would_not_be_smaller_is_left_as_it_is(level: str) -> None:
 
 @compressing
 def test_experts_are_those_of_the_weights_as_they_came(level: str) -> None:
-    """Includes a stack in which one expert has more values that are kept uncompressed."""
+    """Covers a stack in which one expert has more values that are kept uncompressed."""
     experts, chosen, size, inner, tokens = 6, 2, 300, 410, 70
     gate_up, down = normal(experts, 2 * inner, size) * 0.02, normal(experts, size, inner, seed=1) * 0.02
     gate_up[4, ::40, ::100] = 1e30

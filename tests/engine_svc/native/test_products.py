@@ -148,7 +148,7 @@ def test_forms_of_experts(level: str, dtype: torch.dtype, name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_of_experts_in_mxfp4(level: str, dtype: torch.dtype, name: str) -> None:
-    """Equals the decoded weights' result: bit for bit, or nearly where sums are scaled (coded_spans.h)."""
+    """The result equals that of the decoded weights, bit for bit, or nearly where sums are scaled (coded_spans.h)."""
     experts, size, inner = 3, 96, 64
     ops, random = NativeOps(kernels(level)), torch.Generator().manual_seed(0)
 
@@ -198,7 +198,7 @@ def test_choose_experts(level: str, routing: Routing, with_bias: bool) -> None:
 def test_rows_are_looked_up_where_the_product_has_them(
     level: str, dtype: torch.dtype, quantized: bool, outputs: int, size: int
 ) -> None:
-    """Bit for bit, also for a shard of a vocabulary, whose first row has another id; other ids give zeros."""
+    """Rows are bitwise equal, also in a shard of a vocabulary, where ids outside the shard give zeros."""
     loaded, plain = kernels(level), normal(outputs, size, dtype=dtype)
     ops, first = NativeOps(loaded), 5
     weight = ops.quantize_rows(plain) if quantized else plain

@@ -1,4 +1,4 @@
-// Each name of vector.h against the same in plain C++, and the groups of a product against whole numbers.
+// Compares each function of vector.h with plain C++, and the groups of a product with whole numbers.
 #include <cmath>
 #include <cstdio>
 #include <initializer_list>
@@ -49,7 +49,7 @@ float widened(f16 value) {
   return value.bits >> 15 ? -size : size;
 }
 
-// The nearest of all values of the type, of two equally near the even one: that of which the bits are.
+// Whether the stored value is the type's nearest one, and in a tie, the one with even bits.
 template <class Value>
 bool is_nearest(float value, Value stored) {
   float found = widened(stored);
@@ -61,7 +61,7 @@ bool is_nearest(float value, Value stored) {
   return true;
 }
 
-// Loads and stores of a type, whole and of every number of values, where nothing beyond may be read into lanes or written.
+// Loads and stores a type, whole and with every number of values; nothing beyond may be read into lanes or written.
 template <class Value>
 void memory(const char* what) {
   Value from[LANES], to[LANES + 1];
@@ -90,7 +90,7 @@ void rounding(float most_exact, const char* what) {
   for (int i = 0; i < 20000; ++i) {
     state = state * 1664525 + 1013904223;
     float value = as_float(state);
-    if (i % 3 == 0) value = as_float(as_bits(value) & ~0xfffu);  // ties and what is exact
+    if (i % 3 == 0) value = as_float(as_bits(value) & ~0xfffu);  // ties and exact values
     if (std::isnan(value) || std::fabs(value) > most_exact || std::fabs(value) < 1e-4f) continue;
     Value stored[LANES];
     store(stored, all(value));
@@ -203,7 +203,7 @@ void pairs_of_tables() {
   }
 }
 
-// One group of each output by one row's: whole numbers, which every way to add them up has to get right.
+// Multiplies one group of each output by that of one row. Whole numbers are exact in whatever order they are added.
 template <class Type>
 void group(float greatest_value, const char* what) {
   if constexpr (!Type::TILES) {

@@ -149,7 +149,7 @@ class Sent(torch.Tensor):
 
 
 def test_collectives_on_a_gpu_are_in_a_stream_beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run after what was computed before, and before what depends on them. There is no GPU: streams are fakes."""
+    """Collectives wait for what was computed before, and what depends on them waits for them. The streams are fakes."""
     log: list[str] = []
     computing, beside = Stream(log, "computing"), Stream(log, "beside")
     current = [computing]

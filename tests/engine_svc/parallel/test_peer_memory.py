@@ -38,7 +38,7 @@ def test_small_tensors_are_summed_so(shape: tuple[int, int], dtype: torch.dtype,
 
 
 def test_torch_takes_what_it_is_given() -> None:
-    """Passes torch's own checks of shapes and types, without real memory; includes non-contiguous tensors."""
+    """Tensors pass torch's own checks of shapes and types, without real memory; some are not contiguous."""
     for given in (torch.empty((3, 64), dtype=torch.bfloat16, device=META), torch.empty((8, 4), device=META).t()):
         found = memory().all_reduce(given)
         assert (found.shape, found.dtype) == (given.shape, given.dtype)
@@ -81,7 +81,7 @@ class Group:
 
 @pytest.mark.parametrize("lacking", ["nothing", "reach here", "reach there", "memory here", "memory there"])
 def test_all_ranks_have_it_or_none(lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks also make the same queries of each other, whichever rank lacks something."""
+    """Whichever rank lacks something, all ranks make the same queries of each other."""
     asked: list[bool] = []
 
     def of_all(what: bool, group: Any, device: torch.device) -> bool:

@@ -82,7 +82,7 @@ def test_rewards_of_steps_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_logits_of_two_tokens_as_a_score(tmp_path: Path, tied: bool) -> None:
-    """As in Qwen3-Reranker."""
+    """Qwen3-Reranker scores by the logits of two tokens."""
     folder = make_pooled(tmp_path, "qwen3", "ForCausalLM", tie_word_embeddings=tied)
     add_tokenizer(folder)
     logits = reference(folder, PROMPTS, transformers.AutoModelForCausalLM)
@@ -127,7 +127,7 @@ def test_late_interaction(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
 def test_folders_of_sentence_transformers(tmp_path: Path, mode: str) -> None:
-    """With a dense layer after pooling, and embeddings normalized to length 1."""
+    """Covers a dense layer after pooling, and embeddings normalized to length 1."""
     # Imported here, not in every process that collects these tests: it takes seconds.
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
@@ -187,7 +187,7 @@ def test_nomics_own_layout(tmp_path: Path) -> None:
 
 
 def test_gtes_own_layout(tmp_path: Path) -> None:
-    """Gate and up matrices are in one tensor, up first."""
+    """GTE's own layout has gate and up matrices in one tensor, up first."""
     folder = make_pooled(tmp_path, "gte", "Model")
     hidden = reference(folder, PROMPTS, transformers.AutoModel)
 
@@ -207,7 +207,7 @@ def test_gtes_own_layout(tmp_path: Path) -> None:
 
 
 def test_gemmas_windows_reach_to_both_sides(tmp_path: Path) -> None:
-    """As in EmbeddingGemma, whose configuration gives the size of the whole window."""
+    """EmbeddingGemma's configuration gives the size of the whole window, of which half is on each side."""
     folder = make_pooled(tmp_path, "gemma3", "Model")
     change_config(folder, use_bidirectional_attention=True)
     hidden = reference(folder, PROMPTS, transformers.AutoModel)

@@ -71,7 +71,7 @@ def test_modules_that_are_left_as_they_are(model_folder: ModelFolder, tmp_path: 
 
 
 def test_blocks_that_end_within_a_matrix() -> None:
-    """A weight of 40 outputs and 100 inputs in blocks of 16 by 64."""
+    """A weight of 40 outputs and 100 inputs does not consist of whole blocks of 16 by 64."""
     matrix = float8(torch.randn(40, 100), (16, 64), scale="weight_scale_inv")
     layer = Fp8.of_checkpoint(BLOCKS | {"weight_block_size": [16, 64]}, FORM).quantized
     missing = {"weight_scale": torch.full((3, 2), torch.nan)}

@@ -91,5 +91,5 @@ def test_which_matrices_become_codes(name: str, kinds: set[str], form: type) -> 
 
 @pytest.mark.parametrize("name", ["int4", "fp8", "experts_int8"])
 def test_models(model_folder: ModelFolder, name: str) -> None:
-    """Models with experts, whose gate and up matrices are in one stack."""
+    """Covers models with experts, whose gate and up matrices are in one stack."""
     load(model_folder("qwen3-moe"), quantization=name)

@@ -37,7 +37,7 @@ def test_as_defined(token_ids: list[int], cut: int, largest: int, smallest: int,
 
 
 def test_an_output_that_repeats_itself_ends(tmp_path: Path) -> None:
-    """Alone, beside others, and among several choices of a request; repetitions in the prompt do not count."""
+    """Holds alone, beside others, and for each choice of a request; repetitions in the prompt do not count."""
     rules = RepetitionDetection(max_pattern_size=4, min_count=3)
     prompt = [5] * 30
     with running_engine(make_model(tmp_path, "llama-untied")) as engine:

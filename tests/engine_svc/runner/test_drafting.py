@@ -84,7 +84,7 @@ def test_the_target_as_its_own_draft_is_always_right(folder: Path, sampling: Sam
 
 @pytest.mark.slow
 def test_a_draft_is_replayed_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs replay its guesses, and its catching up after a step of several tokens, but not a prompt."""
+    """Graphs replay the draft's guesses, and its catching up after a step of several tokens, but not a prompt."""
     record_prompts(monkeypatch)
     recorder = Recorder()
     with running(folder, attention_backend="triton", max_num_seqs=4) as runner:
@@ -136,7 +136,7 @@ def test_room_in_blocks_bounds_what_is_guessed(folder: Path) -> None:
 
 
 def test_a_token_without_a_block_waits_for_it(folder: Path) -> None:
-    """The table's entry for it may be another sequence's block."""
+    """The block table's entry for it may be another sequence's block."""
     with running(folder) as runner:
         other = Driver(runner, PROMPT[:15], 1)
         guessed = other.start([0, 1], wanted=3)

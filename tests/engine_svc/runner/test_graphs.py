@@ -71,7 +71,7 @@ def test_sizes_of_prompts() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
 def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Prompts alone, several at once, in chunks, and beside decoding sequences."""
+    """Covers prompts alone, several at once, in chunks, and beside decoding sequences."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     prompts = random_prompts(3, 17, 45, 12, 9, 70)
     recorder = Recorder()
@@ -89,7 +89,7 @@ def test_steps_with_prompts_are_replayed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_which_graph_a_step_with_prompts_goes_by() -> None:
-    """The smallest with room for the tokens, then the sequences; none if tokens, sequences or contexts do not fit."""
+    """Picks the smallest with room for tokens and sequences; none if tokens, sequences or contexts do not fit."""
     shapes = PaddedShapes([4, 12], 90, most_positions=lambda sequences, _: 50 * sequences, prompt_sizes=[8, 30, 300])
     recorded = [shape for shape in shapes.all() if not shape.query_len]
     expected = [(300, 12), (30, 12), (30, 8), (8, 12), (8, 8)]
@@ -113,7 +113,7 @@ def test_which_graph_a_step_with_prompts_goes_by() -> None:
 
 @pytest.mark.slow
 def test_prompts_behind_long_contexts_are_computed_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of such prompts are better split among programs."""
+    """Graphs are not used, because the keys of such prompts are better split among programs."""
     monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
     monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
@@ -268,7 +268,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expert weights would be read for nothing."""
+    """Padding rows choose no experts, whose weights would be read for nothing."""
     folder = make_model(tmp_path / "qwen3-moe", "qwen3-moe", num_hidden_layers=2)
     recorder, computed = Recorder(), list[list[bool]]()
 
@@ -291,7 +291,7 @@ def test_rows_of_nobody_are_computed_by_no_expert(tmp_path: Path, monkeypatch: p
 
 
 def test_prompts_of_one_embedding_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs read token ids, which mean nothing for embeddings."""
+    """Graphs read token ids, which mean nothing for prompts of embeddings."""
     folder = make_model(tmp_path / "llama", "llama")
     weights = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].float()
     rows = PromptEmbeds("float32", weights.shape[1], weights[7].numpy().tobytes())
@@ -364,7 +364,7 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts of 4,201 tokens, after a startup with prompts of 40: in a graph, beside a prompt, at a prompt's end."""
+    """Covers contexts of 4,201 tokens, started with prompts of 40: in a graph, beside a prompt, at a prompt's end."""
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2, max_position_embeddings=8192)
     compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())

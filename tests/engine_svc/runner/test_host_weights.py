@@ -91,7 +91,7 @@ def test_a_layer_that_is_computed_in_parts_is_copied_once() -> None:
 
 
 def test_rooms_whose_memory_was_given_back_are_used_again() -> None:
-    """As on a GPU that sleeps: weights that are in host memory are not copied there again."""
+    """After a GPU has slept, weights that are in host memory are not copied there again."""
     layers, expected, _ = hosted(4)
     assert [layer() for layer in layers] == expected
     on_device = [part.weight for layer in layers for part in (layer.first, layer.second)]
@@ -190,7 +190,7 @@ def test_a_cpu_says_that_it_has_no_effect(folder: Path, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("flag", ["--enable-eplb", "--enable-dbo"])
 def test_what_copies_do_not_go_with_is_refused(folder: Path, late_copies: list[LateCopies], flag: str) -> None:
-    """Moving experts, and passes that run as two halves."""
+    """Refuses experts that move, and passes that run as two halves."""
     given = {"enable_eplb": flag == "--enable-eplb", "enable_dbo": flag == "--enable-dbo"}
     options = engine_options(cpu_offload_gb=1.0, enable_expert_parallel=True, **given)
     with pytest.raises(StartupError, match=f"--cpu-offload-gb does not go with {flag}"):

@@ -78,7 +78,7 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
 
 @pytest.mark.slow
 def test_a_layer_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of the two layers is dense, and the other has experts."""
+    """Covers a dense layer, the first of the two, and one with experts."""
     layers = layers_of_steps(tmp_path, monkeypatch, "deepseek-v2")
     before = ["_norm_kernel", "linear", "_norm_kernel", "linear", "linear", "bmm"]
     turned = ["_rotate_pairs_kernel", "_norm_kernel", "_rotate_pairs_kernel", "_write_kernel"]

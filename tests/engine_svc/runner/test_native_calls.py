@@ -110,7 +110,7 @@ def test_forms(folder: Callable[[str], Path], replays: list[bool], options: dict
 
 
 def test_prompts_as_embeddings(folder: Callable[[str], Path], replays: list[bool]) -> None:
-    """Torch inserts their rows, and later tokens are like any others."""
+    """Torch inserts the rows of such prompts, and later tokens are like any others."""
     weights = load_file(folder("llama") / "model.safetensors")["model.embed_tokens.weight"].float()
     prompts = random_prompts(3, 20)
     asked = [
@@ -184,7 +184,7 @@ def test_operators_that_compute_are_found() -> None:
 
 
 def test_torchs_compiler_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing it would take the longest part of an engine's startup."""
+    """Importing it would take longer than anything else at an engine's startup."""
     monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # importing it fails
 
     class Fresh(KernelsAlone):  # torch caches what it makes of a method

@@ -176,7 +176,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_rows_that_cannot_be_sampled_fail_alone(
     folder: Path, undisturbed: dict[int, list[SequenceDelta]], drafts: bool
 ) -> None:
-    """There are more such requests than steps may fail in a row; the cache is kept, and neighbors get their tokens."""
+    """Faults exceed the number of steps that may fail in a row; the cache is kept, and neighbors get their tokens."""
     broken = {
         7 + index: GenerationRequest(fault, random_prompts(40)[0], replace(NEIGHBOUR, **BROKEN[fault]))
         for index, fault in enumerate([*BROKEN, *BROKEN])
@@ -199,7 +199,7 @@ def test_rows_that_cannot_be_sampled_fail_alone(
 def test_a_row_that_the_model_cannot_run_fails_alone(
     folder: Path, undisturbed: dict[int, list[SequenceDelta]], monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
-    """It happens more often than steps may fail in a row, in prompts of several steps and during decoding."""
+    """Faults exceed the number of steps that may fail in a row, in prompts of several steps and during decoding."""
     theirs = {token for key, deltas in undisturbed.items() for token in (*PROMPTS[key], *tokens(deltas))}
     bad, forward = max({*range(VOCAB_SIZE)} - theirs), Decoder.forward
 

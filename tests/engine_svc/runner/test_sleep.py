@@ -169,7 +169,7 @@ def test_memory_that_is_there_in_part_is_given_back(monkeypatch: pytest.MonkeyPa
 
 
 def test_tensors_are_the_same_when_their_memory_is_back() -> None:
-    """Views, transposed and empty tensors included; this is what happens to weights on a GPU."""
+    """Covers views, transposed and empty tensors; this is what happens to weights on a GPU."""
     base = torch.arange(24.0).reshape(4, 6)
     views = [base, base[1:3], base.T, torch.empty(0), torch.arange(5, dtype=torch.int8)]
     copies = [view.clone() for view in views]

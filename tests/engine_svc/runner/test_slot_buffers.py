@@ -13,7 +13,7 @@ GREEDY = SamplingPlan(SamplingParameters(temperature=0.0))
 
 
 def test_sequences_are_added_together() -> None:
-    """Each goes to its own slot and no further; one that is too long would run into the neighboring slot."""
+    """Each sequence goes to its own slot and no further; one that is too long would run into the next slot."""
     buffers = SlotBuffers(3, 7, 4, 1, torch.device("cpu"), torch.float32)
     buffers.token_ids.fill_(-1)
     buffers.add([])

@@ -74,7 +74,7 @@ def test_no_sequences_take_more_to_draw(sampler: Sampler, wanted: str) -> None:
 
 
 def test_what_is_reserved_for_penalties_is_enough() -> None:
-    """Room for all tokens of the longest sequence and the next one, so the tables need not be reallocated."""
+    """There is room for all tokens of the longest sequence and the next one, so the tables are not reallocated."""
     penalties = Penalties(2, VOCABULARY, CPU)
     penalties.reserve(65)
     tables, sampling = penalties._ids, SamplingPlan(SamplingParameters(repetition_penalty=1.2))

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 def test_processors_change_what_is_drawn(folder: Path, executor: str) -> None:
-    """The operator's if the request's arguments ask for it, and the request's own, also in steps planned ahead."""
+    """Covers the operator's, applied if a request's arguments say so, and the request's own, also in steps ahead."""
     with running_engine(folder) as engine:
         plain = tokens(run(engine, PROMPTS))
     with running_engine(

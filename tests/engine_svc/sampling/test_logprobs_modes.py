@@ -106,7 +106,7 @@ def test_a_sequence_may_ask_for_what_it_is_drawn_from(mode: str) -> None:
 
 
 def test_prompts(tmp_path: Path) -> None:
-    """Prompts in chunks, too. Penalties and bad words do not apply to them."""
+    """Covers chunked prompts, to which penalties and bad words do not apply."""
     folder, [prompt] = make_model(tmp_path, "llama-untied"), random_prompts(21)
     sampling = replace(
         GREEDY, temperature=0.7, top_k=9, logit_bias=((5, 4.0),), max_tokens=1, prompt_logprobs=VOCAB_SIZE, seed=1

@@ -133,7 +133,7 @@ def test_draws_as_defined(level: str, shape: int, size: int) -> None:
 
 @every_level
 def test_rows_do_not_see_each_other(level: str) -> None:
-    """A single row is split into pieces, and many rows are not; the size is no multiple of anything."""
+    """A single row is split into pieces and many rows are not, which must not matter; the size is no round number."""
     torch.manual_seed(0)
     size = 70_001
     logits = torch.cat([shape(size)[:7] for shape in (spread(0.3), spread(3.0), like_a_language_model)])

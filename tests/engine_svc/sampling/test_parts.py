@@ -109,7 +109,7 @@ def broken(logits: torch.Tensor) -> torch.Tensor:
 @every_level
 @pytest.mark.parametrize("size", [40, 5000])
 def test_tokens_are_those_of_one_rank(level: str, size: int) -> None:
-    """Greedy and sampled tokens, however the vocabulary is divided."""
+    """Greedy and sampled tokens are the same, however the vocabulary is divided."""
     loaded = kernels(level)
     for number, plan in enumerate(PLANS):
         one, *choosers = [make(lambda: NativeChooser(ROWS, loaded), plan) for _ in range(4)]
@@ -120,7 +120,7 @@ def test_tokens_are_those_of_one_rank(level: str, size: int) -> None:
 
 @needs_native
 def test_only_rows_whose_candidates_are_not_enough_are_gathered() -> None:
-    """Such as a row of which top-p keeps nearly all tokens, or whose cutoff lies almost exactly between two tokens."""
+    """In such rows, top-p keeps nearly all tokens, or its cutoff lies almost exactly between two tokens."""
     size, plan = 8000, SamplingParameters(top_p=0.5)
     one, *choosers = [make(lambda: NativeChooser(ROWS, fastest_kernels()), plan) for _ in range(3)]
     logits = 12 * torch.randn(ROWS, size, generator=torch.Generator().manual_seed(0))
@@ -147,7 +147,7 @@ def test_by_torch_the_likeliest_ones_are() -> None:
 @pytest.mark.parametrize("kind", ["native", "torch"])
 @pytest.mark.parametrize("is_normalised", [True, False])
 def test_scores_are_those_of_one_rank(kind: str, is_normalised: bool) -> None:
-    """More alternatives than a rank has tokens, and named tokens that only some ranks have."""
+    """Covers more alternatives than a rank has tokens, and named tokens that only some ranks have."""
     size = 50
     chooser = NativeChooser(1, fastest_kernels()) if kind == "native" else TorchChooser(1, CPU)
     logits = broken(torch.randn(ROWS, size, generator=torch.Generator().manual_seed(0)))
@@ -214,7 +214,7 @@ def test_each_rank_changes_its_own_logits() -> None:
 
 @needs_native
 def test_a_row_that_cannot_be_sampled_fails_alone_on_all_ranks() -> None:
-    """In this case because the grammar's mask is too short."""
+    """Here, the row cannot be sampled because its grammar's mask is too short."""
     size = 100
     rows = SampledRows([5, 0], [4, 4])
     logits = torch.randn(2, size, generator=torch.Generator().manual_seed(0))

@@ -174,7 +174,7 @@ def test_not_a_number_fails_its_sequence_only(sampler_for: SamplerFor) -> None:
 
 
 def test_noise_is_philox() -> None:
-    """A known answer published by the generator's authors, for key and counter zero."""
+    """Compares with a known answer published by the generator's authors, for key and counter zero."""
     zeros = row_keys(np.zeros(1, np.uint64), np.zeros(1, np.uint64))
     assert zeros.tolist() == [[0x6627E8D5, 0xE169C58D]]
 
@@ -186,7 +186,7 @@ def uniforms(seed: int, positions: list[int], token_ids: list[int]) -> npt.NDArr
 
 
 def test_noise_is_uniform_and_independent() -> None:
-    """Over tokens of one position, over positions of one token, and against neighboring positions and another seed."""
+    """Covers the tokens of one position, the positions of one token, and neighboring positions and another seed."""
     count = 100_000
     tokens, positions = uniforms(42, [7], list(range(count)))[0], uniforms(42, list(range(count)), [7])[:, 0]
     others = uniforms(42, [8], list(range(count)))[0], uniforms(43, [7], list(range(count)))[0]
@@ -201,7 +201,7 @@ def test_noise_is_uniform_and_independent() -> None:
 
 
 def test_models_of_one_opinion_draw_the_same_token(sampler_for: SamplerFor) -> None:
-    """At least as often as (1 - d) / (1 + d), where d is their total variation (Daliri, Musco and Suresh 2024)."""
+    """They agree at least as often as (1 - d) / (1 + d), d being their distance (Daliri, Musco and Suresh 2024)."""
     size, rows = VOCAB_SIZE, 4000
     generator = torch.Generator().manual_seed(1)
     sampler = sampler_for([sampling_plan(seed=3)])

@@ -197,7 +197,7 @@ def test_outputs_have_the_distribution_of_plain_sampling(name: str, native: bool
 
 
 def test_the_test_notices_another_distribution() -> None:
-    """For example, one that accepts drafts too often."""
+    """The test would notice a sampler that accepts drafts too often."""
     expected = {(token_id,): 1 / SIZE for token_id in range(SIZE)}
     found = Counter({(token_id,): SEQUENCES // SIZE for token_id in range(SIZE)})
     assert chance(found, expected) > 0.99

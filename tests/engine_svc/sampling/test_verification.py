@@ -87,7 +87,7 @@ PARTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 @pytest.mark.parametrize("seed", range(40))
 def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
-    """Holds whatever is drafted; more drafts become right with each round."""
+    """Holds whatever is drafted; with each round, more drafts are right."""
     choose = random.Random(seed)
     sequences = []
     for _ in range(5):
@@ -114,7 +114,7 @@ def test_runs_are_what_comes_one_by_one(seed: int, native: bool) -> None:
 
 
 def test_rows_come_together_unless_a_stage_goes_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass for most rows, then those of sequential stages one at a time, as long as their drafts are right."""
+    """The first pass has most rows; those of sequential stages follow one at a time, as long as drafts are right."""
     passes: list[int] = []
     sample = Sampler.sample
 
@@ -139,7 +139,7 @@ PENALISED = sampling_plan(temperature=0.0, presence_penalty=0.5)
 
 @pytest.mark.parametrize("plan", [GREEDY, PENALISED])
 def test_what_breaks_behind_a_wrong_draft_breaks_nobody(plan: SamplingPlan) -> None:
-    """If logits before a wrong draft are broken, their own sequence fails."""
+    """Broken logits after a wrong draft are ignored, and those before it fail their own sequence."""
     logits = torch.zeros(6, SIZE)
     logits[range(6), [1, 2, 3, 1, 2, 3]] = 5.0
     logits[2] = torch.nan
@@ -172,7 +172,7 @@ def test_what_raises_behind_a_wrong_draft_fails_nobody(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("plan", [GREEDY, PENALISED])
 def test_each_position_has_its_own_mask(plan: SamplingPlan) -> None:
-    """Some of the sequences have no masks."""
+    """Masks go to the right rows even if some of the sequences have none."""
     followed = sampling_plan(temperature=0.0, presence_penalty=plan.parameters.presence_penalty, follows_grammar=True)
     sequences = [Drafted(followed, [0], [4, 6]), Drafted(plan, [0], [8, 8]), Drafted(followed, [0], [7])]
     step = join_masks([masks(SIZE, {slot: {each}}) for slot, each in [(0, 4), (0, 6), (0, 2), (2, 3), (2, 5)]])
@@ -184,7 +184,7 @@ def test_each_position_has_its_own_mask(plan: SamplingPlan) -> None:
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 def test_typical_acceptance_takes_what_is_likely_enough(native: bool) -> None:
-    """Accepts by the definition, whatever changes the logits; greedy sequences still take the likeliest tokens."""
+    """Drafts are accepted by definition, whatever changes the logits; greedy sequences take the likeliest tokens."""
     acceptance = TypicalAcceptance(0.09, 0.3)
     kernels = fastest_kernels() if native else None
     fields: list[dict[str, Any]] = [

@@ -45,7 +45,7 @@ def test_lengths_that_the_configuration_asks_for() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=60), st.data())
 def test_token_by_token_or_in_runs_it_is_the_same_text(tokens: list[int], data: st.DataObject) -> None:
-    """Guesses followed an earlier occurrence of the last two tokens, however tokens came and guesses were asked for."""
+    """Guesses continue an earlier occurrence of the last two tokens, however tokens came and guesses were asked for."""
     guesser, made = NgramGuesser(2, 4), sequence(tokens[:1], tokens[1:2])
     position = 2
     while position < len(tokens):

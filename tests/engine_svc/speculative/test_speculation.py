@@ -91,7 +91,7 @@ def test_right_guesses_make_fewer_steps_and_are_counted() -> None:
 
 
 def test_wrong_guesses_cost_next_to_nothing() -> None:
-    """With one stream, and with many, whose steps are expensive."""
+    """Covers one stream, and many, whose steps are expensive."""
     for streams in (1, 8):
         machine = Machine(lambda plan: 0.001 * plan.num_tokens)
         engine, _ = make(FakeGuesser(VOCABULARY, always(0)), machine)
@@ -198,7 +198,7 @@ def test_a_sequence_that_grows_too_long_is_guessed_for_no_more() -> None:
 
 
 def test_new_requests_are_not_guessed_for_while_many_wait() -> None:
-    """Earlier requests keep getting drafts."""
+    """Requests that came earlier keep getting drafts."""
     machine = Machine()
     guesser = FakeGuesser(VOCABULARY, always(4))
     engine, _ = make(guesser, machine, config={"disable_by_batch_size": 2})

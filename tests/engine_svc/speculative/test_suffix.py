@@ -43,7 +43,7 @@ def test_nobody_finds_what_another_tenant_was_answered() -> None:
 
 
 def test_the_majority_is_followed_while_enough_agree() -> None:
-    """3 of 4 continue with the first token, all 3 with the next, and 2 of 3 with the last: half of all."""
+    """Of 4 answers, 3 continue with the first token, all 3 with the next, and 2 with the last: half of all."""
     for least, expected in ((0.5, (5, 6, 7)), (0.6, (5, 6)), (0.8, ())):
         guesser = make(suffix_decoding_min_token_prob=least)
         for end in ([5, 6, 7], [5, 6, 8], [5, 6, 7], [9, 9, 9]):

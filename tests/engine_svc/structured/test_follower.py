@@ -124,7 +124,7 @@ def test_line_breaks_may_follow_the_thinking_and_come_to_an_end(pattern: str) ->
 
 
 def test_no_line_break_comes_before_an_answer_without_thinking() -> None:
-    """It would be part of the answer, where only the grammar decides about line breaks."""
+    """A line break would be part of the answer, where only the grammar decides."""
     marks = ReasoningMarks((OPEN,), (CLOSE,), is_optional=True, blank_token_ids=(BLANK,))
     assert BLANK not in allowed(follow("ab", marks))
     follower = follow(r"\nab", marks)

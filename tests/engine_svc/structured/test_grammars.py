@@ -116,7 +116,7 @@ def test_nobody_waits_for_ever() -> None:
 
 
 def test_the_deepest_grammar_that_is_taken_is_read(woken: Woken) -> None:
-    """A chain of as many rules as fit, which the library walks recursively."""
+    """Covers a chain of as many rules as fit, which the library walks recursively."""
     count = 28_750
     rules = "".join(f'r{number}: "a" r{number + 1}\n' for number in range(count))
     grammar = f'start: r0\n{rules}r{count}: "b"'.encode()
