@@ -1,4 +1,4 @@
-"""The checks that tests/support/interpreter.py removes from Triton's interpreter are not those that find mistakes."""
+"""What tests/support/interpreter.py removes from Triton's interpreter does not include checks that find mistakes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def num_cut(engine: Engine) -> int:
         ("qwen3-moe", {"enable_expert_parallel": True}),
         ("qwen3-next", CHUNKS),  # with recurrent layers
         pytest.param("deepseek-v3", {"decode_context_parallel_size": 2}, marks=pytest.mark.slow),
-        pytest.param("gpt-oss", CHUNKS, marks=pytest.mark.slow),  # experts sharded over the ranks, windows
+        pytest.param("gpt-oss", CHUNKS, marks=pytest.mark.slow),  # a slice of every expert on each rank, windows
         pytest.param("llama", {"batch_invariant": True}, marks=pytest.mark.slow),
     ],
 )
@@ -126,7 +126,7 @@ def test_ranks_that_are_processes(
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("llama4", {"num_blocks": 16}),  # preempted, experts sharded over the ranks
+        ("llama4", {"num_blocks": 16}),  # preempted, a slice of every expert on each rank
         ("qwen3-moe", {"tensor_parallel_size": 2} | MOVING),
     ],
     ids=["parts of experts", "tensor ranks, experts that move"],

@@ -1,4 +1,4 @@
-"""Experts sharded over several ranks: greedy float32 output of engines equals Transformers', token for token."""
+"""Experts over several ranks: greedy float32 output of the engines equals Transformers', token for token."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def requests_now_and_then(number: int, engine: Engine) -> Answered:
 @pytest.mark.parametrize(
     ("family", "count", "options"),
     [
-        # Experts sharded over ranks, in two stages; preempted, in chunks.
+        # Slices of all experts on each rank, in two stages; preempted, in chunks.
         ("llama4", 2, {"num_blocks": 16, "max_num_batched_tokens": 24, "pipeline_parallel_size": 2}),
         ("glm-moe", 2, TENSOR | {"expert_placement_strategy": "round_robin"}),
         ("gpt-oss", 3, {"enable_expert_parallel": True, "all2all_backend": "allgather_reducescatter"}),

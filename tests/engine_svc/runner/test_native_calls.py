@@ -1,4 +1,4 @@
-"""CPU steps as recorded kernel calls have bitwise the same results as the layers."""
+"""CPU steps replayed as recorded kernel calls have bitwise the same results as the layers."""
 
 from __future__ import annotations
 
