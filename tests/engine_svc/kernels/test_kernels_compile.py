@@ -290,8 +290,8 @@ for kernel in others if element == "fp32" else ():
 
 @pytest.mark.parametrize(
     ("element", "cached", "capability"),
-    # float16 kernels are bfloat16 ones with another type; u8 is for GPUs without e4m3. Here, each generation gets some
-    # of the combinations; the run described in docs/gpu.md covers all of them.
+    # float16 kernels are bfloat16 ones with another type; u8 is for GPUs without e4m3. Each generation gets some of
+    # the combinations here; docs/gpu.md lists what was compiled for which.
     [
         ("bf16", "bf16", 90), ("fp32", "fp32", 80), ("bf16", "fp8e4nv", 89), ("bf16", "fp8e5", 100), ("bf16", "u8", 80),
     ],
