@@ -17,12 +17,12 @@ class Refused:
 
 
 _TEXT_ONLY = "Quire's models read and write text only"
-_NO_TRANSFER = "Quire moves no KV cache between servers on a client's word"
+_NO_TRANSFER = "Quire does not move KV cache between servers at a client's request"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
-        "functions": Refused("tools have taken its place; send them there"),
-        "function_call": Refused("tool_choice has taken its place; send it there", ("none",)),
+        "functions": Refused("use tools instead"),
+        "function_call": Refused("use tool_choice instead", ("none",)),
         "modalities": Refused(_TEXT_ONLY, (["text"],)),
         "audio": Refused(_TEXT_ONLY),
         "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),
@@ -32,9 +32,9 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "content_parts": Refused(_TEXT_ONLY, ([],)),
         "kv_transfer_params": Refused(_NO_TRANSFER),
         "ec_transfer_params": Refused(_NO_TRANSFER),
-        "return_token_offsets": Refused("the offsets of tokens are told by no endpoint", (False,)),
+        "return_token_offsets": Refused("no endpoint returns token offsets", (False,)),
         "return_weight_versions": Refused("weights do not change while a server runs", (False,)),
-        "routed_experts_prompt_start": Refused("which experts a token went to is not recorded", (0,)),
-        "watermarking": Refused("Quire marks no output", (False,)),
+        "routed_experts_prompt_start": Refused("Quire does not record which experts a token was routed to", (0,)),
+        "watermarking": Refused("Quire does not watermark outputs", (False,)),
     }
 )

@@ -6,34 +6,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_TEXT_ONLY = "Models are served for text alone: nothing here reads or writes sound, images or video."
+_TEXT_ONLY = "Models are served for text only: Quire neither reads nor writes audio, images or video."
 _WEIGHTS = (
-    "Weights do not change while a worker runs: start workers with the new ones beside those with the old ones, under "
-    "one router, and stop these."
+    "Weights do not change while a worker runs: start workers with the new weights beside the old ones, under one "
+    "router, and then stop the old ones."
 )
 _REASONS = {
     "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, GET /v1/realtime, "
     "POST /reset_mm_cache, POST /reset_encoder_cache": _TEXT_ONLY,
     "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
-        "Conversations are those of OpenAI's and Anthropic's APIs: send this one to /v1/chat/completions, /v1/messages "
-        "or /v1/responses."
+        "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
+        "/v1/responses."
     ),
     "POST /v1/decisions, POST /v1/systemone": (
-        "Questions with given answers go to /v1/chat/completions: structured_outputs.choice holds an answer to them, "
-        "and logprobs with logprob_token_ids tell how likely each is."
+        "Send questions with a fixed set of answers to /v1/chat/completions: structured_outputs.choice restricts the "
+        "answer to them, and logprobs with logprob_token_ids returns how likely each is."
     ),
     "POST /v1/responses/compact": (
-        "Quire compacts no conversations, and could not read what another server has compacted. truncation: auto drops "
-        "what does not fit."
+        "Quire does not compact conversations, and cannot read what another server has compacted. truncation: auto "
+        "drops what does not fit."
     ),
     "POST /collective_rpc": (
-        "Methods of workers are not called by their names: whoever reaches this route could run anything. The gRPC "
-        "services of protos/quire/v1 are what workers offer."
+        "Worker methods cannot be called by name, because whoever reaches this route could then run anything. Use the "
+        "gRPC services in protos/quire/v1 instead."
     ),
-    "POST /release_kv_cache_memory": "POST /sleep?level=1 of --admin-port gives it back, and /wake_up takes it.",
+    "POST /release_kv_cache_memory": "Use POST /sleep?level=1 of --admin-port to release it, and /wake_up to allocate "
+    "it again.",
     "POST /fault_tolerance/apply, GET /fault_tolerance/status": (
-        "There is nothing to apply: the router moves the requests of a worker that is lost, and the supervisor starts "
-        "it again. GET /fleet tells how workers are."
+        "There is nothing to apply: the router moves the requests of a lost worker, and the supervisor restarts it. "
+        "GET /fleet reports the state of the workers."
     ),
     "POST /init_weight_transfer_engine, POST /start_weight_update, POST /start_draft_weight_update, "
     "POST /update_weights, POST /finish_weight_update, POST /update_weight_version, GET /weight_info, "

@@ -13,18 +13,18 @@ from quire.options.server import LOOPBACK
 
 @dataclass(frozen=True)
 class AdminOptions:
-    """What operators ask for, on a port of its own."""
+    """Admin port for operators."""
 
     group: ClassVar[str] = "Frontend"
 
     admin_port: int = option(
-        0, "Port for operators, with routes that pause, put to sleep, drain, reset and profile the engines; 0 turns it "
-        "off. No client should reach it.", minimum=0, maximum=65535,
+        0, "Port for operators, with routes that pause, sleep, drain, reset and profile the engines; 0 turns it off. "
+        "Clients must not be able to reach it.", minimum=0, maximum=65535,
     )  # fmt: skip
-    admin_host: str = option("127.0.0.1", "Address that it listens on.")
+    admin_host: str = option("127.0.0.1", "Address that the admin port listens on.")
     admin_api_key: tuple[str, ...] = option(
-        (), "Key that every request there must bring, which is none of --api-key; several may be given. With HTTPS "
-        "options it speaks HTTPS, too.", secret=True,
+        (), "Key that every request to the admin port must bring; must differ from every --api-key. Can be repeated. "
+        "With HTTPS options, the admin port uses HTTPS too.", secret=True,
     )  # fmt: skip
 
     def check(self, port: int, api_keys: Collection[str], *, insecure: bool) -> None:
@@ -39,9 +39,9 @@ class AdminOptions:
         if not self.admin_port:
             return
         if self.admin_port == port:
-            raise StartupError(f"--admin-port {port} is the clients' port as well (--port); give it one of its own.")
+            raise StartupError(f"--admin-port {port} is also the clients' port (--port). Choose another port.")
         if set(self.admin_api_key) & set(api_keys):
-            raise StartupError("A key of --admin-api-key is one of --api-key, too: give operators one of their own.")
+            raise StartupError("A key of --admin-api-key is also one of --api-key. Give operators a key of their own.")
         if self.admin_host not in LOOPBACK and not self.admin_api_key and not insecure:
             raise StartupError(
                 f"--admin-host {self.admin_host} is reachable from other machines and no --admin-api-key is set. Set "

@@ -14,25 +14,25 @@ def _output_json() -> Any:
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """The batch whose time is taken, again and again."""
+    """Latency benchmark."""
 
     group: ClassVar[str] = "LatencyConfig"
 
-    input_len: int = option(32, "Tokens of a prompt.", minimum=1)
-    output_len: int = option(128, "Tokens of an answer.", minimum=1)
+    input_len: int = option(32, "Tokens per prompt.", minimum=1)
+    output_len: int = option(128, "Tokens per answer.", minimum=1)
     batch_size: int = option(8, "Prompts in the batch.", minimum=1)
-    n: int = option(1, "Answers to each prompt.", minimum=1)
-    num_iters_warmup: int = option(10, "Batches before those that count.", minimum=0)
-    num_iters: int = option(30, "Batches that count.", minimum=1)
+    n: int = option(1, "Answers per prompt.", minimum=1)
+    num_iters_warmup: int = option(10, "Number of warm-up batches.", minimum=0)
+    num_iters: int = option(30, "Number of measured batches.", minimum=1)
     output_json: str | None = _output_json()
 
 
 @dataclass(frozen=True)
 class ThroughputOptions:
-    """How all prompts are answered at once."""
+    """Throughput benchmark."""
 
     group: ClassVar[str] = "ThroughputConfig"
 
-    n: int = option(1, "Answers to each prompt.", minimum=1)
-    num_warmups: int = option(0, "Prompts that are answered before, and do not count.", minimum=0)
+    n: int = option(1, "Answers per prompt.", minimum=1)
+    num_warmups: int = option(0, "Number of warm-up prompts, which are not counted.", minimum=0)
     output_json: str | None = _output_json()

@@ -19,52 +19,53 @@ class CacheOptions:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of the GPU's memory for this worker's weights, activations and KV cache, whatever others hold: two "
-        "workers of 0.5 fit one GPU.",
+        "Fraction of the GPU's memory for this worker's weights, activations and KV cache, regardless of other "
+        "processes: two workers with 0.5 each fit on one GPU.",
         minimum=0.01,
         maximum=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
-        None, "Size of the KV cache in bytes, the states of recurrent layers among them, in place of "
-        "gpu-memory-utilization. On a CPU the default is a tenth of the free memory, 4 GiB at most, and beside it what "
-        "these states take. As VLLM_CPU_KVCACHE_SPACE, in GiB.", minimum=1, variables=("VLLM_CPU_KVCACHE_SPACE",),
+        None, "Size of the KV cache in bytes, including the states of recurrent layers, instead of "
+        "--gpu-memory-utilization. Default on a CPU: a tenth of the free memory, at most 4 GiB, plus what these states "
+        "take. VLLM_CPU_KVCACHE_SPACE is in GiB.", minimum=1, variables=("VLLM_CPU_KVCACHE_SPACE",),
     )  # fmt: skip
     num_gpu_blocks_override: int | None = option(
-        None, "Number of KV blocks, whatever the memory; for tests of preemption.", minimum=1
+        None, "Number of KV blocks, regardless of memory; for testing preemption.", minimum=1
     )
     kv_cache_dtype: str = option(
-        "auto", "Type of cached keys and values: auto is the model's own, fp8 (e4m3) and the others halve the cache; "
-        "bfloat16 is for models that ask for 8 bits.", choices=KV_CACHE_DTYPES,
-        refused={"fp8_inc": "It is for Gaudi, which Quire does not run on: take fp8."},
+        "auto", "Data type of cached keys and values: auto is the model's own; fp8 (e4m3) and the other 8-bit types "
+        "halve the cache; bfloat16 is for models that ask for 8 bits.", choices=KV_CACHE_DTYPES,
+        refused={"fp8_inc": "It is for Gaudi, which Quire does not support; use fp8."},
         affects_output=True,
     )  # fmt: skip
     calculate_kv_scales: bool = option(
         False,
-        "With kv-cache-dtype fp8: scales of keys and values are calculated for each layer at start. Off: 1.",
+        "With --kv-cache-dtype fp8, calculates the scales of keys and values for each layer at startup. Otherwise the "
+        "scales are 1.",
         affects_output=True,
     )
     mamba_cache_dtype: str = option(
-        "auto", "Type of what the convolutions of recurrent layers keep of each sequence (Mamba and its like): auto is "
-        "the model's own.", choices=STATE_DTYPES, affects_output=True,
+        "auto", "Data type of the convolution states of recurrent layers (Mamba and similar); auto is the model's own.",
+        choices=STATE_DTYPES, affects_output=True,
     )  # fmt: skip
     mamba_ssm_cache_dtype: str = option(
-        "auto", "Type of these layers' states proper: auto is that of mamba-cache-dtype, and float32 where that is "
-        "auto too, for each token adds a little to a state.", choices=STATE_DTYPES, affects_output=True,
+        "auto", "Data type of the recurrent states of these layers; auto is that of --mamba-cache-dtype or, if that is "
+        "auto too, float32, because each token adds only a little to a state.",
+        choices=STATE_DTYPES, affects_output=True,
     )  # fmt: skip
     enable_prefix_caching: bool = option(
         True,
-        "Keeps the KV blocks of finished requests for prompts that begin alike. Always off for models with recurrent "
-        "layers.",
+        "Keeps the KV blocks of finished requests for prompts with the same beginning. Always off for models with "
+        "recurrent layers.",
     )
     kv_sharing_fast_prefill: bool = option(
-        False, "Of no effect, as in vLLM, and said so at start: prompts are computed as they are without it."
+        False, "Has no effect, as in vLLM, and says so at startup: prompts are computed the same way without it."
     )
     swap_space: float = option(
-        0.0, "GiB of host memory, of each rank, for KV blocks that the device's cache has to forget; they are copied "
-        "back when a prompt or a preempted request wants them.", minimum=0, maximum=1 << 20,
+        0.0, "GiB of host memory per rank for KV blocks that are evicted from the device; they are copied back when a "
+        "prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
     cpu_offload_gb: float = option(
-        0.0, "GiB of weights, of each GPU, that lie in host memory: those of as many whole layers as there is room "
-        "for, which are copied to the GPU in each forward pass, each while the one before computes. Of no effect on a "
-        "CPU.", minimum=0, maximum=1 << 20,
+        0.0, "GiB of weights per GPU to keep in host memory: as many whole layers as fit, which are copied to the GPU "
+        "in each forward pass, each while the one before it computes. No effect on a CPU.", minimum=0, maximum=1 << 20,
     )  # fmt: skip

@@ -9,6 +9,6 @@ from quire.options.base import option
 
 @dataclass(frozen=True)
 class CollectEnvOptions:
-    """How the machine is described."""
+    """Machine report."""
 
-    json: bool = option(False, "Prints it as JSON.")
+    json: bool = option(False, "Prints the report as JSON.")

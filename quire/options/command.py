@@ -62,8 +62,8 @@ class OptionsCommand(click.Command):
                          callback=self._read_config, envvar="QUIRE_CONFIG", metavar="FILE"),
             click.Option(["-h", "--help"], is_flag=False, flag_value="", is_eager=True, expose_value=False,
                          callback=self._show_help, metavar="[WORD]", shell_complete=self._complete_help,
-                         help="Shows the options, or those with WORD in them (--help=max)."),
-            click.Option(["--show-config"], is_flag=True, help="Shows all values and where they come from, and ends."),
+                         help="Shows the options, or those that contain WORD (--help=max)."),
+            click.Option(["--show-config"], is_flag=True, help="Shows all values and their sources, and exits."),
         ]  # fmt: skip
         for field in self._fields.values():
             parameters.append(click_option(field))
@@ -144,7 +144,9 @@ class OptionsCommand(click.Command):
                 argument = values.pop(f"{name}_argument")
                 source = click.get_current_context().get_parameter_source(name)
                 if argument and source is ParameterSource.COMMANDLINE and values[name] != argument:
-                    raise click.UsageError(f"{field.flag} {values[name]} and {argument}: name one model.")
+                    raise click.UsageError(
+                        f"{field.flag} {values[name]} and {argument} name two models. Name only one."
+                    )
                 values[name] = argument or values[name]
         ctx = click.get_current_context()
         tell = _say_nothing if supervised_name() else say

@@ -60,7 +60,7 @@ def _translated(
     answer = answer_to(key, [field.flag for field in fields.values()])
     if answer is None:
         hint = nearest_with_meaning(key, {field.flag[2:]: field.metadata["help"] for field in fields.values()})
-        raise click.UsageError(f"--config {path}: {key} is no option of this command.{hint}")
+        raise click.UsageError(f"--config {path}: {key} is not an option of this command.{hint}")
     if value is False or value is None:
         return []  # equivalent to leaving it out
     text = value if isinstance(value, str) else json.dumps(value)

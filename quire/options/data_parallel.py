@@ -12,31 +12,32 @@ RAY = "ray"
 
 @dataclass(frozen=True)
 class DataParallelOptions:
-    """Data-parallel ranks over several nodes."""
+    """Data-parallel ranks on several nodes."""
 
     data_parallel_size_local: int | None = option(
-        None, "Data-parallel ranks on this machine; 0 has none beside the API. Default: all, or all from the start "
-        "rank on.", aliases=("-dpl",), minimum=0, maximum=64,
+        None, "Number of data-parallel ranks on this machine; 0 runs only the API here. Default: all ranks, or all "
+        "from the start rank on.", aliases=("-dpl",), minimum=0, maximum=64,
     )  # fmt: skip
     data_parallel_start_rank: int | None = option(
-        None, "The first rank on this machine.", aliases=("-dpr",), minimum=0, maximum=1023
+        None, "First data-parallel rank on this machine.", aliases=("-dpr",), minimum=0, maximum=1023
     )
     data_parallel_rpc_port: int = option(
-        0, "Port of the router's gRPC service, where engines on other nodes register themselves. Default: "
-        f"{DATA_PARALLEL_RPC_PORT} where there are any, else a free one.", aliases=("-dpp", "--router-port"),
+        0, "Port of the router's gRPC service, where engines on other nodes register. Default: "
+        f"{DATA_PARALLEL_RPC_PORT} if there are other nodes, else a free port.", aliases=("-dpp", "--router-port"),
         minimum=0, maximum=65535,
     )  # fmt: skip
     data_parallel_backend: str = option(
-        "mp", "Where engines compute: mp, on the machine of their `quire serve`; ray, where a Ray cluster has GPUs. "
-        "Then all engines are processes of one machine, with --distributed-executor-backend ray.", aliases=("-dpb",),
+        "mp", "Where engines compute: mp, on the machine of their `quire serve`; ray, wherever a Ray cluster has GPUs. "
+        "With ray, all engines are processes of one machine and use --distributed-executor-backend ray.",
+        aliases=("-dpb",),
         choices=("mp", RAY),
     )  # fmt: skip
     data_parallel_hybrid_lb: bool = option(
-        False, "Each node has an API of its own, which balances between the node's ranks, and something outside "
-        "balances between nodes. Needs --data-parallel-start-rank.",
+        False, "Each node has its own API, which balances among the node's ranks; an external load balancer balances "
+        "among nodes. Needs --data-parallel-start-rank.",
     )  # fmt: skip
     headless: bool = option(
-        False, "Runs engines without API, router and tokenizer: a further node, whose engines register with the "
-        "router at --data-parallel-address and --data-parallel-rpc-port, or those that --register-with names. Needs "
-        "--data-parallel-start-rank.",
+        False, "Runs only engines, without API, router and tokenizer: an additional node, whose engines register with "
+        "the router at --data-parallel-address and --data-parallel-rpc-port, or with those named by --register-with. "
+        "Needs --data-parallel-start-rank.",
     )  # fmt: skip

@@ -15,15 +15,16 @@ class DualBatchOptions:
     group: ClassVar[str] = "ParallelConfig"
 
     enable_dbo: bool = option(
-        False, "Dual batch overlap: a step with enough tokens runs as two halves, of which one computes while ranks "
-        "send each other what the other half needs. For tensor ranks, and data ranks that share experts.",
+        False, "Dual batch overlap: runs a step with enough tokens as two halves; while one computes, the ranks "
+        "exchange what the other half needs. For tensor-parallel ranks, and for data-parallel ranks that share "
+        "experts.",
     )  # fmt: skip
     dbo_decode_token_threshold: int = option(
-        32, "With --enable-dbo, steps of more tokens than this are cut in two, where all of their sequences decode.",
+        32, "With --enable-dbo, steps in which all sequences decode are split if they have more tokens than this.",
         minimum=0,
     )  # fmt: skip
     dbo_prefill_token_threshold: int = option(
-        512, "With --enable-dbo, steps of more tokens than this are cut in two, where some are of prompts.", minimum=0
+        512, "With --enable-dbo, steps with prompt tokens are split if they have more tokens than this.", minimum=0
     )
 
     def cuts(self, num_tokens: int, *, decodes_only: bool) -> bool:

@@ -63,4 +63,4 @@ def _check_own(
             raise click.UsageError(answer.refusal(name))
         tell(f"{name} has no effect. {answer.text}")
     elif answer is None and name not in (names := known()):
-        tell(f"{name} is no option of Quire, and has no effect.{nearest(name, names)}")
+        tell(f"{name} is not an option of Quire and has no effect.{nearest(name, names)}")

@@ -13,9 +13,9 @@ EXPERT_PLACEMENTS = ("linear", "round_robin")
 EXCHANGE_NAMES = ("alltoall", "allgather_reducescatter")
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-_LIBRARY = "It needs a library of kernels that Quire does not carry; alltoall sends the same rows by NCCL or Gloo."
+_LIBRARY = "It needs a kernel library that Quire does not include; alltoall sends the same rows over NCCL or Gloo."
 _REFUSED_EXCHANGES = {
-    "naive": "It broadcasts one rank after the other; allgather_reducescatter moves the same rows at once.",
+    "naive": "It broadcasts one rank at a time; use allgather_reducescatter, which moves the same rows at once.",
     **dict.fromkeys(("pplx", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "mori"), _LIBRARY),
 }
 
@@ -31,33 +31,34 @@ class EplbConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """Mixtures of experts over several ranks."""
+    """Mixtures of experts on several ranks."""
 
     group: ClassVar[str] = "ParallelConfig"
 
     enable_expert_parallel: bool = option(
-        False, "Each rank has some experts whole, in place of a part of every one. Experts are shared by the tensor "
-        "ranks of all data-parallel ranks, with it and without it.", affects_output=True,
+        False, "Each rank holds some experts in full instead of a part of every expert. Either way, experts are shared "
+        "by the tensor-parallel ranks of all data-parallel ranks.", affects_output=True,
     )  # fmt: skip
     expert_placement_strategy: str = option(
-        "linear", "Which experts a rank has: linear (neighbouring ones) or round_robin (every so manieth, for models "
-        "whose experts are in groups; others, and those with redundant experts, are placed linearly).",
+        "linear", "Which experts a rank holds: linear (consecutive ones) or round_robin (every n-th, for n ranks; for "
+        "models that choose experts in groups). Other models, and those with redundant experts, are placed linearly.",
         choices=EXPERT_PLACEMENTS, affects_output=True,
     )  # fmt: skip
     all2all_backend: str = option(
-        "alltoall", "How tokens get to experts on other data-parallel ranks: alltoall (to those that have their "
-        "experts) or allgather_reducescatter (to all; parts of experts are always computed so).",
+        "alltoall", "How tokens reach experts on other data-parallel ranks: alltoall (sent only to the ranks that hold "
+        "their experts) or allgather_reducescatter (sent to all; always used for parts of experts).",
         choices=EXCHANGE_NAMES, refused=_REFUSED_EXCHANGES, variables=("VLLM_ALL2ALL_BACKEND",), affects_output=True,
     )  # fmt: skip
     enable_eplb: bool = option(
-        False, "Experts move between ranks, such that each has as many tokens to compute. Needs "
+        False, "Moves experts between ranks to balance the number of tokens that each computes. Needs "
         "--enable-expert-parallel.", affects_output=True,
     )  # fmt: skip
     eplb_config: dict[str, Any] = option(
         {},
-        "How they do, as JSON, or key by key (--eplb-config.step_interval 300). Keys: window_size (of so many forward "
-        "passes, tokens are counted: 1000), step_interval (passes from one time to the next: 3000), "
-        "num_redundant_experts (slots of a layer beyond one for each expert: 0), log_balancedness (of each pass).",
+        "Settings of --enable-eplb as JSON, or key by key (--eplb-config.step_interval 300). Keys: window_size (number "
+        "of forward passes over which tokens are counted: 1000), step_interval (forward passes between rearrangements: "
+        "3000), num_redundant_experts (slots per layer in addition to one for each expert: 0), log_balancedness (logs "
+        "it for each forward pass).",
         schema=EplbConfig, affects_output=True,
     )  # fmt: skip
 

@@ -27,109 +27,119 @@ class GatewayOptions:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on.", minimum=1, maximum=65535)
     uds: str | None = option(
-        None, "Unix socket to listen on in place of --host and --port. Its file is made with what the umask leaves of "
-        "permissions, and removed at the end. Clients name it unix:PATH.", metavar="PATH",
+        None, "Unix socket to listen on instead of --host and --port. Its file gets the permissions that the umask "
+        "allows, and is removed at the end. Clients connect to unix:PATH.", metavar="PATH",
     )  # fmt: skip
     uds_descriptor: int | None = option(
-        None, "Descriptor of a socket that listens there already. `quire serve` sets it.", metavar="NUMBER", minimum=0
+        None,
+        "File descriptor of a socket that is already listening at --uds. Set by `quire serve`.",
+        metavar="NUMBER",
+        minimum=0,
     )
     shared_port_folder: str = option(
-        "", "Lets several gateways of this machine listen on the port (SO_REUSEPORT). A folder of theirs, where they "
-        "tell each other what /metrics and /load are to say of all. `quire serve` sets it for --api-server-count.",
+        "", "Lets several gateways on this machine listen on the same port (SO_REUSEPORT): a folder in which they "
+        "share what /metrics and /load report for all of them. Set by `quire serve` for --api-server-count.",
         metavar="FOLDER",
     )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (), "Key that every request must bring (`Authorization: Bearer …`). Takes several words.", secret=True,
         variables=("VLLM_API_KEY",), following=ANY_WORD,
     )  # fmt: skip
-    insecure: bool = option(False, "Allows listening beyond this machine without protection.")
-    root_path: str = option("", "Path under which a proxy in front serves this server.")
+    insecure: bool = option(
+        False, "Allows listening on addresses that other machines can reach without protection by a key or TLS."
+    )
+    root_path: str = option("", "Path under which a reverse proxy serves this server.")
     ssl_keyfile: str | None = option(None, "Private key (PEM, without a passphrase) for HTTPS.")
     ssl_certfile: str | None = option(None, "Certificate (PEM) for HTTPS.")
-    ssl_ca_certs: str | None = option(None, "Authorities (PEM) that client certificates must come from.")
-    ssl_cert_reqs: int = option(0, "Whether clients need a certificate: 0 no, 1 optional, 2 yes.", minimum=0, maximum=2)
+    ssl_ca_certs: str | None = option(None, "Certificate authorities (PEM) that must have signed client certificates.")
+    ssl_cert_reqs: int = option(
+        0, "Whether clients need a certificate: 0 no, 1 optional, 2 required.", minimum=0, maximum=2
+    )
     enable_ssl_refresh: bool = option(
         False,
-        "Reads the files of HTTPS again when they change; connections made from then on get the new certificate, and "
-        "need one of the authorities that are there then.",
+        "Reloads the HTTPS files when they change; new connections get the new certificate and are checked against the "
+        "new certificate authorities.",
     )
-    allowed_origins: tuple[str, ...] = option((), "Origins that browsers may call from; none by default.")
+    allowed_origins: tuple[str, ...] = option((), "Origins that browsers may send requests from; none by default.")
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that those origins may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that those origins may send.")
     allow_credentials: bool = option(False, "Lets those origins send credentials.")
     uvicorn_log_level: str = option(
-        "info", "Least level of the HTTP server's log.",
+        "info", "Lowest level that the HTTP server logs.",
         choices=("critical", "error", "warning", "info", "debug", "trace"),
     )  # fmt: skip
-    disable_uvicorn_access_log: bool = option(False, "Leaves the line for each HTTP request out of the log.")
+    disable_uvicorn_access_log: bool = option(False, "Turns off the log line for each HTTP request.")
     middleware: tuple[str, ...] = option(
-        (), "Middleware of your own (package.module.Name): a class as ASGI has it, or an async function of a request "
-        "and what answers it. Repeatable; what has no key does not reach it.",
+        (), "Your own middleware (package.module.Name): an ASGI class, or an async function of a request and the next "
+        "handler. Repeatable; requests without a valid key do not reach it.",
     )  # fmt: skip
     enable_log_requests: bool = option(
-        False, "Writes each request into the log: the token ids of its prompts, and how it is sampled. Whoever reads "
-        "the log then knows what was asked.",
+        False, "Logs each request: the token ids of its prompts, and its sampling parameters. Whoever can read the log "
+        "can then tell what was asked.",
     )  # fmt: skip
-    enable_log_outputs: bool = option(False, "Writes what each choice said as well; with --enable-log-requests.")
+    enable_log_outputs: bool = option(False, "Also logs the output of each choice; needs --enable-log-requests.")
     max_log_len: int | None = option(
-        None, "Most token ids of a prompt, and characters of an output, in the log; all by default.", minimum=0
+        None,
+        "Maximum number of token ids of a prompt, and of characters of an output, in the log; unlimited by default.",
+        minimum=0,
     )
-    log_error_stack: bool = option(False, "Writes where errors of requests came from into the log.")
-    enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every answer.")
+    log_error_stack: bool = option(False, "Logs the stack trace of each request error.")
+    enable_request_id_headers: bool = option(False, "Adds X-Request-Id to every response.")
     enable_prompt_tokens_details: bool = option(False, "Adds prompt_tokens_details to usage.")
-    enable_force_include_usage: bool = option(False, "Adds usage to every stream, asked for or not.")
+    enable_force_include_usage: bool = option(False, "Adds usage to every stream, whether requested or not.")
     return_tokens_as_token_ids: bool = option(False, "Shows tokens in logprobs as token_id:N.")
-    disable_fastapi_docs: bool = option(False, "Turns /docs, /redoc and /openapi.json off.")
+    disable_fastapi_docs: bool = option(False, "Turns off /docs, /redoc and /openapi.json.")
     page: bool = option(
-        True, "Serves a page at / to talk to the model on and to watch the fleet; it asks for a key itself."
+        True,
+        "Serves a web page at / to chat with the model and watch the fleet; the page asks for a key if one is needed.",
     )
     allow_runtime_lora_updating: bool = runtime_updating_option()
     enable_tokenizer_info_endpoint: bool = option(
-        False, "Turns /tokenizer_info and /get_tokenizer_info on, which tell the tokenizer's configuration and its "
-        "chat template.",
+        False, "Turns on /tokenizer_info and /get_tokenizer_info, which return the tokenizer's configuration and chat "
+        "template.",
     )  # fmt: skip
     enable_scale_out: bool = option(
-        False, "Turns the routes on by which others split a request into its parts: /inference/v1/generate and "
-        "abort_requests, /v1/…/render and /v1/…/derender.",
+        False, "Turns on the routes that split a request into its stages: /inference/v1/generate and abort_requests, "
+        "/v1/…/render and /v1/…/derender.",
     )  # fmt: skip
     server_dev_mode: bool = option(
-        False, "Turns routes on that are for developers: /server_info, and those of --admin-port, here where clients "
-        "are. They tell more than clients should know, and do more than clients should do.",
+        False, "Turns on developer routes on the clients' port: /server_info, and those of --admin-port. They reveal "
+        "more than clients should know, and do more than clients should do.",
         variables=("VLLM_SERVER_DEV_MODE",),
     )  # fmt: skip
-    response_role: str = option("assistant", "Role of the answers of chat completions.")
+    response_role: str = option("assistant", "Role of answers in chat completions.")
     router_address: tuple[str, ...] = option(
-        ("127.0.0.1:50051",), "The router (host:port). Repeatable, for its replicas: each gets a share of the "
-        "requests, and takes over those of one that is lost. Under `quire serve`: used, with its engines, in place of "
-        "local ones.",
+        ("127.0.0.1:50051",), "Address of the router (host:port). Repeatable, for replicas: each gets a share of the "
+        "requests, and takes over those of a replica that is lost. Under `quire serve`: used, with its engines, "
+        "instead of local ones.",
     )  # fmt: skip
     tokenizer_address: tuple[str, ...] = option(
-        ("127.0.0.1:50052",), "The tokenizer service (host:port). Repeatable, for its replicas, and every address "
-        "behind a name is one: they share the work, and take over that of one that is lost. Under "
-        "`quire serve`: used in place of a local one.",
+        ("127.0.0.1:50052",), "Address of the tokenizer service (host:port). Repeatable, for replicas; every address "
+        "behind a DNS name is a replica. Replicas share the work, and take over that of one that is lost. Under `quire "
+        "serve`: used instead of a local one.",
     )  # fmt: skip
     skip_tokenizer_init: bool = skip_tokenizer_option()
     seed: int | None = seed_option()
-    request_timeout_seconds: float = option(3600.0, "Longest time that a request may take.", minimum=0.1)
-    max_body_bytes: int = option(8 * 2**20, "Largest request body.", minimum=1024)
+    request_timeout_seconds: float = option(3600.0, "Maximum time for a request.", minimum=0.1)
+    max_body_bytes: int = option(8 * 2**20, "Maximum size of a request body.", minimum=1024)
     max_choices_per_request: int = option(
-        1024, "Most choices of a request: its prompts times n.", minimum=1, maximum=16384
+        1024, "Maximum number of choices per request: its prompts times n.", minimum=1, maximum=16384
     )
     max_tokens_per_request: int = option(
-        2**24, "Most tokens that a request may come to: those of its prompts, and max_tokens (where it sets none, what "
-        "fits the model) for each choice.", minimum=1,
+        2**24, "Maximum number of tokens per request: those of its prompts, plus max_tokens for each choice (if not "
+        "set, what fits the model).", minimum=1,
     )  # fmt: skip
-    max_connections: int = option(4096, "Most connections at a time; more are answered with 503.", minimum=1)
+    max_connections: int = option(4096, "Maximum number of connections; further ones are answered with 503.", minimum=1)
     h11_max_incomplete_event_size: int = option(
-        64 * 1024, "Most bytes of a request's headers.", minimum=1024, maximum=2**24
+        64 * 1024, "Maximum size of a request's headers in bytes.", minimum=1024, maximum=2**24
     )
-    h11_max_header_count: int = option(256, "Most headers of a request.", minimum=1)
-    header_timeout_seconds: float = option(10.0, "Time for a request's headers to come.", minimum=0.1)
-    body_timeout_seconds: float = option(30.0, "Time for a request's body to come.", minimum=0.1)
+    h11_max_header_count: int = option(256, "Maximum number of headers per request.", minimum=1)
+    header_timeout_seconds: float = option(10.0, "Maximum time for a request's headers to arrive.", minimum=0.1)
+    body_timeout_seconds: float = option(30.0, "Maximum time for a request's body to arrive.", minimum=0.1)
     drain_settle_seconds: float = drain_settle_option()
     drain_timeout_seconds: float = option(
-        90.0, "After that, time for running requests to finish; a second signal ends it. Those that have not "
-        "finished then get an error: 503, or an event at the end of their stream.", minimum=0.0,
+        90.0, "After that, maximum time for running requests to finish; a second signal ends it. Requests that have "
+        "not finished by then get an error: 503, or an event at the end of their stream.", minimum=0.0,
     )  # fmt: skip
 
     admin: AdminOptions = AdminOptions()
@@ -154,8 +164,8 @@ class GatewayOptions:
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin.admin_api_key)):
             if any(not key or key != key.strip() for key in keys):
                 raise StartupError(
-                    f"A key of {flag} is empty or has blanks around it, and no request can bring it: set another. Was "
-                    "it to come from a variable that is not set?"
+                    f"A key of {flag} is empty or has spaces around it, so no request can match it. Set another key; "
+                    "perhaps the variable that it comes from is not set."
                 )
         if not self.uds and self.host not in LOOPBACK and not self.api_key and not self.insecure:
             raise StartupError(
@@ -164,7 +174,8 @@ class GatewayOptions:
             )
         if "*" in self.allowed_origins and self.allow_credentials:
             raise StartupError(
-                "--allow-credentials with --allowed-origins '*' would let any web page act as its visitor."
+                "--allow-credentials with --allowed-origins '*' would let any web page act as its visitor. Leave out "
+                "--allow-credentials, or list the origins."
             )
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise StartupError("HTTPS needs both --ssl-keyfile and --ssl-certfile.")
@@ -173,7 +184,7 @@ class GatewayOptions:
 
             server_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if self.enable_ssl_refresh and not self.ssl_certfile:
-            raise StartupError("--enable-ssl-refresh is for HTTPS: set --ssl-certfile and --ssl-keyfile too.")
+            raise StartupError("--enable-ssl-refresh is for HTTPS: also set --ssl-certfile and --ssl-keyfile.")
         self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise StartupError("--enable-log-outputs needs --enable-log-requests.")
@@ -185,4 +196,4 @@ class GatewayOptions:
         }  # fmt: skip
         for flag, name in parsers.items():
             if name and self.skip_tokenizer_init:
-                raise StartupError(f"{flag} reads text, and with {SKIP_FLAG} there is none; leave one of the two out.")
+                raise StartupError(f"{flag} reads text, but there is none with {SKIP_FLAG}. Leave out one of the two.")

@@ -103,7 +103,7 @@ class Help:
 
     def _nothing(self, word: str) -> str:
         names = [*(group.name for group in self._all()), *(flag[2:] for flag in self._flags)]
-        return f"No option has {word!r} in it.{nearest(word, names)} --help=listgroup shows the groups.\n"
+        return f"No option contains {word!r}.{nearest(word, names)} --help=listgroup shows the groups.\n"
 
     def _all(self) -> list[HelpGroup]:
         """The groups, including answered flags of vLLM; groups of the same name are merged."""
@@ -113,7 +113,7 @@ class Help:
             titles[group.name] = f"{titles[group.name]}; {group.title}" if group.name in titles else group.title
             entries.setdefault(group.name, []).extend(group.entries)
         for group_name, entry in self._answered():
-            titles.setdefault(group_name, "Options of vLLM that Quire has an answer to")
+            titles.setdefault(group_name, "vLLM options that are not options of Quire")
             entries.setdefault(group_name, []).append(entry)
         return [HelpGroup(name, titles[name], entries[name]) for name in entries]
 
@@ -125,8 +125,8 @@ class Help:
 
 
 _TO_ASK = """
-  --help=listgroup lists the groups, --help=GROUP and --help=OPTION show one, --help=WORD finds a word, --help=page
-  goes through a pager, and --help=all has the options of vLLM that Quire lacks as well.
+  --help=listgroup lists the groups, --help=GROUP and --help=OPTION show one, --help=WORD searches for a word,
+  --help=page uses a pager, and --help=all also shows vLLM options that Quire does not have.
 """
 
 

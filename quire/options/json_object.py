@@ -24,7 +24,7 @@ def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None
     known = schema.__struct_fields__
     for key in value:
         if key not in known:
-            raise ValueError(f"{key} is not known.{nearest(key, known)} It takes {', '.join(known)}.")
+            raise ValueError(f"{key} is not known.{nearest(key, known)} Known keys: {', '.join(known)}.")
     try:
         msgspec.convert(value, schema)
     except msgspec.ValidationError as error:

@@ -33,48 +33,49 @@ class LoraModule(msgspec.Struct, frozen=True):
 def runtime_updating_option() -> Any:
     """An option shared by the gateway, which has the routes, and the engine, which carries them out."""
     return option(
-        False, "Lets adapters be loaded and unloaded while the server runs, by POST /v1/load_lora_adapter and "
-        f"/v1/unload_lora_adapter. Whoever may ask the API may do so; their folders have to lie under {ROOT_FLAG}.",
+        False, "Allows loading and unloading adapters while the server runs, with POST /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter. Anyone who can use the API can do so; the adapters' folders must be inside "
+        f"{ROOT_FLAG}.",
         variables=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Low-rank adapters (LoRA) on the model."""
+    """LoRA adapters."""
 
     group: ClassVar[str] = "LoRAConfig"
 
     enable_lora: bool = option(
-        False, "Serves low-rank adapters beside the model: a request names one as its model. The other options here "
-        "need it. docs/adapters.md has more.",
+        False, "Serves LoRA adapters on top of the model: a request selects one as its model. The other LoRA options "
+        "need this. See docs/adapters.md.",
     )  # fmt: skip
     lora_modules: tuple[str, ...] = option(
         (), 'Adapter to serve from the start: NAME=PATH, or as JSON {"name": …, "path": …, "base_model_name": …}, or a '
         "JSON list of such objects. Several may follow one flag.", metavar="NAME=PATH|JSON…", following=_MODULE,
     )  # fmt: skip
     max_loras: int = option(
-        1, "Different adapters that run at the same time, each in a place of its own on the device; requests for "
-        "further ones wait.", minimum=1, maximum=1024,
+        1, "Maximum number of different adapters that run at the same time, each in a slot of its own on the device; "
+        "requests for others wait.", minimum=1, maximum=1024,
     )  # fmt: skip
     max_lora_rank: int = option(
-        16, "Greatest rank of an adapter; the places on the device are as large.", minimum=1, maximum=1024
+        16, "Maximum rank of an adapter; the slots on the device have this size.", minimum=1, maximum=1024
     )
     max_cpu_loras: int | None = option(
-        None, "Adapters kept in host memory, those on the device among them: at least --max-loras, which is the "
-        "default. What is not kept is read again when it is asked for.", minimum=1,
+        None, "Number of adapters kept in host memory, including those on the device; at least --max-loras, which is "
+        "the default. Other adapters are read again when they are requested.", minimum=1,
     )  # fmt: skip
     lora_dtype: str = option(
         "auto", "Data type of the adapters' weights; auto takes the model's.", choices=LORA_DTYPES, affects_output=True
     )
     fully_sharded_loras: bool = option(
-        False, "Splits both products of an adapter over the ranks of tensor parallelism, not one of them alone.",
+        False, "Splits both matrices of an adapter across the tensor-parallel ranks, instead of only one of them.",
         affects_output=True,
     )  # fmt: skip
     allow_runtime_lora_updating: bool = runtime_updating_option()
     allowed_lora_root: str | None = option(
-        None, "Folder under which the folders of adapters that are loaded while the server runs have to lie, links "
-        "followed.", metavar="PATH",
+        None, "Folder that must contain the folders of adapters loaded while the server runs, after following links.",
+        metavar="PATH",
     )  # fmt: skip
 
     @property
@@ -95,13 +96,13 @@ class LoraOptions:
             raise StartupError(f"--{given[0].replace('_', '-')} has no effect without {ENABLE_FLAG}; add that.")
         if self.host_places < self.max_loras:
             raise StartupError(
-                f"--max-cpu-loras {self.max_cpu_loras} is less than --max-loras {self.max_loras}: what is on the "
-                "device is kept in host memory too. Raise it, or leave it out."
+                f"--max-cpu-loras {self.max_cpu_loras} is less than --max-loras {self.max_loras}: adapters on the "
+                "device are kept in host memory too. Raise it, or leave it out."
             )
         if self.allow_runtime_lora_updating and self.allowed_lora_root is None:
             raise StartupError(
-                f"{UPDATING_FLAG} (or VLLM_ALLOW_RUNTIME_LORA_UPDATING) needs {ROOT_FLAG}, so that callers cannot "
-                "name any folder of this machine."
+                f"{UPDATING_FLAG} (or VLLM_ALLOW_RUNTIME_LORA_UPDATING) needs {ROOT_FLAG}, so that callers cannot load "
+                "from arbitrary folders of this machine."
             )
 
     def modules(self) -> list[LoraModule]:
@@ -113,7 +114,7 @@ class LoraOptions:
         found = [module for text in self.lora_modules for module in _modules(text)]
         names = [module.name for module in found]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise StartupError(f"--lora-modules has two adapters of the name {min(twice)!r}; name each differently.")
+            raise StartupError(f"--lora-modules has two adapters named {min(twice)!r}. Give each a name of its own.")
         if len(found) > MAX_ADAPTERS:
             raise StartupError(f"--lora-modules has {len(found)} adapters; at most {MAX_ADAPTERS} are served.")
         return found
@@ -134,7 +135,7 @@ def _modules(text: str) -> list[LoraModule]:
 def _module(fields: Any, text: str) -> LoraModule:
     try:
         if not isinstance(fields, dict):
-            raise ValueError("an adapter is an object")
+            raise ValueError("an adapter must be an object")
         check_object(fields, LoraModule)
         module = msgspec.convert(fields, LoraModule)
         check_adapter_name("name", module.name)

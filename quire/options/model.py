@@ -13,38 +13,38 @@ TOKENIZER_MODES = ("auto", "slow", "mistral", "custom")
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model's place and names."""
+    """Model location and names."""
 
     model: str = option(
         DEMO_MODEL,
         "Folder of the model, or a .gguf file; or its name on the Hugging Face hub (OWNER/NAME, or "
-        "OWNER/NAME:FILE.gguf); or s3://BUCKET/PATH. Default: the small one in the box.",
+        "OWNER/NAME:FILE.gguf); or s3://BUCKET/PATH. Default: the small model that comes with Quire.",
         positional=True,
         metavar="PATH|NAME",
     )
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
-    download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache when unset.")
+    download_dir: str | None = option(None, "Folder for downloaded models; the Hugging Face cache if not set.")
     hf_token: str | None = option(
-        None, "Token for private and gated models of the Hugging Face hub; without a value, the login that `hf auth "
-        "login` has stored. Default: HF_TOKEN, or that login.", secret=True, bare=STORED_LOGIN,
+        None, "Token for private and gated models on the Hugging Face hub; without a value, the stored login of `hf "
+        "auth login`. Default: HF_TOKEN, or that login.", secret=True, bare=STORED_LOGIN,
     )  # fmt: skip
     use_modelscope: bool = option(
-        False, "Downloads models from ModelScope in place of the Hugging Face hub.", variables=("VLLM_USE_MODELSCOPE",)
+        False, "Downloads models from ModelScope instead of the Hugging Face hub.", variables=("VLLM_USE_MODELSCOPE",)
     )
     tokenizer: str | None = option(
         None, "Folder of the tokenizer, or its name on the Hugging Face hub. Default: the model's.", metavar="PATH|NAME"
     )
     tokenizer_revision: str | None = option(
-        None, "Branch, tag or commit of a hub tokenizer. Default: --revision when the tokenizer is the model's."
+        None, "Branch, tag or commit of a hub tokenizer. Default: --revision if the tokenizer is the model's."
     )
     tokenizer_mode: str = option(
-        "auto", "By what the tokenizer is read: auto (tokenizer.json), mistral (tekken.json; conversations are written "
-        "by the package mistral-common) or custom (the one that an installed package registers under the name "
-        "--tokenizer). slow is refused: there are none any more.", choices=TOKENIZER_MODES,
+        "auto", "How the tokenizer is read: auto (tokenizer.json), mistral (tekken.json; conversations are formatted "
+        "by the package mistral-common) or custom (the one that an installed package registers under the name given by "
+        "--tokenizer). slow is refused: slow tokenizers no longer exist.", choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(
-        (), "Names under which the API serves the model; the first is the one in answers. Takes several words. "
-        "Default: the model's own.", following=ANY_WORD,
+        (), "Names under which the API serves the model; answers contain the first. Takes several words. Default: the "
+        "model's own name.", following=ANY_WORD,
     )  # fmt: skip
 
     @property

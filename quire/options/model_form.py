@@ -18,7 +18,7 @@ DTYPES = ("bfloat16", "float16", "float32", "half", "float")
 
 @dataclass(frozen=True)
 class ModelFormOptions:
-    """How the model is computed: types, length, code."""
+    """Model configuration: data types, length, implementation."""
 
     group: ClassVar[str] = "ModelConfig"
 
@@ -29,47 +29,50 @@ class ModelFormOptions:
         affects_output=True,
     )
     max_model_len: int | None = option(
-        None, "Longest sequence, prompt and output together, in tokens. By default, and with auto, what the model's "
-        "configuration says, or what the memory for the KV cache holds of it.",
+        None, "Maximum length of a sequence, prompt and output together, in tokens. By default, and with auto: the "
+        "length in the model's configuration, or as much of it as fits in the KV cache.",
         minimum=1,
     )  # fmt: skip
     config_format: str = option(
         "auto",
-        "File that has the model's configuration: hf (config.json), mistral (params.json), or auto, the first of these "
-        "that there is.",
+        "File with the model's configuration: hf (config.json), mistral (params.json), or auto, the first of these "
+        "that exists.",
         choices=("auto", *CONFIG_FORMATS),
         affects_output=True,
     )
     hf_config_path: str | None = option(
-        None, "Folder of another configuration than the model's, or its name on the Hugging Face hub.",
+        None, "Folder, or name on the Hugging Face hub, of a configuration to use instead of the model's.",
         metavar="PATH|NAME", affects_output=True,
     )  # fmt: skip
     rope_scaling: dict[str, Any] = option(
         {},
-        'Rotary scaling in place of the model\'s, as JSON, such as {"rope_type": "dynamic", "factor": 2.0}: it lets '
-        "--max-model-len be longer by the factor. Answers get worse with it: little at 2, much at 8.",
+        'RoPE scaling to use instead of the model\'s, as JSON, such as {"rope_type": "dynamic", "factor": 2.0}: '
+        "allows a longer --max-model-len, by the factor. Answers get worse: slightly at 2, much at 8.",
         affects_output=True,
     )
-    rope_theta: float | None = option(None, "Rotary base in place of the model's.", minimum=1.0, affects_output=True)
+    rope_theta: float | None = option(
+        None, "RoPE base (theta) to use instead of the model's.", minimum=1.0, affects_output=True
+    )
     disable_sliding_window: bool = option(
-        False, "Lets all layers see the whole context, and makes the sliding window's length the longest; of no effect "
-        "on models without one.", affects_output=True,
+        False, "Makes all layers attend to the whole context, and limits the model's length to that of the sliding "
+        "window. No effect on models without one.", affects_output=True,
     )  # fmt: skip
-    hf_overrides: dict[str, Any] = option({}, "Changes to the model's config.json, as JSON.", affects_output=True)
+    hf_overrides: dict[str, Any] = option({}, "Overrides for the model's config.json, as JSON.", affects_output=True)
     model_impl: str = option(
-        "auto", "Who runs the layers: quire, or transformers, that library's own code (any causal decoder; slower), "
-        "or auto: quire for its own families and transformers for others. vllm is another name of quire.",
+        "auto", "Implementation of the model's layers: quire; transformers, that library's own code (any causal "
+        "decoder; slower); or auto: quire for its own families, transformers for others. vllm is another name for "
+        "quire.",
         choices=("auto", "quire", "vllm", "transformers"),
-        others="terratorch runs models of satellite images, which neither read nor write the text that Quire serves: "
-        "run them by TerraTorch itself.",
+        others="terratorch runs models for satellite images, but Quire serves only text; use TerraTorch itself.",
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(
-        None, "What to quantize a checkpoint of 16 or 32 bits to while loading it: int8 (the linear layers, and their "
-        "inputs as they come: W8A8), fp8, int4 (groups of 128), torchao (8 bits) or bitsandbytes (NF4; all four "
-        "the linear layers' weights), or experts_int8 (the experts' weights alone). Checkpoints that are quantized, by "
-        "these or the others, need no option. docs/quantization.md has a table.", aliases=("-q",),
+        None, "Method to quantize a 16- or 32-bit checkpoint with as it loads: int8 (the linear layers, and their "
+        "inputs dynamically: W8A8), fp8, int4 (groups of 128), torchao (8 bits) or bitsandbytes (NF4) (all four only "
+        "the linear layers' weights), or experts_int8 (only the experts' weights). Checkpoints that are already "
+        "quantized, with these or the other methods, need no option. See the table in docs/quantization.md.",
+        aliases=("-q",),
         choices=(*QUANTIZATIONS, *QUANTIZATION_ALIASES), refused=REFUSED_QUANTIZATIONS,
-        others="Those that are quantized already need no option.",
+        others="Checkpoints that are already quantized need no option.",
         affects_output=True,
     )  # fmt: skip

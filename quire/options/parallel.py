@@ -15,46 +15,49 @@ DATA_PARALLEL_RPC_PORT = 29550  # default port of the first node's router for ra
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """The ranks of a worker."""
+    """Parallelism."""
 
     tensor_parallel_size: int = option(
-        1, "Ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64, affects_output=True
+        1, "Number of ranks that share each layer.", aliases=("-tp",), minimum=1, maximum=64, affects_output=True
     )
     pipeline_parallel_size: int = option(
-        1, "Stages of layers that a model is cut into, each on ranks of its own; as many steps run at once.",
+        1, "Number of stages that a model's layers are divided into, each on ranks of its own; the same number of "
+        "steps runs concurrently.",
         aliases=("-pp",), minimum=1, maximum=64,
     )  # fmt: skip
     decode_context_parallel_size: int = option(
-        1, "Tensor-parallel ranks that share the cached tokens of a sequence, in place of caching all of them each: "
-        "where a model has fewer key-value heads than ranks, or compressed attention. Divides "
+        1, "Number of tensor-parallel ranks that share a sequence's cached tokens instead of each caching all of them: "
+        "for models with fewer key-value heads than ranks, or with compressed attention. Must divide "
         "--tensor-parallel-size.", aliases=("-dcp",), minimum=1, maximum=64, affects_output=True,
     )  # fmt: skip
     pipeline_layer_partition: str | None = option(
-        None, "Layers of each stage, such as 10,12. Default: as even as it goes; what is over goes to stages before "
-        "the last, which has the output layer.", variables=("VLLM_PP_LAYER_PARTITION",), metavar="N,N...",
+        None, "Number of layers per stage, such as 10,12. Default: as even as possible; stages before the last, which "
+        "has the output layer, get the remainder.", variables=("VLLM_PP_LAYER_PARTITION",), metavar="N,N...",
     )  # fmt: skip
     distributed_executor_backend: str | None = option(
-        None, "How ranks run: uni (in this process, one rank), mp (a process each), ray (actors of a Ray cluster) or "
-        "external_launcher (processes that torchrun has started). auto, the default: uni for one rank, mp while they "
-        "fit this machine's GPUs or run on its CPU, else ray.", choices=("auto", *EXECUTOR_NAMES),
+        None, "How ranks run: uni (in this process, one rank), mp (one process each), ray (actors of a Ray cluster) or "
+        "external_launcher (processes started by torchrun). auto, the default: uni for one rank; mp if the ranks fit "
+        "on this machine's GPUs or run on its CPU; else ray.", choices=("auto", *EXECUTOR_NAMES),
     )  # fmt: skip
     data_parallel_size: int = option(
-        1, "Data-parallel ranks, on all nodes together: engine workers, each with requests, scheduler and cache of its "
-        "own. Those of a model without experts are replicas of the whole; experts are spread over the ranks of all.",
+        1, "Number of data-parallel ranks on all nodes together: engine workers, each with its own requests, scheduler "
+        "and cache. For a model without experts, they are full replicas; experts are spread across the ranks of all of "
+        "them.",
         aliases=("-dp", "--engines"), variables=("VLLM_DP_SIZE",), minimum=1, maximum=1024,
     )  # fmt: skip
     data_parallel_rank: int | None = option(
-        None, "Number of a worker among them, from 0. Under `quire serve`: it runs this rank alone, and something "
-        "outside balances between the APIs of all (external balancing).", aliases=("-dpn",),
+        None, "Index of a worker among the data-parallel ranks, from 0. Under `quire serve`: runs only this rank, and "
+        "an external load balancer balances among the APIs of all ranks.", aliases=("-dpn",),
         variables=("VLLM_DP_RANK",), minimum=0, maximum=1023,
     )  # fmt: skip
     data_parallel_address: str = option(
-        "127.0.0.1", "Address of the first node of data-parallel ranks, as all nodes reach it.", aliases=("-dpa",),
+        "127.0.0.1", "Address of the first data-parallel node, as seen from all nodes.", aliases=("-dpa",),
         variables=("VLLM_DP_MASTER_IP",),
     )  # fmt: skip
     data_parallel_master_port: int = option(
-        0, "Port of that address at which the ranks of a model with experts meet. Default: under `quire serve` the one "
-        "above --data-parallel-rpc-port, or a free one where all ranks are on this machine; else 29551.",
+        0, "Port at --data-parallel-address where the ranks of a model with experts connect to each other. Default "
+        "under `quire serve`: --data-parallel-rpc-port + 1, or a free port if all ranks are on this machine; otherwise "
+        "29551.",
         variables=("VLLM_DP_MASTER_PORT",), minimum=0, maximum=65535,
     )  # fmt: skip
     experts: ExpertOptions = ExpertOptions()

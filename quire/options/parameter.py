@@ -26,8 +26,8 @@ class Parameter(click.Option):
         variable, value = next((pair for pair in given if pair[1]), ("", None))
         if value and variable.endswith("_PORT") and _LINK.match(value):
             click.echo(
-                f"warning: {variable}={value} is passed over: it is no port but what Kubernetes sets for a service "
-                f"of that name. Rename the service, or set enableServiceLinks: false in the pod.", err=True,
+                f"warning: {variable}={value} is ignored: it is not a port, but the variable that Kubernetes sets for "
+                "a service of that name. Rename the service, or set enableServiceLinks: false in the pod.", err=True,
             )  # fmt: skip
             return None
         return value
@@ -52,7 +52,7 @@ class Parameter(click.Option):
             return [given]
         items = _json_list(given)
         if items is None and re.match(r'\[\s*"', given):
-            raise click.BadParameter(f"{given!r} begins like a JSON list and is none.", ctx, self)
+            raise click.BadParameter(f"{given!r} begins like a JSON list but is not valid JSON.", ctx, self)
         return [given] if items is None else items
 
 

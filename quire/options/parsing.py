@@ -95,7 +95,7 @@ class JsonObject(click.ParamType[Any]):
     def _how_to_write(self, param: click.Parameter | None) -> str:
         key = self._schema.__struct_fields__[0] if self._schema else "KEY"
         flag = param.opts[0] if param else "--OPTION"
-        return f"""Write '{{"{key}": …}}', or each key by itself: {flag}.{key} …"""
+        return f"""Write '{{"{key}": …}}', or set each key separately: {flag}.{key} …"""
 
 
 def _range(minimum: float | None, maximum: float | None) -> str:

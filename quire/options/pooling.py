@@ -47,15 +47,19 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("pooling_type", "seq_pooling_type", "tok_pooling_type"):
             value = getattr(self, name)
             if value is not None and value.upper() not in POOLING_TYPES:
-                raise ValueError(f"{name} {value!r} does not exist; it is one of {', '.join(POOLING_TYPES)}.")
+                raise ValueError(f"{name} {value!r} does not exist; it must be one of {', '.join(POOLING_TYPES)}.")
         if self.enable_chunked_processing or self.max_embed_len is not None:
             raise ValueError(
-                "enable_chunked_processing and max_embed_len put embeddings of a long text's pieces together, which is "
-                "not the embedding of the text, and not built: cut texts before, or let requests truncate them."
+                "enable_chunked_processing and max_embed_len are not supported: they combine the embeddings of a long "
+                "text's pieces, which is not the embedding of the text. Split texts beforehand, or let requests "
+                "truncate them."
             )
         given = {each for each in (self.use_activation, self.softmax, self.activation) if each is not None}
         if len(given) > 1:
-            raise ValueError("use_activation, softmax and activation are names of one thing, and do not agree.")
+            raise ValueError(
+                "use_activation, softmax and activation are names of the same setting, but their values "
+                "differ. Set only one of them."
+            )
 
     @property
     def sequence_pooling(self) -> str | None:
@@ -79,24 +83,24 @@ def _among(values: tuple[str | None, ...], choices: tuple[str, ...]) -> str | No
 
 @dataclass(frozen=True)
 class PoolingOptions:
-    """What a model is served for: text, or vectors and classes."""
+    """Text generation or pooling."""
 
     group: ClassVar[str] = "ModelConfig"
 
     runner: str = option(
         "auto", "What the model is served for: generate (text) or pooling (embeddings, classes, scores, rewards). auto "
-        "goes by its architecture, and by a configuration for sentence-transformers. A worker does one of the two.",
-        choices=RUNNERS, refused={"draft": "Draft models are named by --speculative-config."},
+        "decides by its architecture, and by a sentence-transformers configuration. A worker does one of the two.",
+        choices=RUNNERS, refused={"draft": "Set draft models with --speculative-config."},
     )  # fmt: skip
     convert: str = option(
-        "auto", "What a model is made into for pooling: embed, classify or reward; none takes it as it is. auto goes "
-        "by its architecture: models that generate text become embedding models.",
-        choices=CONVERSIONS, refused={"embedding": "It is called embed."}, affects_output=True,
+        "auto", "What a model is converted to for pooling: embed, classify or reward; none leaves it as it is. auto "
+        "decides by its architecture: generative models become embedding models.",
+        choices=CONVERSIONS, refused={"embedding": "Use embed instead."}, affects_output=True,
     )  # fmt: skip
     pooler_config: dict[str, Any] = option(
-        {}, "How hidden states become what pooling answers with, as JSON; wins over the model's own files: "
-        "pooling_type (CLS, LAST, MEAN; ALL, STEP), normalize, use_activation, dimensions, and others "
-        "(docs/pooling.md).", schema=PoolerConfig, affects_output=True,
+        {}, "How hidden states become pooling results, as JSON; overrides the model's own files. Keys: pooling_type "
+        "(CLS, LAST, MEAN; ALL, STEP), normalize, use_activation, dimensions, and others (docs/pooling.md).",
+        schema=PoolerConfig, affects_output=True,
     )  # fmt: skip
 
     def pooler(self) -> PoolerConfig:

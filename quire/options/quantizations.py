@@ -13,22 +13,22 @@ QUANTIZATION_ALIASES: Mapping[str, Sequence[str]] = {
 
 # Name → why it is refused, and what to use instead.
 REFUSED_QUANTIZATIONS: Mapping[str, str] = {
-    "aqlm": "AQLM's weights are sums of vectors from learned codebooks, which no kernel here multiplies with. Take the "
-    "model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
-    "deepspeedfp": "DeepSpeed's floating-point numbers of 6, 8 and 12 bits are made by its own CUDA library, from "
-    "16-bit weights as they load. Take the model's 16-bit checkpoint, without quantization_config in config.json, and "
+    "aqlm": "AQLM's weights are sums of vectors from learned codebooks, which no kernel of Quire supports. Use the "
+    "model quantized with AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
+    "deepspeedfp": "DeepSpeed's own CUDA library makes its 6-, 8- and 12-bit floating-point numbers from 16-bit "
+    "weights as they load. Use the model's 16-bit checkpoint, without quantization_config in config.json, and "
     "--quantization fp8.",
-    "gptq_marlin_24": "These weights are sparse (two of four) and lie as Marlin's 2:4 kernel for NVIDIA GPUs reads "
-    "them. Take a GPTQ checkpoint without sparsity.",
-    "qqq": "QQQ's weights of 4 bits lie as its kernel for NVIDIA GPUs reads them, which multiplies them with inputs of "
-    "8 bits. Take a GPTQ or AWQ checkpoint of 4 bits.",
-    "squeezellm": "SqueezeLLM's weights are looked up in a table of each output's own, which no kernel here does. Take "
-    "the model quantized by AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
+    "gptq_marlin_24": "These weights are sparse (2 of 4) and stored in the layout of Marlin's 2:4 kernel for NVIDIA "
+    "GPUs. Use a GPTQ checkpoint without sparsity.",
+    "qqq": "QQQ's 4-bit weights are stored in the layout of its kernel for NVIDIA GPUs, which multiplies them with "
+    "8-bit inputs. Use a 4-bit GPTQ or AWQ checkpoint.",
+    "squeezellm": "SqueezeLLM looks up weights in a separate table for each output, which no kernel of Quire supports. "
+    "Use the model quantized with AWQ or GPTQ, or its 16-bit checkpoint with --quantization int4.",
 }
 
 # The same for checkpoints, one of whose methods has a name that means more as an option.
 REFUSED_CHECKPOINTS: Mapping[str, str] = {
     **REFUSED_QUANTIZATIONS,
-    "marlin": "These weights lie as Marlin's kernel for NVIDIA GPUs reads them. Take the GPTQ checkpoint that they "
-    "were made of, which runs by the same kernels here as under any name.",
+    "marlin": "These weights are stored in the layout of Marlin's kernel for NVIDIA GPUs. Use the GPTQ checkpoint that "
+    "they were made from; Quire runs it with the same kernels under any name.",
 }

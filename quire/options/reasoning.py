@@ -20,19 +20,21 @@ REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True)
 class ReasoningOptions:
-    """Models that think before they answer."""
+    """Reasoning."""
 
     group: ClassVar[str] = "StructuredOutputsConfig"
 
     reasoning_parser: str = option(
-        "", "How the model marks its thinking, which becomes `reasoning` beside the `content` of chat completions; see "
-        "docs/reasoning.md. Empty for models that do not think.", choices=("", *REASONING_PARSERS),
+        "", "Format in which the model marks its reasoning, which is returned as `reasoning` beside the `content` of "
+        "chat completions; see docs/reasoning.md. Empty for models that do not reason.",
+        choices=("", *REASONING_PARSERS),
         metavar=f"[{'|'.join(REASONING_PARSERS)}]",
     )  # fmt: skip
     enable_reasoning: bool | None = option(None, "Deprecated: --reasoning-parser implies it.")
     reasoning_effort: str = option(
-        "medium", "How much models think whose chat template knows `reasoning_effort`, where a request says nothing. "
-        "Empty leaves it to the template.", choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
+        "medium", "Reasoning effort if a request does not set one, for models whose chat template supports "
+        "`reasoning_effort`. Empty leaves it to the template.",
+        choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
     )  # fmt: skip
 
     structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
@@ -57,8 +59,8 @@ class ReasoningOptions:
         named = self.structured_outputs_config.get("reasoning_parser") or self.parser
         if named != self.parser or named not in ("", *REASONING_PARSERS):
             raise StartupError(
-                f"--structured-outputs-config has the reasoning_parser {named!r}; it must be --reasoning-parser's, if "
-                f"that is set, and one of {', '.join(REASONING_PARSERS)}."
+                f"--structured-outputs-config has the reasoning_parser {named!r}; it must match --reasoning-parser if "
+                f"that is set, and be one of {', '.join(REASONING_PARSERS)}."
             )
         if self.enable_reasoning is not None and self.enable_reasoning != bool(self.parser):
             raise StartupError(

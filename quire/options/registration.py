@@ -9,12 +9,12 @@ from quire.options.base import option
 
 @dataclass(frozen=True)
 class RegistrationOptions:
-    """Whom a worker tells where it is."""
+    """Registration with routers."""
 
     register_with: tuple[str, ...] = option(
-        (), "Routers to register with (host:port). Default: none; the router finds its workers."
+        (), "Routers to register with (host:port). Default: none; the router finds its workers by itself."
     )
     advertise_address: str | None = option(
-        None, "host:port under which routers reach this worker. Default: where it listens; of all interfaces the one "
-        "towards the router, or with TLS the machine's name."
+        None, "host:port at which routers reach this worker. Default: the address that it listens on; if that is all "
+        "interfaces, the address of the interface towards the router or, with TLS, the machine's name."
     )  # fmt: skip

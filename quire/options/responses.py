@@ -14,19 +14,20 @@ REDIS = ("redis://", "rediss://", "unix://")
 
 @dataclass(frozen=True)
 class ResponsesOptions:
-    """Responses that are kept, to be retrieved, followed, cancelled and gone on with."""
+    """Stored responses, to be retrieved, followed, canceled and continued."""
 
     group: ClassVar[str] = "Frontend"
 
     responses_store: str = option(
-        "", "Keeps what /v1/responses answers: sqlite:///PATH, a file (four slashes begin an absolute path), for the "
-        "gateways of one machine, or redis://HOST:PORT/DB, for any. Empty keeps none; see docs/responses.md.",
+        "", "Where to store responses of /v1/responses: sqlite:///PATH, a file (four slashes for an absolute path), "
+        "for the gateways of one machine; or redis://HOST:PORT/DB, for any gateways. Empty stores none; see "
+        "docs/responses.md.",
         metavar="URL", secret=True,
     )  # fmt: skip
     responses_store_max_count: int = option(
-        10_000, "Most responses that are kept; the oldest ones go first.", minimum=1, maximum=10_000_000
+        10_000, "Maximum number of stored responses; the oldest are removed first.", minimum=1, maximum=10_000_000
     )
-    responses_store_max_age_seconds: float = option(30 * 86400.0, "Longest time that a response is kept.", minimum=1.0)
+    responses_store_max_age_seconds: float = option(30 * 86400.0, "Maximum time to store a response.", minimum=1.0)
 
     def check(self) -> None:
         """Checks the URL of the store.

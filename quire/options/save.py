@@ -9,7 +9,7 @@ from quire.options.base import option
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """Where each rank's parameters are written to."""
+    """Output of sharded weights."""
 
-    output: str = option("sharded", "Folder to write to; it is made where it is missing.", metavar="PATH")
-    max_file_size: int = option(5 * 2**30, "Bytes of weights in one file, about.", minimum=1)
+    output: str = option("sharded", "Folder to write to; created if missing.", metavar="PATH")
+    max_file_size: int = option(5 * 2**30, "Approximate maximum size of a file of weights in bytes.", minimum=1)

@@ -11,30 +11,40 @@ SCHEDULING_POLICIES = ("fcfs", "priority")
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """Who computes how much in a step."""
+    """Scheduling."""
 
     max_num_batched_tokens: int | None = option(
-        None, "Token budget of one step; by default 256 on a CPU and 2048 on a GPU (8192 from 64 GiB of memory on).",
+        None, "Token budget of one step. Default: 256 on a CPU, 2048 on a GPU (8192 on one with at least 64 GiB of "
+        "memory).",
         minimum=1,
     )  # fmt: skip
-    max_num_seqs: int = option(256, "Most sequences running at once.", minimum=1, maximum=4096)
-    scheduling_policy: str = option("fcfs", "Order of requests.", choices=SCHEDULING_POLICIES)
+    max_num_seqs: int = option(256, "Maximum number of sequences running at once.", minimum=1, maximum=4096)
+    scheduling_policy: str = option("fcfs", "Order in which requests are scheduled.", choices=SCHEDULING_POLICIES)
     enable_chunked_prefill: bool = option(
-        True, "Splits long prompts over steps. Off: a prompt runs whole, so the token budget must hold max-model-len."
+        True,
+        "Splits long prompts across steps. Off: a prompt runs in one step, so --max-num-batched-tokens must be "
+        "at least --max-model-len.",
     )
     max_num_partial_prefills: int = option(
-        1, "Prompts that may be computed in part at the same time; a further one waits until one of them is complete.",
+        1, "Maximum number of prompts that are partially computed at the same time; another waits until one of them is "
+        "complete.",
         minimum=1,
     )  # fmt: skip
     max_long_partial_prefills: int = option(
-        1, "Prompts longer than long-prefill-token-threshold among them. Shorter prompts pass longer ones by.",
+        1, "How many of these may be longer than --long-prefill-token-threshold. Shorter prompts may overtake longer "
+        "ones.",
         minimum=1,
     )  # fmt: skip
     long_prefill_token_threshold: int = option(
-        0, "A prompt with more tokens than this left is long: it computes only so many in a step. 0: none is long.",
+        0, "A prompt with more than this many tokens left is long, and computes only this many per step. 0: no prompt "
+        "is long.",
         minimum=0,
     )  # fmt: skip
     async_scheduling: bool = option(
-        True, "Plans the next step while one runs, where steps run on their own: on a GPU, and in the processes of mp."
+        True,
+        "Plans the next step while one is running, where steps run asynchronously: on a GPU, and in the "
+        "processes of mp.",
     )
-    max_waiting_requests: int = option(4096, "Requests that may wait; more are refused as overload.", minimum=1)
+    max_waiting_requests: int = option(
+        4096, "Maximum number of waiting requests; further ones are refused as overload.", minimum=1
+    )

@@ -11,9 +11,9 @@ def seed_option() -> Any:
     """Declares --seed, an integer or None."""
     return option(
         None,
-        "Requests that bring no seed get those of a sequence that begins with this one: the same requests in the same "
-        "order give the same tokens after each start. A gateway draws for all that come through it (give replicas "
-        "different ones), an engine for those that are sent to itself, and dummy weights are drawn from it too. "
-        "Default: at random (dummy weights: 0).",
+        "Requests without a seed get seeds from a sequence that starts with this one: the same requests in the same "
+        "order give the same tokens after each start. A gateway draws seeds for all requests through it (give replicas "
+        "different seeds), an engine for those sent to it directly; dummy weights are drawn from it too. Default: "
+        "random (dummy weights: 0).",
         minimum=0,
     )

@@ -10,11 +10,12 @@ from quire.options.data_parallel import DataParallelOptions
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The local stack."""
+    """Local stack."""
 
-    startup_timeout_seconds: float = option(1800.0, "Time for the whole stack to become ready.", minimum=1.0)
+    startup_timeout_seconds: float = option(1800.0, "Maximum time for the whole stack to become ready.", minimum=1.0)
     api_server_count: int = option(
-        1, "Gateways that share the port; the system spreads connections over them.", aliases=("-asc",),
+        1, "Number of gateways that share the port; the operating system distributes connections among them.",
+        aliases=("-asc",),
         minimum=1, maximum=64,
     )  # fmt: skip
     data_parallel: DataParallelOptions = DataParallelOptions()

@@ -13,14 +13,16 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class RpcSecurityOptions:
-    """What the services of one deployment share to trust each other: a token, and TLS in both directions."""
+    """Security between services: token and mutual TLS."""
 
     grpc_token: str | None = option(
-        None, "Token that every gRPC call between the services must carry. Health checks need none.", secret=True
+        None, "Token that every gRPC call between the services must carry, except health checks.", secret=True
     )
-    grpc_tls_certfile: str | None = option(None, "Certificate (PEM) of this service, shown to callers and callees.")
+    grpc_tls_certfile: str | None = option(None, "Certificate (PEM) of this service, presented to clients and servers.")
     grpc_tls_keyfile: str | None = option(None, "Private key (PEM) of that certificate.")
-    grpc_tls_ca_certs: str | None = option(None, "Authorities (PEM) that the peers' certificates must come from.")
+    grpc_tls_ca_certs: str | None = option(
+        None, "Certificate authorities (PEM) that must have signed the peers' certificates."
+    )
 
     @property
     def tls(self) -> bool:
@@ -31,7 +33,9 @@ class RpcSecurityOptions:
         """
         files = (self.grpc_tls_certfile, self.grpc_tls_keyfile, self.grpc_tls_ca_certs)
         if any(files) and not all(files):
-            raise StartupError("TLS between services needs all of --grpc-tls-certfile, -keyfile and -ca-certs.")
+            raise StartupError(
+                "TLS between services needs all of --grpc-tls-certfile, --grpc-tls-keyfile and --grpc-tls-ca-certs."
+            )
         return all(files)
 
     def check(self) -> None:
@@ -43,24 +47,26 @@ class RpcSecurityOptions:
         token = self.grpc_token or ""
         if unfit := next((char for char in token if not " " <= char <= "~"), ""):
             raise StartupError(
-                f"--grpc-token (QUIRE_GRPC_TOKEN) has {unfit!r} in it, which no call can carry: make it of letters, "
-                "digits and signs of ASCII. A secret that was made from a file often ends with the file's line end."
+                f"--grpc-token (QUIRE_GRPC_TOKEN) contains {unfit!r}, which gRPC cannot transmit. Use only printable "
+                "ASCII characters. A secret made from a file often ends with the file's newline."
             )
 
 
 @dataclass(frozen=True)
 class GrpcServerOptions:
-    """Listening address and life cycle of a gRPC service."""
+    """gRPC service: listening address and shutdown."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(0, "Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
+    port: int = option(0, "Port to listen on; 0 chooses a free one.", minimum=0, maximum=65535)
     insecure: bool = option(
-        False, "Allows listening beyond this machine without TLS, for private networks such as compose's."
+        False,
+        "Allows listening on addresses that other machines can reach without TLS, for private networks such as "
+        "compose's.",
     )
     metrics_host: str = option("127.0.0.1", "Address of the Prometheus endpoint.")
     metrics_port: int = option(0, "Port of the Prometheus endpoint; 0 turns it off.", minimum=0, maximum=65535)
     drain_settle_seconds: float = drain_settle_option()
-    drain_timeout_seconds: float = option(90.0, "After that, time for running requests to finish.", minimum=0.0)
+    drain_timeout_seconds: float = option(90.0, "After that, maximum time for running requests to finish.", minimum=0.0)
 
     def check(self, security: RpcSecurityOptions) -> None:
         """Checks that no unprotected control plane is exposed.

@@ -10,5 +10,7 @@ from quire.options.base import option
 def drain_settle_option() -> Any:
     """Declares --drain-settle-seconds."""
     return option(
-        0.0, "After SIGTERM, go on accepting this long while load balancers notice; 5 suits Kubernetes.", minimum=0.0
+        0.0,
+        "After SIGTERM, keeps accepting requests for this long while load balancers notice; 5 suits Kubernetes.",
+        minimum=0.0,
     )

@@ -35,16 +35,16 @@ METHOD_ALIASES: Mapping[str, str] = {
     ),
 }  # fmt: skip
 
-_TAKE_ANOTHER = "Take draft_model with a small checkpoint of the family, eagle3 where there is a head, or suffix."
+_TAKE_ANOTHER = "Use draft_model with a small checkpoint of the same family, eagle3 if there is a head, or suffix."
 
 # Name → why it is refused, and what to use instead.
 REFUSED_METHODS: Mapping[str, str] = {
-    "medusa": f"Medusa's heads guess each position without seeing the guess before it. {_TAKE_ANOTHER}",
-    "mlp_speculator": f"Its network guesses from one hidden state alone, and is made no more. {_TAKE_ANOTHER}",
+    "medusa": f"Medusa's heads draft each position without seeing the previous draft token. {_TAKE_ANOTHER}",
+    "mlp_speculator": f"Its network drafts from a single hidden state, and is no longer made. {_TAKE_ANOTHER}",
     "dflash": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
     "dspark": f"It drafts by diffusion, with layers that attend in both directions. {_TAKE_ANOTHER}",
-    "extract_hidden_states": "It guesses nothing; hidden states are not given out.",
-    "custom_class": f"The code of a repository is never run here. {_TAKE_ANOTHER}",
+    "extract_hidden_states": "It drafts nothing, and Quire does not return hidden states.",
+    "custom_class": f"Quire never runs code from a repository. {_TAKE_ANOTHER}",
 }
 
 # Maximum number of draft tokens at a time if num_speculative_tokens is not set. How many are drafted in a step depends
@@ -90,16 +90,19 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
             _check_method(self.method)
         if self.acceptance_method not in ACCEPTANCE_METHODS:
             raise ValueError(
-                f"acceptance_method {self.acceptance_method!r} does not exist."
-                f"{nearest(self.acceptance_method, ACCEPTANCE_METHODS)} It is one of {', '.join(ACCEPTANCE_METHODS)}."
+                f"acceptance_method {self.acceptance_method!r} does not "
+                f"exist.{nearest(self.acceptance_method, ACCEPTANCE_METHODS)} It must be one of "
+                f"{', '.join(ACCEPTANCE_METHODS)}."
             )
         if self.method is None and self.model is None:
-            raise ValueError(f"method is missing: one of {', '.join(METHODS)}; or model, the draft's folder or name.")
+            raise ValueError(
+                f"method is missing: set it to one of {', '.join(METHODS)}, or set model to the draft's folder or name."
+            )
         self._check_model()
         if self.prompt_lookup_min and self.prompt_lookup_max and self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
-                f"prompt_lookup_min, {self.prompt_lookup_min}, is more than prompt_lookup_max, "
-                f"{self.prompt_lookup_max}; make it smaller."
+                f"prompt_lookup_min, {self.prompt_lookup_min}, is greater than prompt_lookup_max, "
+                f"{self.prompt_lookup_max}. Set it lower."
             )
 
     def _check_model(self) -> None:
@@ -107,7 +110,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True):
         if method in ("draft_model", "eagle", "eagle3") and not self.model:
             raise ValueError(f"{method} needs model: the draft's folder or name.")
         if method in LOOKUP_METHODS and self.model and METHOD_ALIASES.get(self.model, self.model) != method:
-            raise ValueError(f"{method} runs no model; leave out model {self.model!r}, or the method.")
+            raise ValueError(f"{method} does not use a model; leave out model {self.model!r}, or the method.")
 
     @property
     def chosen_method(self) -> str:
@@ -143,7 +146,7 @@ def _check_method(method: str) -> None:
         raise ValueError(f"method {method!r} is not supported. {REFUSED_METHODS[method]}")
     if method not in METHODS and method not in METHOD_ALIASES:
         hint = nearest(method, (*METHODS, *METHOD_ALIASES))
-        raise ValueError(f"method {method!r} does not exist.{hint} It is one of {', '.join(METHODS)}.")
+        raise ValueError(f"method {method!r} does not exist.{hint} It must be one of {', '.join(METHODS)}.")
 
 
 def _method_of(model: str) -> str:
@@ -162,16 +165,17 @@ class SpeculativeOptions:
 
     speculative_config: dict[str, Any] = option(
         {},
-        "Guesses tokens that the model verifies, several in one step, as JSON, or key by key "
+        "Speculative decoding: drafts tokens, several of which the model verifies in one step. As JSON, or key by key "
         "(--speculative-config.method ngram). Keys: method (ngram: what followed the last tokens earlier in the "
         "sequence; suffix: the same, in earlier answers too; draft_model; eagle, eagle3: a head on the model's hidden "
-        "states; mtp: the model's own layers for it), model (draft or head), num_speculative_tokens (most of a step; "
-        "fewer are guessed, or none, where that pays more) and those of docs/speculation.md.",
+        "states; mtp: the model's own multi-token prediction layers), model (draft model or head), "
+        "num_speculative_tokens (maximum per step; fewer or none are drafted where that pays off better) and those in "
+        "docs/speculation.md.",
         schema=SpeculativeConfig,
     )
     num_lookahead_slots: int = option(
-        0, "Room in the KV cache that a sequence takes beyond its known tokens. Guessed tokens take what they need "
-        "without it.", minimum=0, maximum=MAX_SPECULATIVE_TOKENS,
+        0, "KV cache slots that a sequence reserves beyond its known tokens. Draft tokens take what they need without "
+        "it.", minimum=0, maximum=MAX_SPECULATIVE_TOKENS,
     )  # fmt: skip
 
     def chosen(self) -> SpeculativeConfig | None:

@@ -106,14 +106,14 @@ def _put(whole: dict[str, Any], path: list[str], value: Any, flag: str) -> None:
     for key in way:
         whole = whole.setdefault(key, {})
         if not isinstance(whole, dict):
-            raise click.UsageError(f"{flag}: {key} is no object.")
+            raise click.UsageError(f"{flag}: {key} is not an object.")
     if not last.removesuffix("+"):
-        raise click.UsageError(f"{flag} ends with a dot; a key's name is missing.")
+        raise click.UsageError(f"{flag} ends with a dot. Add a key's name.")
     if not last.endswith("+"):
         whole[last] = value
         return
     items = whole.setdefault(last[:-1], [])
     if not isinstance(items, list):
-        raise click.UsageError(f"{flag} adds to {items!r}, which is no list.")
+        raise click.UsageError(f"{flag} adds to {items!r}, which is not a list.")
     more = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     items += [_value(item) if isinstance(item, str) else item for item in more]

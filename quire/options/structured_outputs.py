@@ -29,12 +29,12 @@ def structured_outputs_config_option() -> Any:
     reasoning."""
     return option(
         {},
-        "How outputs are held to what requests ask of them, as JSON. Keys: backend (auto, guidance, xgrammar or "
-        "outlines: which compiles and follows constraints; requests may choose another), disable_fallback (refuse what "
-        "it cannot express, instead of trying another), disable_any_whitespace (JSON without spaces and line breaks "
-        "between its parts), disable_additional_properties (objects have the properties alone that their schema "
-        "names), reasoning_parser (as --reasoning-parser) and enable_in_reasoning (constraints hold for the thinking "
-        "too, instead of beginning behind it).",
+        "Settings of structured outputs, as JSON. Keys: backend (auto, guidance, xgrammar or outlines: what compiles "
+        "and enforces constraints; requests may choose another), disable_fallback (refuse what the backend cannot "
+        "express instead of trying another), disable_any_whitespace (JSON without spaces and line breaks between its "
+        "parts), disable_additional_properties (objects have only the properties in their schema), reasoning_parser "
+        "(same as --reasoning-parser) and enable_in_reasoning (constraints apply to the reasoning too, instead of only "
+        "after it).",
         schema=StructuredOutputsConfig,
     )
 
@@ -45,31 +45,33 @@ def _deprecated(key: str) -> str:
 
 @dataclass(frozen=True)
 class StructuredOutputsOptions:
-    """How outputs are held to a schema, an expression or a grammar."""
+    """Structured outputs."""
 
     group: ClassVar[str] = "StructuredOutputsConfig"
 
     structured_outputs_config: dict[str, Any] = structured_outputs_config_option()
     guided_decoding_backend: str | None = option(
-        None, "Which backend compiles and follows constraints.", choices=BACKENDS, deprecated=_deprecated("backend")
+        None, "Backend that compiles and enforces constraints.", choices=BACKENDS, deprecated=_deprecated("backend")
     )
     guided_decoding_disable_fallback: bool | None = option(
-        None, "Refuse what the backend cannot express.", deprecated=_deprecated("disable_fallback")
+        None,
+        "Refuses what the backend cannot express instead of trying another.",
+        deprecated=_deprecated("disable_fallback"),
     )
     guided_decoding_disable_any_whitespace: bool | None = option(
         None, "JSON without spaces and line breaks between its parts.", deprecated=_deprecated("disable_any_whitespace")
     )
     guided_decoding_disable_additional_properties: bool | None = option(
         None,
-        "Objects have the properties alone that their schema names.",
+        "Objects have only the properties in their schema.",
         deprecated=_deprecated("disable_additional_properties"),
     )
     constraint_timeout_seconds: float = option(
-        1.5, "Longest time that compiling one constraint may take.", minimum=0.05, maximum=30.0
+        1.5, "Maximum time to compile one constraint.", minimum=0.05, maximum=30.0
     )
     constraint_cache_bytes: int = option(
-        512 * 2**20, "Compiled constraints are kept in so much memory of the tokenizer service. As "
-        "VLLM_XGRAMMAR_CACHE_MB, in MiB.", minimum=0, variables=("VLLM_XGRAMMAR_CACHE_MB",),
+        512 * 2**20, "Memory of the tokenizer service for compiled constraints, in bytes. VLLM_XGRAMMAR_CACHE_MB is in "
+        "MiB.", minimum=0, variables=("VLLM_XGRAMMAR_CACHE_MB",),
     )  # fmt: skip
 
     def chosen(self) -> StructuredOutputsConfig:
@@ -85,7 +87,9 @@ class StructuredOutputsOptions:
                 continue
             if config.setdefault(key, value) != value:
                 flag = f"--guided-decoding-{key.replace('_', '-')}"
-                raise StartupError(f"--structured-outputs-config and {flag} do not agree on {key}; leave {flag} out.")
+                raise StartupError(
+                    f"--structured-outputs-config and {flag} set different values for {key}. Leave out {flag}."
+                )
         chosen = msgspec.convert(config, StructuredOutputsConfig)
         if chosen.backend not in BACKENDS:
             raise StartupError(

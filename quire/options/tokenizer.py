@@ -10,26 +10,28 @@ from quire.options.structured_outputs import StructuredOutputsOptions
 
 @dataclass(frozen=True)
 class TokenizerOptions:
-    """Which chat template, and how much a request may ask of it and of the tokenizer."""
+    """Chat template and tokenizer limits."""
 
     chat_template: str | None = option(
-        None, "Chat template in place of the model's: a file, or the template itself on one line.", metavar="PATH|TEXT"
+        None,
+        "Chat template to use instead of the model's: a file, or the template itself on one line.",
+        metavar="PATH|TEXT",
     )
     chat_template_content_format: str = option(
         "auto",
-        "How the template gets a message's content: string (text parts joined by line breaks), openai (always the list "
-        "of parts), or auto: the list, where a request sends one and the template has a loop over it, else a string.",
+        "How the template receives a message's content: string (text parts joined by line breaks), openai (always the "
+        "list of parts), or auto: the list if a request sends one and the template loops over it, else a string.",
         choices=("auto", "string", "openai"),
     )
     trust_request_chat_template: bool = option(
-        False, "Lets requests bring their own chat template; it runs sandboxed, but it runs."
+        False, "Allows requests to bring their own chat template, which is executed in a sandbox."
     )
     chat_template_timeout_seconds: float = option(
-        2.0, "Longest time that rendering one conversation may take.", minimum=0.05, maximum=30.0
+        2.0, "Maximum time to render one conversation.", minimum=0.05, maximum=30.0
     )
     max_prompt_chars: int = option(
         4_000_000,
-        "Longest text to encode, and longest rendered conversation, in characters.",
+        "Maximum length of a text to encode, and of a rendered conversation, in characters.",
         minimum=1,
         maximum=4_000_000,
     )

@@ -13,7 +13,7 @@ def skip_tokenizer_option() -> Any:
     """Declares --skip-tokenizer-init."""
     return option(
         False,
-        "Serves token ids alone: no tokenizer service is started or asked, and no tokenizer's files are read. Prompts "
-        "come as token ids and answers hold token_ids. What needs text is refused: chats, prompts and stop strings as "
-        "text, bad_words, echo, structured output, /tokenize and /detokenize.",
+        "Serves token ids only: no tokenizer service is started or used, and no tokenizer files are read. Prompts are "
+        "token ids, and answers contain token_ids. Whatever needs text is refused: chats, text prompts and stop "
+        "strings, bad_words, echo, structured outputs, /tokenize and /detokenize.",
     )

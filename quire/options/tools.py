@@ -12,28 +12,29 @@ from quire.options.reasoning import PARSERS_OF_CALLS_TOO
 
 @dataclass(frozen=True)
 class ToolOptions:
-    """Calls of tools."""
+    """Tool calling."""
 
     group: ClassVar[str] = "Frontend"
 
     tool_call_parser: str | None = option(
-        None, "How the model writes its calls of tools, such as hermes, llama3_json, mistral, pythonic or qwen3_coder; "
-        "docs/tools.md has all names and the models that they are for. Names that a plugin registers are taken too.",
+        None, "Format of the model's tool calls, such as hermes, llama3_json, mistral, pythonic or qwen3_coder; "
+        "docs/tools.md lists all names and the models that they are for. Names registered by a plugin are accepted "
+        "too.",
     )  # fmt: skip
     tool_parser_plugin: str = option(
-        "", "Python file that registers further parsers of calls; see docs/tools.md.", metavar="FILE"
+        "", "Python file that registers additional tool call parsers; see docs/tools.md.", metavar="FILE"
     )
     enable_auto_tool_choice: bool = option(
-        False, "Lets the model decide whether it calls tools, as `tool_choice: auto` asks for and tools without a "
-        "choice do; needs --tool-call-parser.",
+        False, "Lets the model decide whether to call tools, for `tool_choice: auto` and for tools without a "
+        "tool_choice; needs --tool-call-parser.",
     )  # fmt: skip
     strict_tool_calls: bool = option(
-        False, "Has the calls of all tools fit their schemas, as those of tools with `strict: true` and calls that are "
-        "required or named always do; for models that write the arguments of calls as JSON.",
+        False, "Makes the calls of all tools fit their schemas. Calls that are required or named, and those of tools "
+        "with `strict: true`, always do. For models that write arguments as JSON.",
     )  # fmt: skip
     exclude_tools_when_tool_choice_none: bool = option(
-        False, "Leaves tools out of the prompt where `tool_choice` is none. Otherwise the model knows of them, and the "
-        "prompt stays the one that was cached.",
+        False, "Leaves tools out of the prompt if `tool_choice` is none. Otherwise, the model still sees them, and the "
+        "cached prompt can be reused.",
     )  # fmt: skip
 
     def check(self, reasoning_parser: str) -> None:
@@ -47,6 +48,6 @@ class ToolOptions:
         """
         if self.enable_auto_tool_choice and not self.tool_call_parser and reasoning_parser not in PARSERS_OF_CALLS_TOO:
             raise StartupError(
-                "--enable-auto-tool-choice needs --tool-call-parser, which says how the model writes its calls; see "
+                "--enable-auto-tool-choice needs --tool-call-parser, the format of the model's tool calls; see "
                 "docs/tools.md."
             )

@@ -15,17 +15,18 @@ _DETAILS = ("model", "worker", "all")
 
 @dataclass(frozen=True)
 class TracingOptions:
-    """Traces of requests, by OpenTelemetry."""
+    """Tracing with OpenTelemetry."""
 
     group: ClassVar[str] = "ObservabilityConfig"
 
     otlp_traces_endpoint: str | None = option(
-        None, "Collector that traces of requests go to, by OTLP: http://host:4317, or http://host:4318/v1/traces where "
+        None, "Collector for request traces, over OTLP: http://host:4317, or http://host:4318/v1/traces if "
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is http/protobuf. Off by default.", metavar="URL",
     )  # fmt: skip
     collect_detailed_traces: tuple[str, ...] = option(
-        (), "What traces tell beside: the time in the model's forward pass (model), in whole steps (worker), or both "
-        "(all); and a span for each phase. Several are joined by commas, or repeated.", metavar="model|worker|all",
+        (), "Additional details in traces: the time in the model's forward pass (model), in whole steps (worker), or "
+        "both (all); and a span for each phase. Separate several with commas, or repeat the flag.",
+        metavar="model|worker|all",
         following=r"(all|model|worker|None)(,|$)",
     )  # fmt: skip
 
@@ -42,6 +43,8 @@ class TracingOptions:
             StartupError: unknown details are asked for, or details without traces.
         """
         if unknown := self.details - {"model", "worker"}:
-            raise StartupError(f"{_DETAILS_FLAG} {', '.join(sorted(unknown))}: there are {', '.join(_DETAILS)}.")
+            raise StartupError(
+                f"{_DETAILS_FLAG} {', '.join(sorted(unknown))} does not exist. Choose from {', '.join(_DETAILS)}."
+            )
         if self.details and not self.otlp_traces_endpoint:
-            raise StartupError(f"{_DETAILS_FLAG} needs {ENDPOINT_FLAG}: without it there are no traces.")
+            raise StartupError(f"{_DETAILS_FLAG} needs {ENDPOINT_FLAG}: without it, there are no traces.")

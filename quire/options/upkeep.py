@@ -25,20 +25,20 @@ class ProfilerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class UpkeepOptions:
-    """What may be asked of a running engine, beside requests."""
+    """Engine administration: sleep mode and profiling."""
 
     group: ClassVar[str] = "ModelConfig"
 
     enable_sleep_mode: bool = option(
-        False, "Lets the engine give its memory back while it sleeps (`/sleep?level=1` and 2 of the admin port)."
+        False, "Lets the engine release its memory while it sleeps (`/sleep?level=1` and 2 of the admin port)."
     )
     profiler_config: dict[str, Any] = option(
         {},
-        "Where and how `/start_profile` of the admin port has steps profiled, as JSON. Keys: profiler (torch), "
-        "torch_profiler_dir (folder for a trace of each rank, for Perfetto; without it nothing is profiled; or "
-        "VLLM_TORCH_PROFILER_DIR), max_iterations (steps after which it ends by itself, 1000 when left out), "
-        "delay_iterations (steps before it begins), torch_profiler_with_stack, torch_profiler_record_shapes, "
-        "torch_profiler_with_memory (more detail, and slower), torch_profiler_use_gzip (true when left out).",
+        "Settings of `/start_profile` of the admin port, as JSON. Keys: profiler (torch), torch_profiler_dir (folder "
+        "for a trace of each rank, for Perfetto; without it, nothing is profiled; also set by "
+        "VLLM_TORCH_PROFILER_DIR), max_iterations (steps after which profiling stops by itself; default 1000), "
+        "delay_iterations (steps before it starts), torch_profiler_with_stack, torch_profiler_record_shapes, "
+        "torch_profiler_with_memory (more detail, but slower), torch_profiler_use_gzip (default true).",
         schema=ProfilerConfig, variables=("VLLM_TORCH_PROFILER_DIR",),
     )  # fmt: skip
 

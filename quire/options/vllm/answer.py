@@ -52,7 +52,7 @@ class Answer:
     def refusal(self, shown: str) -> str:
         """The error message for using it under the name `shown`."""
         if self.kind is Kind.ACTS_AS:
-            return f"In place of {shown} use {self.successor}{f' {self.fixed}' if self.fixed else ''}."
+            return f"Use {self.successor}{f' {self.fixed}' if self.fixed else ''} instead of {shown}."
         return f"{shown} is an option of vLLM that Quire does not implement. {self.said}"
 
 

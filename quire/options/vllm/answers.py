@@ -7,64 +7,67 @@ from types import MappingProxyType
 
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
-_NO_CODE = "The code of a repository is never run here"
+_NO_CODE = "Quire never runs code from a repository"
 _MEDIA = "input of images, audio and video"
-_NO_MEDIA = "Models are served for text alone; leave it out."
-_ADAPTERS = "Prompt adapters are gone from there as well. --enable-lora and --lora-modules NAME=PATH serve adapters."
-_TOKENIZERS = (
-    "The tokenizer is a service of its own, with as many threads as it has cores; --tokenizer-address names replicas."
+_NO_MEDIA = "Models are served for text only; leave it out."
+_ADAPTERS = (
+    "Prompt adapters were removed from vLLM as well. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
+_TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
 
 _SERVER: Mapping[str, Answer] = {
-    "disable-log-stats": no_effect("There are no lines of statistics to turn off: /metrics has them.", switch=True),
-    "disable-log-requests": no_effect("What requests say is logged with --enable-log-requests alone.", switch=True),
+    "disable-log-stats": no_effect("Quire logs no periodic statistics; they are in /metrics.", switch=True),
+    "disable-log-requests": no_effect("Requests are logged only with --enable-log-requests.", switch=True),
     "disable-frontend-multiprocessing": refused(
-        "Gateway, tokenizer, router and engines are services, which are processes of their own by design: one that "
-        "fails takes no other with it. Leave it out."
+        "By design, gateway, tokenizer, router and engines are separate processes, so that none takes another down "
+        "with it. Leave it out."
     ),
-    "enable-server-load-tracking": no_effect("/load always counts.", switch=True),
+    "enable-server-load-tracking": no_effect("/load always counts requests.", switch=True),
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
-    "tool-server": refused("Quire runs no tools: clients call theirs themselves. Leave it out."),
+    "tool-server": refused("Quire runs no tools: clients run their own. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
 }
 
 _MODEL: Mapping[str, Answer] = {
     "task": refused(
-        "It is gone from there as well. --runner pooling has the place of embed, embedding, classify, score and "
-        "reward, with --convert embed, classify or reward where the architecture leaves it open; --runner generate "
-        "that of generate. Of models that transcribe speech there are none.",
+        "It was removed from vLLM as well. Instead of embed, embedding, classify, score and reward, use --runner "
+        "pooling, with --convert embed, classify or reward if the architecture leaves it open; instead of generate, "
+        "use --runner generate. Transcription is not supported.",
         taken=("auto", "generate"),
     ),
     "override-pooler-config": acts_as("--pooler-config"),
     "io-processor-plugin": refused(
-        "Such plugins are written for vLLM's classes, and make prompts of images and other data that no model here "
-        "takes. Make them in front of the server: it takes token ids and, with --enable-prompt-embeds, embeddings."
+        "Such plugins are written for vLLM's classes, and turn images and other data, which no model in Quire accepts, "
+        "into prompts. Prepare prompts in front of the server instead: it accepts token ids and, with "
+        "--enable-prompt-embeds, embeddings."
     ),
     "trust-remote-code": refused(
-        f"{_NO_CODE}: whoever can write there could do anything on this machine. The families of Quire and of the "
-        "Transformers library need none; leave it out."
+        f"{_NO_CODE}: whoever can write to it could do anything on this machine. The model families of Quire and of "
+        "the Transformers library need no such code; leave it out."
     ),
-    "code-revision": refused(f"{_NO_CODE}, whatever its revision; leave it out."),
-    "override-attention-dtype": refused("Attention computes in the type of the rest, which --dtype sets."),
-    "disable-cascade-attn": no_effect("A prefix that sequences share changes none of their numbers.", switch=True),
+    "code-revision": refused(f"{_NO_CODE}, regardless of its revision; leave it out."),
+    "override-attention-dtype": refused("Attention uses the same data type as the rest of the model, which --dtype "
+    "sets."),
+    "disable-cascade-attn": no_effect("A shared prefix does not change the numbers of any sequence.", switch=True),
     "disable-async-output-proc": acts_as("--no-async-scheduling", fixed="", switch=True),
     "max-seq-len-to-capture": no_effect(
-        "Steps are recorded for sequences of any length; --cuda-graph-sizes has batches."
+        "Steps are recorded for sequences of any length; --cuda-graph-sizes sets the batch sizes."
     ),
     "override-neuron-config": refused(
-        "Quire runs on CPUs and NVIDIA's GPUs, not on Neuron; leave it out.", taken=("{}",)
+        "Quire runs on CPUs and NVIDIA GPUs, not on Neuron; leave it out.", taken=("{}",)
     ),
-    "additional-config": refused("It is for platforms that Quire does not run on; leave it out.", taken=("{}",)),
+    "additional-config": refused("It is for platforms that Quire does not support; leave it out.", taken=("{}",)),
     "compilation-config": acts_as(
         "--cuda-graph-sizes",
-        "cudagraph_capture_sizes and max_capture_size say which batches are recorded, and use_cudagraph false or "
-        "cudagraph_mode NONE is --enforce-eager; the other keys, the level among them, have no effect.",
+        "cudagraph_capture_sizes and max_capture_size set which batches are recorded; use_cudagraph false or "
+        "cudagraph_mode NONE is --enforce-eager; the other keys, including the level, have no effect.",
     ),
     "tokenizer-pool-size": no_effect(_TOKENIZERS, taken=("0",)),
     "tokenizer-pool-type": no_effect(_TOKENIZERS),
     "tokenizer-pool-extra-config": no_effect(_TOKENIZERS),
     "qlora-adapter-name-or-path": no_effect(
-        "Nor has it there. --enable-lora and --lora-modules NAME=PATH serve an adapter, on quantized weights as well."
+        "It has no effect in vLLM either. Serve an adapter with --enable-lora and --lora-modules NAME=PATH, which work "
+        "on quantized weights too."
     ),
 }  # fmt: skip
 
@@ -78,29 +81,29 @@ _PARALLEL: Mapping[str, Answer] = {
 
 _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "prefix-caching-hash-algo": no_effect(
-        "Blocks are always hashed by SHA-256 over their tokens, the same in every process; nothing is pickled."
+        "Blocks are always hashed with SHA-256 over their tokens, the same in every process; nothing is pickled."
     ),
-    "use-v2-block-manager": no_effect("Nor has it there; there is one manager of blocks.", switch=True),
+    "use-v2-block-manager": no_effect("It has no effect in vLLM either; there is only one block manager.", switch=True),
     "quantization-param-path": refused(
-        "Scales of keys and values come from the checkpoint, or from --calculate-kv-scales; leave it out."
+        "Scales of keys and values come from the checkpoint or from --calculate-kv-scales; leave it out."
     ),
     "kv-transfer-config": not_built("transfer of KV blocks between workers"),
     "kv-events-config": not_built(
-        "a publisher of KV events as vLLM has it", "Routers get those of their workers without it."
+        "a publisher of KV events in vLLM's format", "Routers get the events of their workers without it."
     ),
-    "disable-hybrid-kv-cache-manager": no_effect("One manager keeps the blocks of all kinds of layers.", switch=True),
+    "disable-hybrid-kv-cache-manager": no_effect("One manager handles the blocks of all kinds of layers.", switch=True),
     "scheduler-cls": refused(
-        "Schedulers are not taken by their names; --scheduling-policy has what there is.",
+        "Quire does not load scheduler classes; choose a policy with --scheduling-policy.",
         taken=("vllm.core.scheduler.Scheduler",),
     ),
     "multi-step-stream-outputs": no_effect("Every step's tokens are sent at once.", switch=True),
-    "num-scheduler-steps": no_effect("--async-scheduling has its place: the next step is planned while one runs."),
+    "num-scheduler-steps": no_effect("--async-scheduling replaces it: the next step is planned while one is running."),
     "preemption-mode": acts_as(
-        "--swap-space", "What is preempted is computed again, or copied back where there is swap space.", fixed="4",
+        "--swap-space", "Preempted requests are recomputed, or copied back if there is swap space.", fixed="4",
         taken=("recompute",),
     ),
     "scheduler-delay-factor": no_effect(
-        "Prompts wait for nobody: --enable-chunked-prefill computes them beside what is decoded."
+        "Prompts are never delayed: --enable-chunked-prefill computes them together with decoding sequences."
     ),
 }  # fmt: skip
 
@@ -117,16 +120,16 @@ _MULTIMODAL: Mapping[str, Answer] = dict.fromkeys(
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {
     "enable-lora-bias": refused(
-        "It is gone from there as well: biases are no low-rank part of a model. Leave it out, and merge an adapter "
-        "that has some into its base."
+        "It was removed from vLLM as well: biases are not a low-rank part of a model. Leave it out, and merge an "
+        "adapter with biases into its base model."
     ),
     "lora-extra-vocab-size": refused(
-        "It is gone from there as well: an adapter has the vocabulary of its base. Leave it out, and merge one that "
-        "adds tokens into its base."
+        "It was removed from vLLM as well: an adapter has the vocabulary of its base model. Leave it out, and merge an "
+        "adapter that adds tokens into its base model."
     ),
     "long-lora-scaling-factors": refused(
-        "Nothing has taken its place: positions are scaled alike for all adapters. Serve those of one factor by "
-        "--rope-scaling, by a server for each factor."
+        "It has no replacement: positions are scaled the same for all adapters. Run one server per scaling factor, "
+        "each with --rope-scaling."
     ),
     "prompt-adapters": refused(_ADAPTERS),
     "enable-prompt-adapter": no_effect(_ADAPTERS, switch=True),
@@ -154,7 +157,7 @@ _SPECULATION: Mapping[str, Answer] = {
         }.items()
     },
     "speculative-disable-mqa-scorer": no_effect(
-        "Guessed tokens are always verified in one pass, and never by a batch that is expanded.", switch=True
+        "Draft tokens are always verified in one pass, never by expanding the batch.", switch=True
     ),
 }
 

@@ -35,19 +35,19 @@ def as_options(text: str) -> tuple[list[str], list[str]]:
         raise click.UsageError(f"{FLAG} {text!r} is neither a JSON object nor a level, such as -O3.")
     for key in config:
         if key not in _KEYS:
-            raise click.UsageError(f"{FLAG}: {key} is not known.{nearest(key, _KEYS)} It takes {', '.join(_KEYS)}.")
+            raise click.UsageError(f"{FLAG}: {key} is not known.{nearest(key, _KEYS)} Known keys: {', '.join(_KEYS)}.")
     return list(_arguments(config)), [key for key in config if key in _WITHOUT_EFFECT]
 
 
 def _arguments(config: dict[str, Any]) -> Iterator[str]:
     mode = config.get("cudagraph_mode")
     if mode is not None and str(mode).upper() not in _MODES:
-        raise click.UsageError(f"{FLAG}: cudagraph_mode {mode!r} is none of {', '.join(_MODES)}.")
+        raise click.UsageError(f"{FLAG}: cudagraph_mode {mode!r} is not one of {', '.join(_MODES)}.")
     if config.get("use_cudagraph") is False or (str(mode).upper() == "NONE" and mode is not None):
         yield "--enforce-eager"
     sizes = config.get("cudagraph_capture_sizes") or config.get("max_capture_size")
     if sizes:
         sizes = sizes if isinstance(sizes, list) else [sizes]
         if not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise click.UsageError(f"{FLAG}: sizes are whole numbers from 1 on, not {sizes!r}.")
+            raise click.UsageError(f"{FLAG}: sizes must be integers of at least 1, not {sizes!r}.")
         yield from ("--cuda-graph-sizes", json.dumps(sizes))

@@ -92,7 +92,7 @@ def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str]
     if f"--{name}" == COMPILATION:
         return _compilation(shown, value, tell)
     if not os.environ.get(_QUIET):
-        tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}, which has its place.")
+        tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}, which replaces it.")
     return list(_successor(answer, value))
 
 
@@ -108,6 +108,7 @@ def _compilation(shown: str, value: str, tell: Callable[[str], None]) -> list[st
         tell(f"{shown} acts as {' '.join(arguments)}.")
     if idle:
         tell(
-            f"{shown}: {', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; nothing is compiled by torch."
+            f"{shown}: {', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect, because Quire does not use "
+            "torch.compile."
         )
     return arguments

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 _BUILD = "It is for building vLLM."
-_HARDWARE = "It is for hardware that Quire does not run on."
-_THERE_ALONE = "It is a switch within vLLM, without a counterpart here."
+_HARDWARE = "It is for hardware that Quire does not support."
+_THERE_ALONE = "It is an internal switch of vLLM with no counterpart in Quire."
 _RAY = (
-    "Plans go to Ray's actors over Quire's own connections, and tensors by NCCL or Gloo: no compiled graph is needed."
+    "Plans go to Ray's actors over Quire's own connections, and tensors over NCCL or Gloo; no compiled graph is needed."
 )
-_INTERNAL = "The services of a stack talk by gRPC on free ports, with deadlines of their own."
-_KERNELS = "The kernels are Quire's own, and each device gets its fastest; --attention-backend has those of attention."
-_MEDIA = "Models are served for text alone."
-_QUANTIZED = "A checkpoint's form of weights has one kernel on each device."
-_REPORTS = "Quire sends no reports of its use to anybody."
-_SCALES = "--calculate-kv-scales measures them, without a constant."
-_LOGGING = "--log-level, --log-format, --log-file and --log-config-file say how and where is logged."
+_INTERNAL = "The services of a stack communicate over gRPC on free ports, with their own deadlines."
+_KERNELS = "Quire has its own kernels, and each device gets its fastest; --attention-backend selects those of "
+"attention."
+_MEDIA = "Models are served for text only."
+_QUANTIZED = "For each weight format, there is one kernel per device."
+_REPORTS = "Quire sends no usage reports."
+_SCALES = "--calculate-kv-scales measures the scales, without a constant."
+_LOGGING = "--log-level, --log-format, --log-file and --log-config-file configure logging."
 
 # Name → why it has no effect, reported at start. Variables with an effect are listed at their options, see
 # `option(variables=…)`.
@@ -64,16 +65,16 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"), _SCALES),
         **dict.fromkeys(("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_PREFIX"), _LOGGING),
-        "VLLM_LOG_BATCHSIZE_INTERVAL": "/metrics has the sizes of batches.",
-        "VLLM_CONFIG_ROOT": "There are no files of configuration but the one that --config names.",
-        "VLLM_CACHE_ROOT": "Caches lie in XDG_CACHE_HOME, or ~/.cache, and models in --download-dir.",
-        "VLLM_NCCL_SO_PATH": "NCCL is the one that torch brings.",
-        "VLLM_SKIP_P2P_CHECK": "NCCL finds out itself which GPUs reach each other.",
-        "VLLM_WORKER_MULTIPROC_METHOD": "Ranks are started as new processes, always.",
-        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway stays up anyway, and engines are started again.",
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling makes a model's length longer, as far as its positions reach.",
-        "VLLM_PLUGINS": "Plugins of vLLM know vLLM's classes; those of Quire are installed packages.",
-        "VLLM_V0_USE_OUTLINES_CACHE": "Compiled constraints are kept in memory alone, see --constraint-cache-bytes.",
+        "VLLM_LOG_BATCHSIZE_INTERVAL": "Batch sizes are in /metrics.",
+        "VLLM_CONFIG_ROOT": "The only configuration file is the one given by --config.",
+        "VLLM_CACHE_ROOT": "Caches are in XDG_CACHE_HOME or ~/.cache, and models in --download-dir.",
+        "VLLM_NCCL_SO_PATH": "Quire uses the NCCL that comes with torch.",
+        "VLLM_SKIP_P2P_CHECK": "NCCL detects by itself which GPUs can access each other.",
+        "VLLM_WORKER_MULTIPROC_METHOD": "Ranks are always started as new processes.",
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "The gateway always stays up, and engines are restarted.",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "--rope-scaling extends a model's length, as far as its positions reach.",
+        "VLLM_PLUGINS": "vLLM's plugins depend on vLLM's classes; Quire's plugins are installed packages.",
+        "VLLM_V0_USE_OUTLINES_CACHE": "Compiled constraints are kept only in memory; see --constraint-cache-bytes.",
         "VLLM_SKIP_WARMUP": "Workers always warm up before they are ready.",
     }
 )  # fmt: skip
@@ -82,8 +83,8 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 OF_OTHERS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("MAX_JOBS", "NVCC_THREADS", "CMAKE_BUILD_TYPE", "VERBOSE", "CUDA_HOME"), _BUILD),
-        "LOCAL_RANK": "It is for the ranks of external_launcher, which take the GPU of that number.",
-        "OMP_NUM_THREADS": "--cpu-threads says how many threads the kernels have.",
+        "LOCAL_RANK": "It is for the ranks of external_launcher, which use the GPU with that number.",
+        "OMP_NUM_THREADS": "--cpu-threads sets the number of threads of the kernels.",
         "MODEL": "It belongs to a wrapper around vLLM.",
     }
 )
@@ -91,15 +92,15 @@ OF_OTHERS: Mapping[str, str] = MappingProxyType(
 # Variables that are read by libraries, or by the translation of arguments.
 READ_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
-        "LD_LIBRARY_PATH": "By the system's loader.",
-        "CUDA_VISIBLE_DEVICES": "By the driver; `--data-parallel-size` shares out the GPUs that it shows.",
+        "LD_LIBRARY_PATH": "Read by the system's loader.",
+        "CUDA_VISIBLE_DEVICES": "Read by the driver; `--data-parallel-size` distributes the GPUs that it shows.",
         "S3_ACCESS_KEY_ID": "For --load-format tensorizer and runai_streamer.",
         "S3_SECRET_ACCESS_KEY": "For --load-format tensorizer and runai_streamer.",
         "S3_ENDPOINT_URL": "For --load-format tensorizer and runai_streamer.",
-        "HF_TOKEN": "By the hub's library; --hf-token goes before.",
-        "HUGGING_FACE_HUB_TOKEN": "By the hub's library; --hf-token goes before.",
-        "HF_HUB_OFFLINE": "By the hub's library.",
-        "VLLM_NO_DEPRECATION_WARNING": "Nothing is said of flags that another one has taken the place of.",
+        "HF_TOKEN": "Read by the hub's library; --hf-token takes precedence.",
+        "HUGGING_FACE_HUB_TOKEN": "Read by the hub's library; --hf-token takes precedence.",
+        "HF_HUB_OFFLINE": "Read by the hub's library.",
+        "VLLM_NO_DEPRECATION_WARNING": "Suppresses the notices about deprecated flags.",
     }
 )
 

@@ -87,7 +87,7 @@ def test_a_child_of_a_supervisor_says_nothing() -> None:
 
 def test_a_variable_that_is_no_option_is_named() -> None:
     output = run(env={"QUIRE_MAX_NUM_SEQ": "4"}).output
-    assert "QUIRE_MAX_NUM_SEQ is no option of Quire, and has no effect. Did you mean QUIRE_MAX_NUM_SEQS?" in output
+    assert "QUIRE_MAX_NUM_SEQ is not an option of Quire and has no effect. Did you mean QUIRE_MAX_NUM_SEQS?" in output
 
 
 def test_a_variable_of_another_command_is_known() -> None:

@@ -40,7 +40,7 @@ def test_a_group(word: str) -> None:
 @pytest.mark.parametrize("word", ["max-num-seqs", "MAX-NUM-SEQS", "max_num_seqs"])
 def test_one_flag(word: str) -> None:
     assert flat(shown(word)) == (
-        "SchedulerConfig: Who computes how much in a step --max-num-seqs INTEGER Most sequences running at once. "
+        "SchedulerConfig: Scheduling --max-num-seqs INTEGER Maximum number of sequences running at once. "
         "[default: 256] [env: QUIRE_MAX_NUM_SEQS]"
     )
 
@@ -60,7 +60,7 @@ def test_a_word() -> None:
 
 
 def test_a_word_that_is_nowhere_names_the_nearest() -> None:
-    assert "No option has 'max-num-seqx' in it. Did you mean max-num-seqs?" in shown("max-num-seqx")
+    assert "No option contains 'max-num-seqx'. Did you mean max-num-seqs?" in shown("max-num-seqx")
 
 
 def test_all_has_what_quire_lacks_as_well() -> None:

@@ -78,7 +78,7 @@ def test_another_process_gets_the_same_options() -> None:
         ("=/x", "1 to 256 characters"),
         ("a,b=/x", "1 to 256 characters"),
         ("{", "is not JSON"),
-        ("[1]", "an adapter is an object"),
+        ("[1]", "an adapter must be an object"),
         ('{"name": "a"}', "missing required field `path`"),
         ('{"name": "a", "pth": "/x"}', "Did you mean path?"),
         ('{"name": "a", "path": 1}', "Expected `str`"),
@@ -91,7 +91,7 @@ def test_a_module_that_is_none_is_explained(text: str, words: str) -> None:
 
 
 def test_names_are_used_once_and_not_without_end() -> None:
-    with pytest.raises(StartupError, match="two adapters of the name 'a'"):
+    with pytest.raises(StartupError, match="two adapters named 'a'"):
         LoraOptions(lora_modules=("a=/x", "a=/y")).modules()
     with pytest.raises(StartupError, match=f"at most {MAX_ADAPTERS}"):
         LoraOptions(lora_modules=tuple(f"a{index}=/x" for index in range(MAX_ADAPTERS + 1))).modules()
@@ -128,7 +128,7 @@ def test_updating_is_allowed_by_vllms_variable() -> None:
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--enable-lora-bias", "biases are no low-rank part"),
+        ("--enable-lora-bias", "biases are not a low-rank part"),
         ("--lora-extra-vocab-size", "the vocabulary of its base"),
         ("--long-lora-scaling-factors", "--rope-scaling"),
         ("--qlora-adapter-name-or-path", "--lora-modules NAME=PATH"),

@@ -108,7 +108,7 @@ def test_a_key_of_an_object_is_a_flag_of_its_own() -> None:
 def test_aliases_and_the_positional_argument() -> None:
     assert parse("-c", "4").count == 4
     assert parse("--model", "m").model == parse("m").model == parse("m", "--model", "m").model == "m"
-    assert "name one model" in refuse("m", "--model", "other")
+    assert "Name only one" in refuse("m", "--model", "other")
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_port() -> None:
     result = parsed.run(env={"QUIRE_PORT": "tcp://10.96.0.1:8000", "QUIRE_METRICS_PORT": "9"})
     assert result.exit_code == 0, result.output
     assert parsed.values["server"] == GrpcServerOptions(metrics_port=9)
-    assert "QUIRE_PORT=tcp://10.96.0.1:8000 is passed over" in result.output
+    assert "QUIRE_PORT=tcp://10.96.0.1:8000 is ignored" in result.output
     assert "not an integer" in Parsed({"server": GrpcServerOptions}).run(env={"QUIRE_PORT": "http"}).output
 
 
@@ -217,8 +217,8 @@ def test_a_key_without_a_value_is_as_if_it_were_not_there(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("cuont:\n", ("cuont", "no option", "count")),
-        ("cuont: 5\n", ("cuont", "no option", "count")),
+        ("cuont:\n", ("cuont", "not an option", "count")),
+        ("cuont: 5\n", ("cuont", "not an option", "count")),
         ("- a\n- b\n", ("keys and values",)),
         ("a: [\n", ("cannot be read",)),
         ("count: many\n", ("many", "not an integer")),
@@ -249,8 +249,8 @@ def test_a_missing_config_file_is_named() -> None:
         (("--overrides", "[1]"), ("not a JSON object",)),
         (("--nonsense",), ("--nonsense",)),
         (("--io-processor-plugin", "x"), ("option of vLLM", "does not implement")),
-        (("--trust-remote-code",), ("option of vLLM", "The code of a repository is never run here")),
-        (("--code-revision", "main"), ("option of vLLM", "The code of a repository is never run here")),
+        (("--trust-remote-code",), ("option of vLLM", "Quire never runs code from a repository")),
+        (("--code-revision", "main"), ("option of vLLM", "Quire never runs code from a repository")),
         (("--cuont", "4"), ("No such option: --cuont", "Did you mean --count? A number.")),
     ],
 )
@@ -371,7 +371,7 @@ def test_no_two_options_of_a_command_share_a_name() -> None:
     ("text", "words"),
     [
         ('{"temprature": 1}', ("temprature is not known", "Did you mean temperature?")),
-        ('{"zebra": 1}', ("zebra is not known. It takes temperature, ", "max_new_tokens, eos_token_id.")),
+        ('{"zebra": 1}', ("zebra is not known. Known keys: temperature, ", "max_new_tokens, eos_token_id.")),
         ('{"top_k": "many"}', ("float | null", 'top_k is "many"')),
     ],
 )

@@ -88,12 +88,12 @@ def test_the_method_by_its_names_or_the_models(config: dict[str, Any], method: s
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"method": "ngrm"}, "'ngrm' does not exist. Did you mean ngram? It is one of ngram, suffix"),
+        ({"method": "ngrm"}, "'ngrm' does not exist. Did you mean ngram? It must be one of ngram, suffix"),
         ({"method": "step3p5_mpt"}, "Did you mean step3p5_mtp?"),
-        ({"method": "ngram", "num_speculative_token": 3}, "Did you mean num_speculative_tokens? It takes method"),
-        ({"num_speculative_tokens": 3}, "method is missing: one of ngram"),
+        ({"method": "ngram", "num_speculative_token": 3}, "Did you mean num_speculative_tokens? Known keys: method"),
+        ({"num_speculative_tokens": 3}, "method is missing: set it to one of ngram"),
         ({"method": "eagle3"}, "eagle3 needs model"),
-        ({"method": "suffix", "model": "m"}, "suffix runs no model"),
+        ({"method": "suffix", "model": "m"}, "suffix does not use a model"),
         (
             {"method": "ngram", "num_speculative_tokens": 0},
             "tokens: Expected `int` >= 1, and num_speculative_tokens is 0.",
@@ -103,7 +103,7 @@ def test_the_method_by_its_names_or_the_models(config: dict[str, Any], method: s
             {"method": "ngram", "num_speculative_tokens": "3"},
             'num_speculative_tokens: Expected `int | null`, got `str`, and num_speculative_tokens is "3".',
         ),
-        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is more than prompt_lookup_max"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is greater than prompt_lookup_max"),
         ({"method": "ngram", "acceptance_method": "typical_acceptance"}, "Did you mean typical_acceptance_sampler?"),
         *(
             ({"method": method}, f"'{method}' is not supported. {REFUSED_METHODS[method]}")
@@ -124,10 +124,10 @@ def test_what_is_wrong_is_said_at_the_start(config: dict[str, Any], words: str) 
         (("--speculative-config", "[1]"), "not a JSON object"),
         (
             ("--speculative-config", "ngram"),
-            "Write '{\"method\": …}', or each key by itself: --speculative-config.method",
+            "Write '{\"method\": …}', or set each key separately: --speculative-config.method",
         ),
         (("--speculative-config", "[1]", "--speculative-config.method", "ngram"), "not a JSON object"),
-        (("--speculative-config.model", "m", "--speculative-config.model.x", "n"), "model is no object"),
+        (("--speculative-config.model", "m", "--speculative-config.model.x", "n"), "model is not an object"),
         (("--num-lookahead-slots", "-1"), "at least 0"),
     ],
 )
@@ -221,7 +221,7 @@ def test_superseded_keys_of_a_file_act_too(tmp_path: Path) -> None:
 
 def test_superseded_variables_and_what_has_no_successor() -> None:
     output = refusal(env={"QUIRE_NUM_SPECULATIVE_TOKENS": "3"})
-    assert "In place of QUIRE_NUM_SPECULATIVE_TOKENS use --speculative-config.num_speculative_tokens" in output
+    assert "Use --speculative-config.num_speculative_tokens instead of QUIRE_NUM_SPECULATIVE_TOKENS" in output
     result, options = run("--speculative-disable-mqa-scorer")
     assert options == SpeculativeOptions()
     assert "always verified in one pass" in result.output
