@@ -116,7 +116,7 @@ _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "latency": partial(
             _command,
             "latency",
-            "Measures how long an engine of MODEL takes for one batch, without a server around it.",
+            "Measures how long an engine of MODEL takes for one batch, without a server.",
             {"latency": "bench_engine.LatencyOptions", **_ENGINE},
             _main_of("engine_svc.benchmark.latency"),
             {"enable_prefix_caching": False},
@@ -124,14 +124,14 @@ _BENCHMARKS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "throughput": partial(
             _command,
             "throughput",
-            "Measures how fast an engine of MODEL answers many prompts at once, without a server around it.",
+            "Measures how fast an engine of MODEL answers many prompts at once, without a server.",
             {"throughput": "bench_engine.ThroughputOptions", "dataset": "dataset.DatasetOptions", **_ENGINE},
             _main_of("engine_svc.benchmark.throughput"),
         ),
         "serve": partial(
             _command,
             "serve",
-            "Measures a running server with an OpenAI API: Quire's, or any other.",
+            "Benchmarks a running server with an OpenAI API: Quire or any other.",
             {
                 "server": "bench.BenchServerOptions",
                 "traffic": "bench.BenchTrafficOptions",
@@ -179,8 +179,8 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "doctor": partial(
             _command,
             "doctor",
-            "Looks at the machine, MODEL and the options, and says what of them would go wrong in a start by `quire "
-            "serve`. What only the services can judge, such as names of parsers, they say when they start.",
+            "Checks the machine, MODEL and the options for problems that would keep `quire serve` from starting. A few "
+            "things, such as parser names, are checked only by the services at startup.",
             _STACK,
             _main_of("quire.doctor.run"),
             _OF_THE_STACK,
@@ -188,7 +188,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "run-batch": partial(
             _command,
             "run-batch",
-            "Answers the requests of a file by MODEL, and ends.",
+            "Answers a file of requests with MODEL, and exits.",
             {"batch": "batch.BatchOptions", **_STACK},
             _main_of("quire.batch.run"),
             _OF_THE_STACK,
@@ -196,7 +196,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "gateway": partial(
             _command,
             "gateway",
-            "Starts the HTTP gateway alone.",
+            "Starts only the HTTP gateway.",
             {
                 "gateway": "gateway.GatewayOptions",
                 "security": "server.RpcSecurityOptions",
@@ -208,7 +208,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "tokenizer": partial(
             _command,
             "tokenizer",
-            "Starts the tokenizer service of MODEL alone.",
+            "Starts only the tokenizer service of MODEL.",
             {"model": "model.ModelOptions", "tokenizer": "tokenizer.TokenizerOptions", **_RPC},
             _main_of("tokenizer_svc.main"),
             {"port": GRPC_PORTS["tokenizer"]},
@@ -216,7 +216,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "router": partial(
             _command,
             "router",
-            "Starts the router alone.",
+            "Starts only the router.",
             {"router": "router.RouterOptions", **_RPC},
             _main_of("router.main"),
             {"port": GRPC_PORTS["router"]},
@@ -224,7 +224,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "engine": partial(
             _command,
             "engine",
-            "Starts one engine worker of MODEL alone.",
+            "Starts only one engine worker of MODEL.",
             {"model": "model.ModelOptions", "engine": "engine.EngineOptions", **_RPC},
             _main_of("engine_svc.main"),
             {"port": GRPC_PORTS["engine"]},
@@ -247,13 +247,13 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             _Commands,
             _BENCHMARKS,
             name="bench",
-            help="Measures how fast answers come.",
+            help="Benchmarks of servers and engines.",
             context_settings={"help_option_names": ["-h", "--help"]},
         ),
         "collect-env": partial(
             _command,
             "collect-env",
-            "Prints what a report of a fault should say of this machine; secrets are left out.",
+            "Prints what a bug report should say about this machine, without secrets.",
             {"collect_env": "collect_env.CollectEnvOptions"},
             _main_of("quire.environment.command"),
         ),
@@ -265,7 +265,7 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
             _WORKERS,
             "list",
             name="workers",
-            help="Shows workers (list, which may be left out), or has them do what an operator wants.",
+            help="Shows workers (list, the default), or controls them.",
             context_settings={"help_option_names": ["-h", "--help"]},
         ),
     }

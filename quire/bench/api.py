@@ -51,9 +51,12 @@ class ServerApi:
         """
         status, answer = self._ask("GET", "/v1/models", None)
         if status == 401:
-            raise StartupError(f"{self.url} wants a key: set OPENAI_API_KEY or --api-key.")
+            raise StartupError(f"{self.url} requires a key: set OPENAI_API_KEY or --api-key.")
         if status >= 500:
-            raise StartupError(f"{self.url} is not ready: it answers {status}. --ready-check-timeout-sec waits for it.")
+            raise StartupError(
+                f"{self.url} is not ready: it answers with status {status}. Use "
+                "--ready-check-timeout-sec to wait for it."
+            )
         found = answer.get("data") if status == 200 else None
         return [str(model["id"]) for model in found or () if isinstance(model, dict) and "id" in model]
 

@@ -37,7 +37,7 @@ def _rate(progress: float, options: BenchTrafficOptions) -> float:
     if start is None or end is None:
         raise StartupError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps.")
     if not math.isinf(options.request_rate):
-        raise StartupError("--ramp-up-strategy says how many requests there are: leave --request-rate out.")
+        raise StartupError("--ramp-up-strategy replaces --request-rate: leave --request-rate out.")
     if options.ramp_up_strategy == "linear":
         return start + (end - start) * progress
     return float(start * (end / start) ** progress)

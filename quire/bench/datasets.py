@@ -51,7 +51,8 @@ def _random(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> Se
     inputs = max(0, (options.input_len or options.random_input_len) - words.num_special_tokens)
     if options.random_prefix_len + inputs < 1:
         raise StartupError(
-            f"--random-input-len has no room for a prompt beside {words.num_special_tokens} special tokens."
+            f"--random-input-len leaves no room for a prompt after {words.num_special_tokens} special tokens. Increase "
+            "it."
         )
     prefix = _tokens(words, options.random_prefix_len, source)
     return [
@@ -65,7 +66,8 @@ def _prefix_repetition(options: DatasetOptions, source: Random, tokenizer: Token
     words, prefixes = tokenizer(), options.prefix_repetition_num_prefixes
     if options.num_prompts < prefixes:
         raise StartupError(
-            f"--num-prompts {options.num_prompts} is fewer than --prefix-repetition-num-prefixes {prefixes}."
+            f"--num-prompts {options.num_prompts} is less than --prefix-repetition-num-prefixes {prefixes}. Increase "
+            "it."
         )
     heads = [_tokens(words, options.prefix_repetition_prefix_len, source) for _ in range(prefixes)]
     suffix = options.input_len or options.prefix_repetition_suffix_len
@@ -82,7 +84,9 @@ def _sonnet(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> Se
     length = max(1, (options.input_len or options.sonnet_input_len) - words.num_special_tokens)
     outputs = options.output_len or options.sonnet_output_len
     if options.sonnet_prefix_len >= length:
-        raise StartupError(f"--sonnet-prefix-len {options.sonnet_prefix_len} is not below --sonnet-input-len {length}.")
+        raise StartupError(
+            f"--sonnet-prefix-len {options.sonnet_prefix_len} must be less than --sonnet-input-len {length}."
+        )
     prefix = words.encode(_ASK + "\n".join(_lines(lines, source, options.sonnet_prefix_len // _LINE_TOKENS + 1)))
     found = []
     for _ in range(options.num_prompts):
@@ -115,8 +119,8 @@ def _sharegpt(options: DatasetOptions, source: Random, tokenizer: Tokenizer) -> 
             break
     if not found:
         raise StartupError(
-            f"{path} has no conversation of {_LEAST_TOKENS} to {_MOST_PROMPT_TOKENS} tokens with an answer to at most "
-            f"{_MOST_TOKENS} together."
+            f"{path} has no conversation with a prompt of {_LEAST_TOKENS} to {_MOST_PROMPT_TOKENS} tokens and at most "
+            f"{_MOST_TOKENS} tokens including the answer."
         )
     return found
 
@@ -190,7 +194,7 @@ def _verse(path: str | None) -> Sequence[str]:
 
 def _path(options: DatasetOptions) -> str:
     if not options.dataset_path:
-        raise StartupError(f"--dataset-name {options.dataset_name} needs its file: --dataset-path FILE.")
+        raise StartupError(f"--dataset-name {options.dataset_name} needs a file: set --dataset-path FILE.")
     return options.dataset_path
 
 
@@ -221,7 +225,7 @@ def _line_sample(path: str, number: int, line: str, fixed: int | None) -> Sample
         wrong('needs a text "prompt".')
     outputs = fixed or item.get("output_tokens")
     if not isinstance(outputs, int) or outputs < 1:
-        wrong('needs "output_tokens", a number of at least 1; or give all the same with --custom-output-len.')
+        wrong('needs "output_tokens", an integer of at least 1; or set --custom-output-len for all lines.')
     return Sample(item["prompt"], 0, outputs)
 
 

@@ -129,8 +129,8 @@ class ServerTokenizer(PromptTokenizer):
                 break
         else:
             raise StartupError(
-                f"{api.url} does not count tokens: it has no /tokenize. Name the model's tokenizer with "
-                "--tokenizer FOLDER, or send a file as it is with --dataset-name custom."
+                f"{api.url} cannot count tokens: it has no /tokenize. Name the model's tokenizer with --tokenizer "
+                "FOLDER, or send a file's prompts as they are with --dataset-name custom."
             )
 
     def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:

@@ -133,7 +133,7 @@ class ServeBenchmark:
         if named or (model and (model in listed or not Path(model).exists())):
             return str(named or model)
         if not listed:
-            raise StartupError(f"{self.url} lists no model: name it with --model, or --served-model-name.")
+            raise StartupError(f"{self.url} lists no model: set --model or --served-model-name.")
         return listed[0]
 
     def asked_names(self, model: str, count: int) -> list[str]:

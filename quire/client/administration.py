@@ -15,21 +15,21 @@ from quire.client.text_table import printable, text_table
 from quire.sleep import Leaving, SleepLevel
 
 _URL = "http://localhost:8100"
-_ADVICE = "`quire serve --admin-port 8100` has such a port; --admin-url names another."
+_ADVICE = "Start the server with --admin-port 8100, or name another admin port with --admin-url."
 _LEAVING = click.Option(
     ["--mode"], type=click.Choice([leaving.value for leaving in Leaving]), default=Leaving.ABORT.value,
-    show_default=True, help="What becomes of requests that run: they end, are waited for, or go on afterwards.",
+    show_default=True, help="What happens to running requests: they end, are waited for, or continue afterwards.",
 )  # fmt: skip
 _LEVEL = click.Option(
     ["--level"], type=click.Choice([str(level.value) for level in SleepLevel]), default="1", show_default=True,
-    help="What is given back: 0 nothing, 1 the KV cache, 2 the weights too.",
+    help="What memory is released: 0 none, 1 the KV cache, 2 the weights too.",
 )  # fmt: skip
 _COMMON = (
     click.Option(["--admin-url"], default=_URL, show_default=True,
-                 help="The admin port of a server (--admin-port)."),
-    click.Option(["--admin-api-key"], envvar="QUIRE_ADMIN_API_KEY", help="Key of the admin port."),
+                 help="URL of a server's admin port (--admin-port)."),
+    click.Option(["--admin-api-key"], envvar="QUIRE_ADMIN_API_KEY", help="API key of the admin port."),
     click.Option(["--timeout-seconds"], type=click.FloatRange(0.1, 3600), default=300.0, show_default=True,
-                 help="Time for all of them to have done it."),
+                 help="Maximum time for all workers to finish."),
 )  # fmt: skip
 
 
@@ -70,18 +70,23 @@ def _command(name: str, help: str, *options: click.Option, path: str = "", named
 COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
     {
         "drain": partial(
-            _command, "drain", "Has workers (host:port) take no new requests; what they have gets on.", named=True
+            _command,
+            "drain",
+            "Stops sending new requests to workers (host:port); their running requests continue.",
+            named=True,
         ),
-        "undrain": partial(_command, "undrain", "Has workers (host:port) take new requests again.", named=True),
-        "pause": partial(_command, "pause", "Has no request of the workers get on; all workers by default.", _LEAVING),
-        "resume": partial(_command, "resume", "Has them get on."),
+        "undrain": partial(_command, "undrain", "Sends new requests to workers (host:port) again.", named=True),
+        "pause": partial(_command, "pause", "Pauses the requests of workers; of all workers by default.", _LEAVING),
+        "resume": partial(_command, "resume", "Resumes the requests of workers; of all workers by default."),
         "sleep": partial(
             _command,
             "sleep",
-            "Has workers give memory back (--enable-sleep-mode); all by default.",
+            "Makes workers release memory (needs --enable-sleep-mode); all by default.",
             _LEVEL,
             _LEAVING,
         ),
-        "wake": partial(_command, "wake", "Has workers take their memory again; all by default.", path="/wake_up"),
+        "wake": partial(
+            _command, "wake", "Makes workers allocate their memory again; all by default.", path="/wake_up"
+        ),
     }
 )

@@ -15,24 +15,24 @@ T = TypeVar("T")
 _KEYS = ("QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY")
 
 _HELP = (
-    "/system TEXT sets the system prompt, /clear forgets the conversation, /bye ends; triple quotes begin and end many "
-    "lines. Ctrl-C stops an answer."
+    "/system TEXT sets the system prompt, /clear forgets the conversation, /bye exits; triple quotes enclose "
+    "multi-line text. Ctrl-C stops an answer."
 )
 
 
 def _client_options(function: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         click.option("-q", "--quick", metavar="TEXT", help="Sends one message, prints the answer and exits."),
-        click.option("--max-tokens", type=click.IntRange(1), help="Most tokens of an answer."),
+        click.option("--max-tokens", type=click.IntRange(1), help="Maximum number of tokens per answer."),
         click.option(
-            "--api-key", envvar=["QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"], help="Key of the server."
+            "--api-key", envvar=["QUIRE_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"], help="API key of the server."
         ),
-        click.option("--model-name", help="Model to ask; the first one the server lists when unset."),
+        click.option("--model-name", help="Name of the model. Default: the first one that the server lists."),
         click.option(
             "--url",
             default="http://localhost:8000/v1",
             show_default=True,
-            help="Base URL of the server; unix:PATH is that of --uds.",
+            help="Base URL of the server; unix:PATH for a server with --uds.",
         ),
     ):
         function = decorate(function)
@@ -46,7 +46,7 @@ def chat(
     url: str, model_name: str | None, api_key: str | None, max_tokens: int | None, quick: str | None,
     system_prompt: str | None,
 ) -> None:  # fmt: skip
-    """Talks to a running server."""
+    """Chats with a running server."""
     api = Api(url, api_key)
     body: dict[str, Any] = {"model": model_name or api.first_model()}
     if max_tokens:
@@ -72,7 +72,7 @@ def chat(
 @click.command()
 @_client_options
 def complete(url: str, model_name: str | None, api_key: str | None, max_tokens: int | None, quick: str | None) -> None:
-    """Sends prompts to a running server and prints how they go on."""
+    """Sends prompts to a running server and prints their continuations."""
     api = Api(url, api_key)
     body: dict[str, Any] = {"model": model_name or api.first_model(), "max_tokens": max_tokens or 64}
 

@@ -13,9 +13,9 @@ _VARIABLE = "_QUIRE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Prints what a shell has to run to complete commands and options of quire."""
+    """Prints the shell script that enables completion of quire's commands and options."""
     made_by = get_completion_class(shell)
     if made_by is None:
-        raise click.UsageError(f"click completes nothing for {shell}.", ctx)
+        raise click.UsageError(f"Completion for {shell} is not supported.", ctx)
     script = made_by(ctx.find_root().command, {}, "quire", _VARIABLE)
     click.echo(script.source_template % script.source_vars())

@@ -17,7 +17,7 @@ _LONGEST_MODEL = 24
 def fleet_table(workers: Sequence[router_pb2.Worker]) -> str:
     """A line for each worker, a line for each reason why one is not ready, and totals."""
     if not workers:
-        return "The router knows no worker. Name some with its --workers or --worker-dns."
+        return "The router has no workers. Name some with its --workers or --worker-dns."
     lines = text_table(_HEADER, [_row(worker) for worker in workers], _LEFT)
     if any(worker.model_info.HasField("data_parallel_rank") for worker in workers):
         lines = [f"{rank:>4}  {line}" for rank, line in zip(["RANK", *map(_rank, workers)], lines, strict=True)]

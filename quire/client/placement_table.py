@@ -69,8 +69,8 @@ def _reason(answer: router_pb2.ExplainPlacementResponse, candidates: Sequence[ro
     cost, least, next_cost = (each.cost_seconds for each in (chosen, candidates[0], candidates[1]))
     if cost > least:
         return (
-            f"{chosen.address} was drawn from those about as cheap as the cheapest, {_milliseconds(cost)} ms against "
-            f"{_milliseconds(least)} ms, {what}."
+            f"{chosen.address} was chosen at random among the workers about as cheap as the cheapest, "
+            f"{_milliseconds(cost)} ms against {_milliseconds(least)} ms, {what}."
         )
     return (
         f"{chosen.address} was cheapest, {_milliseconds(cost)} ms against {_milliseconds(next_cost)} ms at "

@@ -43,7 +43,7 @@ def typed_lines() -> Iterator[str]:
         try:
             line = _typed()
         except KeyboardInterrupt:
-            click.echo("\n(Ctrl-D ends.)", err=True)
+            click.echo("\n(Press Ctrl-D to exit.)", err=True)
         except EOFError:
             click.echo(err=True)
             return

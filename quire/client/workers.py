@@ -23,11 +23,11 @@ from quire.v1 import router_pb2, router_pb2_grpc
 _ADVICE: Mapping[grpc.StatusCode, str] = MappingProxyType(
     {
         grpc.StatusCode.UNAVAILABLE: "No router answers at {address}. `quire serve` prints its router's address when "
-        "it is ready; name it with --router-address. With TLS between the services, name the three --grpc-tls files.",
+        "it is ready; pass it with --router-address. If the services use TLS, pass the three --grpc-tls options.",
         grpc.StatusCode.DEADLINE_EXCEEDED: "The router at {address} did not answer within {seconds:g} s.",
-        grpc.StatusCode.UNIMPLEMENTED: "What listens at {address} is no router; name one with --router-address.",
-        grpc.StatusCode.UNAUTHENTICATED: "The router at {address} wants the services' token: set --grpc-token or "
-        "QUIRE_GRPC_TOKEN. `quire serve` with --api-key makes one up unless it is given one.",
+        grpc.StatusCode.UNIMPLEMENTED: "The service at {address} is not a router. Name one with --router-address.",
+        grpc.StatusCode.UNAUTHENTICATED: "The router at {address} requires the services' token: set --grpc-token or "
+        "QUIRE_GRPC_TOKEN. `quire serve` with --api-key generates one unless it is given one.",
     }
 )
 # Prefixes that the gateway puts before the request id in an answer's id.

@@ -24,7 +24,7 @@ _FILES_BESIDE_CONNECTIONS = 256
 def processors() -> Iterator[Finding]:
     """Checks the operating system, and the processors that this process may use."""
     if sys.platform != "linux":
-        yield problem("system", f"Quire runs on Linux; this is {platform.system()}. Take a container.")
+        yield problem("system", f"Quire runs only on Linux; this is {platform.system()}. Use a container.")
         return
     machine = read_machine()
     cores = len({processor.core for processor in machine.processors})
@@ -37,12 +37,12 @@ def gpus(options: StackOptions) -> Iterator[Finding]:
     device, there = options.engine.kernels.device, count_gpus()
     wanted = len(options.ranks.ranks) * options.engine.parallel.num_ranks
     if device == "cuda" and not there:
-        yield problem("GPU", "--device cuda needs one, and the driver shows none. Leave it out to run on the CPU.")
+        yield problem("GPU", "--device cuda needs a GPU, but the driver shows none. Leave it out to run on the CPU.")
     elif device == "cpu" or not there:
-        yield fine("GPU", f"{there} found; the CPU computes")
+        yield fine("GPU", f"{there} found; the model runs on the CPU")
     elif there < wanted:
         yield problem(
-            "GPU", f"{wanted} are needed, and {there} found. Lower --data-parallel-size or --tensor-parallel-size."
+            "GPU", f"{wanted} are needed, but only {there} found. Lower --data-parallel-size or --tensor-parallel-size."
         )
     else:
         yield fine("GPU", f"{there} found, {wanted} needed")
@@ -57,8 +57,8 @@ def compiler(options: StackOptions) -> Iterator[Finding]:
         yield fine("compiler", found)
     else:
         yield warning(
-            "compiler", "There is no g++ or clang++. Unless the package brings its CPU kernels, torch's operators "
-            "compute, which is slower: install g++."
+            "compiler", "There is no g++ or clang++. Unless the package includes its CPU kernels, torch's operators "
+            "are used instead, which is slower: install g++."
         )  # fmt: skip
 
 
@@ -69,10 +69,10 @@ def limits(options: StackOptions) -> Iterator[Finding]:
     if soft != resource.RLIM_INFINITY and soft < needed:
         yield warning(
             "open files", f"{soft} are allowed; --max-connections {options.gateway.max_connections} needs {needed}: "
-            f"`ulimit -n {needed}`{'' if hard >= needed or hard < 0 else ', by root,'} or lower it."
+            f"`ulimit -n {needed}`{'' if hard >= needed or hard < 0 else ' (as root)'}, or lower it."
         )  # fmt: skip
     else:
-        yield fine("open files", f"{soft if soft >= 0 else 'as many as wanted'} allowed")
+        yield fine("open files", f"{soft if soft >= 0 else 'unlimited'} allowed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = next(place for place in (cache, *cache.parents) if place.exists())
     free = shutil.disk_usage(folder).free

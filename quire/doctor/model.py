@@ -49,7 +49,7 @@ def model(options: StackOptions) -> Iterator[Finding]:
     if missing:
         yield problem("weights", f"{place} lacks {', '.join(missing[:3])}, which its index names. Download it again.")
     elif patterns and not weights:
-        yield problem("weights", f"There are none in {place} for --load-format {load_format} ({', '.join(patterns)}).")
+        yield problem("weights", f"{place} has no weights for --load-format {load_format} ({', '.join(patterns)}).")
     yield from _tokenizer(options, place)
     yield from _memory(options, sum(file.stat().st_size for file in weights))
 
@@ -58,30 +58,32 @@ def _tokenizer(options: StackOptions, folder: Path) -> Iterator[Finding]:
     file = "tekken.json" if options.model.tokenizer_mode == "mistral" else "tokenizer.json"
     elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
     if not elsewhere and not (folder / file).exists():
-        yield problem("tokenizer", f"There is no {file} in {folder}: name another folder by --tokenizer.")
+        yield problem("tokenizer", f"{folder} has no {file}. Name another folder with --tokenizer.")
 
 
 def _on_a_hub(name: str) -> Finding:
     if os.environ.get("HF_HUB_OFFLINE") in ("1", "true", "TRUE"):
-        return warning("model", f"{name} is no folder, and HF_HUB_OFFLINE allows no download: it must be in the cache.")
-    return fine("model", f"{name} is no folder: it is downloaded at start, unless it is in the cache")
+        return warning(
+            "model", f"{name} is not a folder, and HF_HUB_OFFLINE allows no download, so it must be in the cache."
+        )
+    return fine("model", f"{name} is not a folder: it is downloaded at startup unless it is in the cache")
 
 
 def _configuration(folder: Path) -> Iterator[Finding]:
     file = next((folder / name for name in ("config.json", "params.json") if (folder / name).exists()), None)
     if file is None:
-        yield problem("model", f"{folder} has neither config.json nor params.json: it is no model's folder.")
+        yield problem("model", f"{folder} has neither config.json nor params.json, so it is not a model's folder.")
         return
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names = config.get("architectures") or [file.name]
     except (ValueError, RecursionError, AttributeError) as error:
-        yield problem("model", f"{file} is no JSON object: {error}. Download it again.")
+        yield problem("model", f"{file} is not a JSON object: {error}. Download it again.")
         return
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         yield fine("model", f"{folder}: {', '.join(names)}")
     else:
-        yield problem("model", f"{file}: architectures is {names!r}; expected a list of names.")
+        yield problem("model", f"{file}: architectures must be a list of names, not {names!r}.")
 
 
 def _missing_shards(folder: Path) -> list[str]:
@@ -105,7 +107,7 @@ def _memory(options: StackOptions, weight_bytes: int) -> Iterator[Finding]:
     told = f"{needed / _GIB:.2f} GiB are needed for weights and KV cache, and {available / _GIB:.2f} GiB are free"
     if needed > available:
         yield problem(
-            "memory", f"{told}. Take a smaller --data-parallel-size or --kv-cache-memory-bytes, or --quantization."
+            "memory", f"{told}. Reduce --data-parallel-size or --kv-cache-memory-bytes, or use --quantization."
         )
     else:
         yield fine("memory", told)

@@ -56,7 +56,7 @@ def _options(options: StackOptions) -> Iterator[Finding]:
     """
     with_derived(options)
     options.engine.lora.check()
-    yield fine("options", "they go together, as far as can be seen before a start")
+    yield fine("options", "consistent, as far as can be checked before startup")
 
 
 def _ports(options: StackOptions) -> Iterator[Finding]:

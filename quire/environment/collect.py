@@ -65,7 +65,7 @@ def _whatever_comes(look: Callable[[], Section]) -> Section:
     try:
         return look()
     except Exception as error:
-        return {"cannot be told": f"{type(error).__name__}: {error}"}
+        return {"unavailable": f"{type(error).__name__}: {error}"}
 
 
 def _quire() -> Section:
@@ -124,7 +124,7 @@ def _memory() -> Section:
     shared = Path("/dev", "shm")
     return {
         **found,
-        "limit of the control group": _gibibytes(int(limit)) if limit.isdigit() else limit,
+        "control group limit": _gibibytes(int(limit)) if limit.isdigit() else limit,
         str(shared): f"{_gibibytes(shutil.disk_usage(shared).free)} free" if shared.exists() else "",
     }
 

@@ -74,12 +74,12 @@ def find_local_ranks(parallel: ParallelOptions, options: DataParallelOptions) ->
     if start + local > size or start >= size:
         last = f"ranks {start} to {start + local - 1}" if local > 1 else f"rank {start}"
         raise StartupError(
-            f"This machine would have {last}, and --data-parallel-size {size} has 0 to {size - 1}. Ranks are counted "
-            "over all machines, from 0."
+            f"This machine would have {last}, but --data-parallel-size {size} has only ranks 0 to {size - 1}. Ranks "
+            "are counted across all machines, from 0."
         )
     _check_backend(parallel, options, size, local)
     if options.headless and not local:
-        raise StartupError(f"--headless with {_LOCAL} 0 would start nothing.")
+        raise StartupError(f"--headless with {_LOCAL} 0 would start nothing. Leave one of them out.")
     port = options.data_parallel_rpc_port or (DATA_PARALLEL_RPC_PORT if local < size or options.headless else 0)
     by_ray = options.data_parallel_backend == RAY
     return LocalRanks(
@@ -97,13 +97,13 @@ def _check_backend(parallel: ParallelOptions, options: DataParallelOptions, size
         return
     if parallel.data_parallel_rank is None and local < size:
         raise StartupError(
-            "With --data-parallel-backend ray all engines are processes of one machine, and Ray finds GPUs for them on "
-            f"others: leave out {_LOCAL}, {_START} and --headless."
+            "With --data-parallel-backend ray, all engines are processes of one machine, and Ray finds GPUs for them "
+            f"on other machines: leave out {_LOCAL}, {_START} and --headless."
         )
     if parallel.distributed_executor_backend not in (None, "auto", RAY):
         raise StartupError(
-            f"--data-parallel-backend ray is --distributed-executor-backend ray, and not "
-            f"{parallel.distributed_executor_backend}; leave the latter out."
+            "--data-parallel-backend ray implies --distributed-executor-backend ray, not "
+            f"{parallel.distributed_executor_backend}. Leave out --distributed-executor-backend."
         )
 
 
@@ -121,21 +121,21 @@ def _balancing(parallel: ParallelOptions, options: DataParallelOptions) -> Balan
         }  # fmt: skip
         if wrong := [flag for flag, is_wrong in unfit.items() if is_wrong]:
             raise StartupError(
-                f"{_RANK} {rank} makes a stack of that one rank, and something outside balances: "
-                f"{', '.join(wrong)} does not go with it. For several ranks of a node it is {_START}."
+                f"{_RANK} {rank} starts a stack with only that rank, behind an external load balancer: leave out "
+                f"{', '.join(wrong)}. To run several ranks on a node, use {_START} instead."
             )
         return Balancing.EXTERNAL
     if options.headless and options.data_parallel_hybrid_lb:
-        raise StartupError(f"--headless nodes have no API, and {_HYBRID} gives each node one. Leave one of them out.")
+        raise StartupError(f"--headless nodes have no API, but {_HYBRID} gives each node one. Leave one of them out.")
     if (options.headless or options.data_parallel_hybrid_lb) and start is None:
         flag = "--headless" if options.headless else _HYBRID
-        raise StartupError(f"{flag} needs {_START}: which of the ranks are this machine's?")
+        raise StartupError(f"{flag} needs {_START}: the first of this machine's ranks.")
     if options.data_parallel_hybrid_lb:
         return Balancing.HYBRID
     if start and not options.headless:
         raise StartupError(
-            f"{_START} {start} makes this a further node. Say whether it has an API of its own: {_HYBRID} if it does, "
-            "--headless if the first node's router balances between all ranks."
+            f"{_START} {start} makes this an additional node. Choose whether it has its own API: {_HYBRID} if it does, "
+            "--headless if the first node's router balances among all ranks."
         )
     return Balancing.INTERNAL
 

@@ -52,10 +52,10 @@ def devices_of_engines(
     of_each = -(-engines // gpus) if gpus else 1  # engines per GPU
     shares = ranks == 1 and of_each * share <= 1.0
     if gpus and gpus < engines * ranks and not shares:
-        fix = f"Take {gpus // ranks} engines at most" if gpus >= ranks else "Have a model on fewer ranks"
+        fix = f"Lower the number of engines to {gpus // ranks}" if gpus >= ranks else "Use fewer ranks per engine"
         sharing = f" let them share with --gpu-memory-utilization {0.9 / of_each:.2f}," if ranks == 1 else ""
         raise StartupError(
-            f"{_sum(engines, ranks)}, and this machine shows {gpus}. {fix} (--data-parallel-size-local, "
+            f"{_sum(engines, ranks)}, but this machine has {gpus}. {fix} (--data-parallel-size-local, "
             f"--tensor-parallel-size),{sharing} or set --device cpu."
         )
     if engines == 1 or not gpus:

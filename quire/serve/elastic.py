@@ -70,7 +70,7 @@ class ElasticStack:
             Unavailable: a change is under way already, or a new rank cannot start.
         """
         if self._changing.locked():
-            raise Unavailable("The number of ranks is being changed; try again when that is done.")
+            raise Unavailable("The number of ranks is already being changed; try again when that is done.")
         async with self._changing:
             self._check(size)
             options, layout = self._changed(size)
@@ -79,20 +79,20 @@ class ElasticStack:
                 change = self._rebuild if await self._steps_together() else self._extend
                 await change(specs, layout, drain_seconds, seconds)
                 self._options, self._layout = options, layout
-                logger.info("there are %d data-parallel ranks now", size)
+                logger.info("now running %d data-parallel ranks", size)
 
     def _check(self, size: int) -> None:
         ranks = self._layout.ranks
         if "router" not in self._layout.own or ranks.balancing is not Balancing.INTERNAL:
-            raise FailedPrecondition(
-                "The ranks of this stack are not its own to choose: they are scaled where they are balanced."
-            )
+            raise FailedPrecondition("This stack does not control its own ranks: scale them where they are balanced.")
         if ranks.elsewhere:
             raise FailedPrecondition(
-                "Other nodes have ranks of this deployment: start or stop `quire serve --headless` there."
+                "Other nodes have ranks of this deployment: start or stop `quire serve --headless` there instead."
             )
         if not 1 <= size <= _MOST:
-            raise InvalidRequest(f"There can be 1 to {_MOST} ranks, not {size}.", parameter="new_data_parallel_size")
+            raise InvalidRequest(
+                f"new_data_parallel_size must be 1 to {_MOST}, not {size}.", parameter="new_data_parallel_size"
+            )
 
     def _changed(self, size: int) -> tuple[StackOptions, Layout]:
         """Options and layout for ranks 0 to `size` - 1; remaining ranks keep their names, new ones get free ports."""
@@ -162,7 +162,7 @@ class ElasticStack:
                 await self._supervisor.until_ready(names)
         except TimeoutError as error:
             await self._supervisor.end(names, 0.0)
-            raise DeadlineExceeded(f"{', '.join(names)} did not get ready within {seconds:g} s.") from error
+            raise DeadlineExceeded(f"{', '.join(names)} did not become ready within {seconds:g} s.") from error
         except StartupError as error:
             await self._supervisor.end(names, 0.0)
             raise Unavailable(f"A new rank cannot start: {error}") from error

@@ -160,8 +160,8 @@ def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
                if value != field.default and field.name not in _OF_THE_STACK]  # fmt: skip
     if addresses and changed:
         raise StartupError(
-            f"{flag} names services that run already, with options of their own: {', '.join(changed)} would have no "
-            "effect. Leave it out."
+            f"{flag} names services that already run with their own options: {', '.join(changed)} would have no "
+            "effect. Leave them out."
         )
 
 
@@ -179,7 +179,7 @@ def _check_no_tokenizer(options: StackOptions) -> None:
     unused += [flag for flag, value in named.items() if value]
     if unused:
         raise StartupError(
-            f"With {SKIP_FLAG} there is no tokenizer: {', '.join(unused)} would have no effect. Leave it out."
+            f"With {SKIP_FLAG} there is no tokenizer: {', '.join(unused)} would have no effect. Leave them out."
         )
 
 
@@ -193,8 +193,8 @@ def with_derived(options: StackOptions) -> StackOptions:
     if options.gateway.api_key and not options.security.grpc_token:
         if options.ranks.headless or options.ranks.has_members_elsewhere:
             raise StartupError(
-                "With --api-key the services ask each other for a token, which all nodes have to know: set the same "
-                "--grpc-token (QUIRE_GRPC_TOKEN) on each."
+                "With --api-key, the services require a token from each other, which all nodes must share: set the "
+                "same --grpc-token (QUIRE_GRPC_TOKEN) on each node."
             )
         # The API requires a key, so the gRPC ports behind it must not be open to every user of this machine.
         changes["security"] = dataclasses.replace(options.security, grpc_token=secrets.token_urlsafe(32))

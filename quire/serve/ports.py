@@ -59,7 +59,7 @@ class HeldPorts:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise StartupError(
-                    f"Port {port} on {host} is in use by another process. Choose another with {flag}."
+                    f"Port {port} on {host} is in use by another process. Choose another port with {flag}."
                 ) from error
             raise StartupError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
 

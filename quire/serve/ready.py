@@ -64,7 +64,7 @@ async def _first_answer(
     Raises:
         QuireError: none answers.
     """
-    failure: QuireError = Unavailable("nobody is there to be asked")
+    failure: QuireError = Unavailable("there is no address to ask")
     arguments = {
         "metadata": call_metadata(options.security), "timeout": CALL_SECONDS,
         "wait_for_ready": len(addresses) == 1,  # may answer late on a machine busy starting others

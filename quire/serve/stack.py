@@ -60,7 +60,7 @@ def run_stack(work: Work | None, **groups: Any) -> bool:
             if admin_port := options.gateway.admin.admin_port:
                 ports.hold(options.gateway.admin.admin_host, admin_port, "--admin-port")
         elif work:
-            raise StartupError("A --headless node has no API to work with; leave it out.")
+            raise StartupError("A --headless node has no API, which this command needs. Leave out --headless.")
         layout = choose_layout(options, ports)
         log_file = choose_log_file(options.log, _stack_name(options, layout))
         log = dataclasses.replace(options.log, log_file=str(log_file.path) if log_file else "-")
@@ -87,7 +87,7 @@ class _Stack:
         self._missing = {spec.name: Report(spec.name, Stage.STARTING) for spec in self._specs}  # services not ready yet
         self._console = Console(sys.stderr, self._missing.values(), live=sys.stderr.isatty())
         setup_logging("serve", options.log, terminal=self._console)
-        advice = "See what it wrote above." if log_file is None else f"See {log_file.path}."
+        advice = "See its output above." if log_file is None else f"See {log_file.path}."
         self._supervisor = Supervisor(lambda line: self._console.write(f"{line}\n"), self._heed, advice)
         self._ports = ports
         self._ready = asyncio.Event()
@@ -151,7 +151,7 @@ class _Stack:
     async def _start(self) -> bool:
         """Starts everything and prints the summary; returns False if it was told to stop before that."""
         start = time.monotonic()
-        self._console.write(f"Quire {quire.__version__} starts {self._options.model.served_names[0]}\n")
+        self._console.write(f"Quire {quire.__version__} is starting {self._options.model.served_names[0]}\n")
         try:
             async with asyncio.timeout(self._options.serve.startup_timeout_seconds):
                 self._supervisor.start(self._specs)
@@ -159,8 +159,8 @@ class _Stack:
         except TimeoutError as error:
             missing = ", ".join(f"{name} ({report.message or report.stage})" for name, report in self._missing.items())
             raise StartupError(
-                f"Not ready after {self._options.serve.startup_timeout_seconds:g} s: {missing}. "
-                "Give it longer with --startup-timeout-seconds."
+                f"Not ready after {self._options.serve.startup_timeout_seconds:g} s: {missing}. Increase "
+                "--startup-timeout-seconds."
             ) from error
         if self._stop.is_set():
             return False

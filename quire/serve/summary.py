@@ -38,7 +38,7 @@ def format_summary(
         "workers": str(workers),
         **(_pooling(model) if model.runner == POOLING else _memory(model)),
         "API": url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
-        **{what: f"told apart by the parser {name}" for what, name in parsers.items() if name},
+        **{what: f"parsed by {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",
         **{
             name: f"gRPC {address}    metrics http://127.0.0.1:{port}/metrics"
@@ -57,11 +57,11 @@ def _memory(model: common_pb2.ModelInfo) -> dict[str, str]:
     """Rows on the room for sequences."""
     tokens = model.kv_cache_tokens
     return {
-        "KV cache": f"{tokens:,} tokens a worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
+        "KV cache": f"{tokens:,} tokens per worker ({model.num_kv_blocks:,} blocks of {model.block_size})",
         **({"states": _states(model)} if model.state_bytes else {}),
-        **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB beside it"} if model.draft_cache_bytes else {}),
-        "concurrency": f"{tokens / model.max_model_len:.1f} x {model.max_model_len:,} tokens a request at full length, "
-        f"at most {model.max_num_seqs} sequences",
+        **({"draft": f"{model.draft_cache_bytes / 2**20:,.1f} MiB in addition"} if model.draft_cache_bytes else {}),
+        "concurrency": f"{tokens / model.max_model_len:.1f} x {model.max_model_len:,} tokens per request at full "
+        f"length, at most {model.max_num_seqs} sequences",
     }
 
 
@@ -72,14 +72,14 @@ def _pooling(model: common_pb2.ModelInfo) -> dict[str, str]:
     values = f"{pooling.num_labels:,} classes" if pooling.num_labels else f"{pooling.embedding_size:,} values"
     return {
         "pooling": f"{', '.join(names)} ({pooling.pooling_type}; {values})",
-        "steps": f"{model.max_num_batched_tokens:,} tokens, of texts of up to {model.max_model_len:,}",
+        "steps": f"{model.max_num_batched_tokens:,} tokens each, texts of up to {model.max_model_len:,}",
     }
 
 
 def _states(model: common_pb2.ModelInfo) -> str:
     """Describes the memory for the states of recurrent layers."""
     size = f"{model.state_bytes / 2**20:,.1f} MiB for {model.max_num_seqs} sequences"
-    return f"{size}; no prefix caching, for a state is of a sequence's last token alone"
+    return f"{size}; no prefix caching, because a state exists only for a sequence's last token"
 
 
 def _example(

@@ -78,7 +78,7 @@ class _Child:
     def kill(self) -> None:
         """Kills it if it is still running."""
         if self.process is not None and self.running:
-            logger.warning("%s does not end; killing it", self.spec.name)
+            logger.warning("%s does not exit; killing it", self.spec.name)
             _signal(self.process, signal.SIGKILL)
 
 
@@ -248,12 +248,12 @@ class Supervisor:
         child.deaths += 1
         if child.deaths <= len(self._patience.pauses):
             pause = self._patience.pauses[child.deaths - 1]
-            logger.warning("%s %s; starting it again in %g s", name, how, pause)
+            logger.warning("%s %s; restarting it in %g s", name, how, pause)
             return pause
         times = f"{child.deaths} times in a row"
         if not self._peer_runs(child):
-            raise StartupError(f"{name} died {times}: giving up. The last time it {how}. {self._advice}".rstrip())
-        logger.error("%s died %s (it %s) and is given up for %g min; the others of its kind serve on",
+            raise StartupError(f"{name} died {times}; giving up. The last time, it {how}. {self._advice}".rstrip())
+        logger.error("%s died %s (it %s) and will not be restarted for %g min; the others of its kind keep serving",
                      name, times, how, self._patience.rest / 60)  # fmt: skip
         child.deaths = 0
         return self._patience.rest

@@ -220,9 +220,9 @@ def test_what_cannot_be_served_is_told(tmp_path: Path, name: str) -> None:
     ("given", "message"),
     [
         ({"pooling_type": "max"}, "'max' does not exist"),
-        ({"enable_chunked_processing": True}, "not built"),
-        ({"max_embed_len": 10}, "not built"),
-        ({"softmax": True, "activation": False}, "do not agree"),
+        ({"enable_chunked_processing": True}, "not supported"),
+        ({"max_embed_len": 10}, "not supported"),
+        ({"softmax": True, "activation": False}, "but their values differ"),
     ],
 )
 def test_pooler_configs_that_are_refused(given: dict[str, Any], message: str) -> None:

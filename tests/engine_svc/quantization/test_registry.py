@@ -27,7 +27,7 @@ def test_names_stand_for_methods() -> None:
 
 @pytest.mark.parametrize("name", REFUSED_CHECKPOINTS)
 def test_checkpoints_that_no_kernel_reads(name: str) -> None:
-    with pytest.raises(StartupError, match=rf"quantized by {name} are not supported\. .* Take "):
+    with pytest.raises(StartupError, match=rf"quantized by {name} are not supported\. .* Use "):
         create_method(None, {"quant_method": name}, FORM)
 
 

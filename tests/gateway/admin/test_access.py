@@ -125,8 +125,8 @@ async def test_developers_routes_need_the_clients_key(tokenizer_folder: Path) ->
     ("admin", "others", "wrong"),
     [
         ({"admin_port": 9000, "admin_host": "0.0.0.0"}, {"api_key": ("k",)}, "no --admin-api-key is set"),
-        ({"admin_port": 8000}, {}, "clients' port as well"),
-        ({"admin_port": 9000, "admin_api_key": ("k",)}, {"api_key": ("k", "j")}, "is one of --api-key, too"),
+        ({"admin_port": 8000}, {}, "is also the clients' port"),
+        ({"admin_port": 9000, "admin_api_key": ("k",)}, {"api_key": ("k", "j")}, "is also one of --api-key"),
     ],
 )
 async def test_a_port_that_is_open_to_others_is_refused(admin: Any, others: Any, wrong: str) -> None:
@@ -137,7 +137,7 @@ async def test_a_port_that_is_open_to_others_is_refused(admin: Any, others: Any,
 @pytest.mark.parametrize("key", ["", " ", "key\n"])
 async def test_a_key_that_no_request_can_bring_is_refused(key: str) -> None:
     for options in (GatewayOptions(api_key=("k", key)), GatewayOptions(admin=AdminOptions(admin_api_key=(key,)))):
-        with pytest.raises(StartupError, match="api-key is empty or has blanks"):
+        with pytest.raises(StartupError, match="api-key is empty or has spaces"):
             options.check()
 
 

@@ -17,7 +17,7 @@ from tests.support.admin_stack import running_admin_stack
 
 async def answer(request: ScaleRequest) -> ScaleAnswer:
     if request.data_parallel_size == 9:
-        raise Unavailable("The number of ranks is being changed; try again when that is done.")
+        raise Unavailable("The number of ranks is already being changed; try again when that is done.")
     assert request.drain_seconds in (120.0, 5.0)
     return ScaleAnswer(request.data_parallel_size or 2, scaling=request.data_parallel_size is None)
 

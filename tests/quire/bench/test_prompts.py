@@ -118,7 +118,11 @@ def test_lines_of_a_file_need_no_tokenizer(tmp_path: Path) -> None:
         ({"dataset_name": "custom"}, "\n", "is empty"),
         ({"dataset_name": "sharegpt"}, "[{", "is not JSON"),
         ({"dataset_name": "sharegpt"}, "[]", "has no conversations"),
-        ({"dataset_name": "sharegpt"}, json.dumps([conversation("a", "b")]), "has no conversation of 4 to 1024"),
+        (
+            {"dataset_name": "sharegpt"},
+            json.dumps([conversation("a", "b")]),
+            "has no conversation with a prompt of 4 to 1024",
+        ),
         ({"random_range_ratio": "1"}, None, "--random-range-ratio 1"),
         ({"random_range_ratio": '{"input": "x"}'}, None, "--random-range-ratio"),
         ({"dataset_name": "prefix_repetition", "num_prompts": 3}, None, "--prefix-repetition-num-prefixes 10"),

@@ -166,7 +166,7 @@ def test_it_waits_until_the_server_is_ready(server: Server, bench: Bench) -> Non
     ("arguments", "words"),
     [
         (["--dataset-name", "hf"], "'hf' is not one of 'random'"),
-        (["--backend", "tgi"], "SGLang, llama.cpp and TGI have these two interfaces"),
+        (["--backend", "tgi"], "SGLang, llama.cpp and TGI offer the first two APIs"),
         (["--base-url", "localhost:8000"], "expected an address such as http://"),
         (["--base-url", "http://[bad"], "--base-url http://[bad: expected an address such as http://"),
         (["--base-url", "http://host:port"], "expected an address such as http://"),

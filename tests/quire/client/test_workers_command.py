@@ -134,7 +134,7 @@ async def test_watch_shows_changes_until_interrupted(start_engine: StartEngine, 
     assert process.stdout is not None
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            assert b"The router knows no worker" in await process.stdout.readline()
+            assert b"The router has no workers" in await process.stdout.readline()
             engine = await start_engine()
             router.router.registry.announce("test", {engine.address})
             while b"1 of 1 ready" not in await process.stdout.readline():
@@ -155,7 +155,7 @@ async def test_mistakes_are_explained(start_engine: StartEngine, start_router: S
     assert "--router-address" in nobody.stderr
 
     engine = await start_engine()
-    assert "is no router" in (await workers(engine.address)).stderr
+    assert "is not a router" in (await workers(engine.address)).stderr
 
     secured = await start_router(security=RpcSecurityOptions(grpc_token="secret"))
     refused = await workers(address_of(secured))

@@ -121,10 +121,10 @@ def test_a_configuration_that_is_elsewhere(folder: Path, tmp_path_factory: pytes
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is no JSON object"),
-        ("[1]", "is no JSON object"),
-        ('{"architectures": [3]}', "expected a list of names"),
-        ('{"architectures": "Llama"}', "expected a list of names"),
+        ("{", "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
+        ('{"architectures": [3]}', "must be a list of names"),
+        ('{"architectures": "Llama"}', "must be a list of names"),
     ],
 )
 def test_a_configuration_that_is_broken(folder: Path, text: str, words: str) -> None:
@@ -145,10 +145,10 @@ def test_more_weights_than_memory(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
-    assert "--device cuda needs one" in problems(stack(engine=engine_options(device="cuda")))["GPU"]
+    assert "--device cuda needs a GPU" in problems(stack(engine=engine_options(device="cuda")))["GPU"]
     monkeypatch.setattr(machine, "count_gpus", lambda: 1)
     two = engine_options(tensor_parallel_size=2)
-    assert "2 are needed, and 1 found" in problems(stack(engine=two))["GPU"]
+    assert "2 are needed, but only 1 found" in problems(stack(engine=two))["GPU"]
 
 
 def test_options_that_do_not_go_together() -> None:

@@ -47,17 +47,17 @@ def test_ranks_of_a_machine(found: LocalRanks, ranks: range, balancing: Balancin
 @pytest.mark.parametrize(
     ("size", "options", "said"),
     [
-        (2, {"size_local": 3}, r"ranks 0 to 2, and --data-parallel-size 2 has 0 to 1"),
-        (2, {"rank": 2}, r"rank 2, and --data-parallel-size 2 has 0 to 1"),
+        (2, {"size_local": 3}, r"ranks 0 to 2, but --data-parallel-size 2 has only ranks 0 to 1"),
+        (2, {"rank": 2}, r"rank 2, but --data-parallel-size 2 has only ranks 0 to 1"),
         (4, {"start_rank": 3, "size_local": 2, "headless": True}, "ranks 3 to 4"),
         (4, {"start_rank": 2, "size_local": 0, "headless": True}, "would start nothing"),
         (4, {"headless": True}, "--headless needs --data-parallel-start-rank"),
         (4, {"hybrid_lb": True}, "--data-parallel-hybrid-lb needs --data-parallel-start-rank"),
         (4, {"hybrid_lb": True, "headless": True, "start_rank": 1}, "Leave one of them out"),
-        (4, {"start_rank": 2}, "--data-parallel-start-rank 2 makes this a further node"),
-        (4, {"rank": 1, "headless": True, "size_local": 2}, "--data-parallel-size-local, --headless does not go"),
-        (4, {"backend": "ray", "size_local": 2}, "With --data-parallel-backend ray all engines are processes of one"),
-        (4, {"rank": 1, "start_rank": 2}, "--data-parallel-start-rank does not go with it"),
+        (4, {"start_rank": 2}, "--data-parallel-start-rank 2 makes this an additional node"),
+        (4, {"rank": 1, "headless": True, "size_local": 2}, "leave out --data-parallel-size-local, --headless"),
+        (4, {"backend": "ray", "size_local": 2}, "With --data-parallel-backend ray, all engines are processes of one"),
+        (4, {"rank": 1, "start_rank": 2}, "leave out --data-parallel-start-rank"),
     ],
 )
 def test_contradictions_are_refused(size: int, options: dict[str, Any], said: str) -> None:
@@ -113,7 +113,7 @@ def test_ray_has_the_gpus_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.serve.processes.count_gpus", lambda: 1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(
-        StartupError, match=r"2 engines need 2 GPUs, and this machine shows 1\..*--gpu-memory-utilization 0\.45"
+        StartupError, match=r"2 engines need 2 GPUs, but this machine has 1\..*--gpu-memory-utilization 0\.45"
     ):
         specs_of(stack(2))
     for spec in list(specs_of(stack(2, backend="ray")).values())[:2]:

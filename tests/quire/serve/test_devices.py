@@ -41,10 +41,10 @@ def test_engines_may_share_a_gpu() -> None:
 
 def test_too_few_gpus_are_refused() -> None:
     with pytest.raises(
-        StartupError, match=r"3 engines of 2 ranks each need 6 GPUs, .* shows 4. Take 2 engines at most"
+        StartupError, match=r"3 engines of 2 ranks each need 6 GPUs, .* has 4. Lower the number of engines to 2"
     ):
         devices_of_engines(3, ParallelOptions(2), 4, {})
-    with pytest.raises(StartupError, match=r"An engine of 8 ranks needs 8 GPUs, .* shows 4. Have a model on fewer"):
+    with pytest.raises(StartupError, match=r"An engine of 8 ranks needs 8 GPUs, .* has 4. Use fewer ranks"):
         devices_of_engines(1, ParallelOptions(8), 4, {})
     with pytest.raises(StartupError, match=r"3 engines need 3 GPUs"):
         devices_of_engines(3, ParallelOptions(), 2, {})

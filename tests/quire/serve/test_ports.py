@@ -38,7 +38,7 @@ def test_a_held_port_is_for_our_services_alone(named: bool) -> None:
 def test_a_port_that_is_listened_on_is_refused() -> None:
     with HeldPorts() as ports, listener(0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StartupError, match=rf"Port {port} on 127.0.0.1 is in use .* another with --port"):
+        with pytest.raises(StartupError, match=rf"Port {port} on 127.0.0.1 is in use .* another port with --port"):
             ports.hold("127.0.0.1", port, "--port")
 
 

@@ -122,7 +122,7 @@ async def test_a_process_that_the_system_refuses_counts_as_dead(make: Callable[.
     stack.supervisor.settle()
     stack.supervisor.start([ProcessSpec("router", ["/nowhere/python"], {})])
     assert (
-        "router died 3 times in a row: giving up. The last time it could not start: [Errno 2]" in await stack.failure()
+        "router died 3 times in a row; giving up. The last time, it could not start: [Errno 2]" in await stack.failure()
     )
 
 
@@ -141,7 +141,7 @@ async def test_a_service_that_dies_for_ever_ends_the_stack(make: Callable[..., S
     stack.start("engine-0", FOREVER, kind="engine")
     stack.supervisor.settle()
     assert await stack.failure() == (
-        "router died 3 times in a row: giving up. The last time it was killed by SIGABRT. See the log."
+        "router died 3 times in a row; giving up. The last time, it was killed by SIGABRT. See the log."
     )
 
 
@@ -154,7 +154,7 @@ async def test_an_engine_that_dies_for_ever_is_given_up_alone(
     stack.supervisor.settle()
     stack.start("engine-1", "raise SystemExit(70)", kind="engine")
     await eventually(lambda: "engine-1 died 3 times in a row" in caplog.text, "engine-1 given up", SECONDS)
-    assert "is given up for 5 min; the others of its kind serve on" in caplog.text
+    assert "will not be restarted for 5 min; the others of its kind keep serving" in caplog.text
     assert not stack.supervisor.failed.done()
 
 
@@ -175,7 +175,7 @@ async def test_engines_that_all_die_end_the_stack(make: Callable[..., Stack]) ->
     stack.supervisor.settle()
     for name in ("engine-0", "engine-1"):
         stack.start(name, "raise SystemExit(70)", kind="engine")
-    assert "3 times in a row: giving up" in await stack.failure()
+    assert "3 times in a row; giving up" in await stack.failure()
 
 
 async def test_a_sound_life_makes_up_for_deaths_before(make: Callable[..., Stack]) -> None:
@@ -199,7 +199,7 @@ async def test_what_outlasts_its_time_is_killed(make: Callable[..., Stack], capl
     stack.start("gateway", DEAF)
     await stack.wait_for("deaf")
     await stack.stop("gateway", timeout=0.1)
-    assert "gateway does not end; killing it" in caplog.text
+    assert "gateway does not exit; killing it" in caplog.text
 
 
 async def test_who_waits_for_a_process_gets_its_exit_code(
