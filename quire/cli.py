@@ -179,8 +179,8 @@ COMMANDS: Mapping[str, Callable[[], click.Command]] = MappingProxyType(
         "doctor": partial(
             _command,
             "doctor",
-            "Checks the machine, MODEL and the options for problems that would keep `quire serve` from starting. A few "
-            "things, such as parser names, are checked only by the services at startup.",
+            "Checks the machine, MODEL and the options for problems, before `quire serve` starts. A few things, such "
+            "as parser names, are checked only by the services at startup.",
             _STACK,
             _main_of("quire.doctor.run"),
             _OF_THE_STACK,

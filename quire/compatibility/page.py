@@ -167,7 +167,7 @@ def _capability_row(name: str, shown: str, known: Mapping[str, Row]) -> Row:
     if is_said and status in (REFUSED, NO_EFFECT):
         return Row(name, status, reason, "")
     if row := known.get(shown):
-        return Row(name, row.status, f"By `{row.name}`. {row.reason}".strip(), row.test)
+        return Row(name, row.status, f"See `{row.name}`. {row.reason}".strip(), row.test)
     return Row(name, WORKS, "", f"tests/{shown.replace('::', '::test_')}")
 
 

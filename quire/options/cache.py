@@ -12,7 +12,7 @@ KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """The KV cache."""
+    """KV cache."""
 
     block_size: int | None = option(
         None, "Tokens in one KV block. Default: 16 on a CPU, 64 on a GPU.", minimum=1, maximum=512, affects_output=True

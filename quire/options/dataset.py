@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from quire.options.base import option
 
-_KINDS = "prefix_repetition (a few prefixes with many endings), sharegpt and custom (from a file), sonnet (lines of "
-"verse)"
+_KINDS = (
+    "prefix_repetition (a few prefixes with many endings), sharegpt and custom (from a file), sonnet (lines of verse)"
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from quire.options.tools import ToolOptions
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """The OpenAI-compatible HTTP server."""
+    """OpenAI-compatible HTTP server."""
 
     group: ClassVar[str] = "Frontend"
 

@@ -66,6 +66,6 @@ class KernelOptions:
     cuda_graph_sizes: tuple[int, ...] = option(
         (), "Sizes of CUDA graphs: numbers of sequences for decode steps, and of new tokens for steps with prompts. "
         "Each step uses the next larger graph. A single number is the largest size. Default: up to 512 sequences, and "
-        "up to as many tokens as a GPU needs more time for than the host needs to launch them. For Quire's own models "
-        "on a GPU.", minimum=1,
+        "up to the number of tokens beyond which a GPU computes for longer than the host takes to launch the kernels. "
+        "For Quire's own models on a GPU.", minimum=1,
     )  # fmt: skip

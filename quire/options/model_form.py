@@ -67,10 +67,10 @@ class ModelFormOptions:
         affects_output=True,
     )  # fmt: skip
     quantization: str | None = option(
-        None, "Method to quantize a 16- or 32-bit checkpoint with as it loads: int8 (the linear layers, and their "
-        "inputs dynamically: W8A8), fp8, int4 (groups of 128), torchao (8 bits) or bitsandbytes (NF4) (all four only "
-        "the linear layers' weights), or experts_int8 (only the experts' weights). Checkpoints that are already "
-        "quantized, with these or the other methods, need no option. See the table in docs/quantization.md.",
+        None, "Quantizes a 16- or 32-bit checkpoint as it loads: int8 (the linear layers, with dynamically quantized "
+        "inputs: W8A8); fp8, int4 (groups of 128), torchao (8 bits) or bitsandbytes (NF4) (only the weights of the "
+        "linear layers); or experts_int8 (only the weights of the experts). Checkpoints that are already quantized, "
+        "with these or the other methods, need no option. See the table in docs/quantization.md.",
         aliases=("-q",),
         choices=(*QUANTIZATIONS, *QUANTIZATION_ALIASES), refused=REFUSED_QUANTIZATIONS,
         others="Checkpoints that are already quantized need no option.",

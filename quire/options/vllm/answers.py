@@ -8,10 +8,10 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
 _NO_CODE = "Quire never runs code from a repository"
-_MEDIA = "input of images, audio and video"
+_MEDIA = "image, audio and video input"
 _NO_MEDIA = "Models are served for text only; leave it out."
 _ADAPTERS = (
-    "Prompt adapters were removed from vLLM as well. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
+    "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
 _TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
 
@@ -24,13 +24,13 @@ _SERVER: Mapping[str, Answer] = {
     ),
     "enable-server-load-tracking": no_effect("/load always counts requests.", switch=True),
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
-    "tool-server": refused("Quire runs no tools: clients run their own. Leave it out."),
+    "tool-server": refused("Quire does not run tools: clients run their own. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
 }
 
 _MODEL: Mapping[str, Answer] = {
     "task": refused(
-        "It was removed from vLLM as well. Instead of embed, embedding, classify, score and reward, use --runner "
+        "It no longer exists in vLLM either. Instead of embed, embedding, classify, score and reward, use --runner "
         "pooling, with --convert embed, classify or reward if the architecture leaves it open; instead of generate, "
         "use --runner generate. Transcription is not supported.",
         taken=("auto", "generate"),
@@ -120,12 +120,12 @@ _MULTIMODAL: Mapping[str, Answer] = dict.fromkeys(
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {
     "enable-lora-bias": refused(
-        "It was removed from vLLM as well: biases are not a low-rank part of a model. Leave it out, and merge an "
+        "It no longer exists in vLLM either: biases are not a low-rank part of a model. Leave it out, and merge an "
         "adapter with biases into its base model."
     ),
     "lora-extra-vocab-size": refused(
-        "It was removed from vLLM as well: an adapter has the vocabulary of its base model. Leave it out, and merge an "
-        "adapter that adds tokens into its base model."
+        "It no longer exists in vLLM either: an adapter has the vocabulary of its base model. Leave it out, and merge "
+        "an adapter that adds tokens into its base model."
     ),
     "long-lora-scaling-factors": refused(
         "It has no replacement: positions are scaled the same for all adapters. Run one server per scaling factor, "

@@ -13,8 +13,7 @@ _RAY = (
     "Plans go to Ray's actors over Quire's own connections, and tensors over NCCL or Gloo; no compiled graph is needed."
 )
 _INTERNAL = "The services of a stack communicate over gRPC on free ports, with their own deadlines."
-_KERNELS = "Quire has its own kernels, and each device gets its fastest; --attention-backend selects those of "
-"attention."
+_KERNELS = "Quire has its own kernels, and each device gets its fastest; --attention-backend selects attention kernels."
 _MEDIA = "Models are served for text only."
 _QUANTIZED = "For each weight format, there is one kernel per device."
 _REPORTS = "Quire sends no usage reports."
