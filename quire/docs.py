@@ -15,9 +15,9 @@ its dashes). The flag takes precedence over the variable, the variable over the 
 * **Numbers** can be written `32K` (32,768) or `25.6k` (25,600).
 * **Several values**: repeat the flag, or give one JSON list
   (`--allowed-origins '["https://a.example", "https://b.example"]'`). Variables also accept words separated by spaces.
-  If the model comes first or is given by `--model`, flags do too (`--middleware a.One b.Two`). As in vLLM, flags that
-  take several words accept them anywhere, up to the next flag or `--`; a MODEL after them would be read as another
-  word.
+  If the model comes first or is given by `--model`, flags do too (`--middleware a.One b.Two`). Options described as
+  taking several words accept them anywhere, as in vLLM, up to the next flag or `--`; a MODEL after them would be read
+  as one of them.
 * **JSON objects**: each key can be a flag of its own (`--speculative-config.method ngram`).
 * Flags can be written with underscores.
 

@@ -197,7 +197,7 @@ def test_what_only_the_engine_can_judge_is_the_last_word(tiny_llama: Path) -> No
     answer = run("serve", str(tiny_llama), "--port", str(free_port()), "--max-model-len", "1000000")
     assert answer.returncode == 1
     started, *ready, error = answer.stderr.splitlines()
-    assert started == f"Quire {quire_package.__version__} starts {tiny_llama}"
+    assert started == f"Quire {quire_package.__version__} is starting {tiny_llama}"
     # Services that wait for the engine say so after ten seconds.
     assert all(re.fullmatch(r"\w+: (ready after [0-9.]+ s|waiting: .*)", line) for line in ready), ready
     assert error.startswith("error: --max-model-len 1000000 is more than the model's")
