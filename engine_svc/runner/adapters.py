@@ -1,4 +1,4 @@
-"""Adapters in the steps of a rank: which of them its slots' sequences run with."""
+"""Adapters in the steps of a rank: tracks which adapter each slot's sequence uses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ NOTHING = contextlib.nullcontext()
 
 
 class StepAdapters:
-    """None are served where there are no layers for them, and nothing here does anything then."""
+    """The adapters of a rank's steps. If adapters are not served (no adapter layers), every method is a no-op."""
 
     def __init__(self, layers: AdapterLayers | None, max_num_seqs: int, max_rows: int) -> None:
         """
         Args:
-            max_rows: of a batch.
+            layers: None means that no adapters are served.
+            max_rows: the most rows of a batch.
         """
         self._layers = layers
-        self._slots = np.zeros(max_num_seqs, np.int64)  # on the device, of each slot of the runner; 0 for none
+        self._slots = np.zeros(max_num_seqs, np.int64)  # adapter slot on the device by runner slot; 0 means none
         self._store: AdapterStore | None = None
         self._warms = False
         self.modules: dict[str, tuple[int, int]] = {}
@@ -45,29 +46,29 @@ class StepAdapters:
         return {} if self._store is None else self._store.take_read()
 
     def close(self) -> None:
-        """Reads none any more."""
+        """Stops reading adapters."""
         if self._store is not None:
             self._store.close()
 
     def add(self, sequence: NewSequence) -> None:
-        """Gives a slot of the runner to a sequence."""
+        """Records the adapter of a sequence that takes a slot of the runner."""
         self._slots[sequence.slot] = sequence.adapter_slot
 
     @property
     def are_served(self) -> bool:
-        """Whether there are layers that adapters may change."""
+        """Whether there are layers that adapters can change."""
         return self._layers is not None
 
     def is_used(self, batch: FlatBatch) -> bool:
-        """Whether any row of it runs with an adapter."""
+        """Whether any row of the batch runs with an adapter."""
         return self._layers is not None and (self._warms or bool(self._slots[batch.slots].any()))
 
     def are_recordable(self, batch: FlatBatch) -> bool:
-        """Whether a forward pass over the batch can be recorded, as far as adapters go."""
+        """Whether adapters allow a forward pass over the batch to be recorded."""
         return self._layers is None or self._layers.is_recordable or not self.is_used(batch)
 
     def rows(self, batch: FlatBatch, padded_rows: int | None = None) -> contextlib.AbstractContextManager[None]:
-        """What is computed meanwhile are a batch's rows; see AdapterLayers.rows."""
+        """Context in which the batch's rows are computed; see AdapterLayers.rows."""
         if self._layers is None:
             return NOTHING
         if self._warms:
@@ -77,18 +78,17 @@ class StepAdapters:
 
     @contextlib.contextmanager
     def warming(self) -> Iterator[None]:
-        """Whatever runs meanwhile runs what adapters add, of none."""
+        """Context in which adapter kernels run in every pass, although no row has an adapter."""
         self._warms = True
         yield
         self._warms = False
 
     def nobodys_rows(self, padded_rows: int) -> contextlib.AbstractContextManager[None]:
-        """What is computed meanwhile are so many rows as those of a recorded pass, of which some may have an adapter,
-        and none has."""
+        """Context in which `padded_rows` rows without adapters are computed as in a recorded pass with adapters."""
         return NOTHING if self._layers is None else self._layers.rows(np.zeros(0, np.int64), padded_rows)
 
     def head_rows(self, slots: Sequence[int]) -> contextlib.AbstractContextManager[None]:
-        """What is computed meanwhile are the logits of rows of sequences in such slots of the runner."""
+        """Context in which logits are computed: row i belongs to the sequence in the runner's slot `slots[i]`."""
         if self._warms:
             return self.nobodys_rows(len(slots))
         return NOTHING if self._layers is None else self._layers.head_rows(self._slots[list(slots)])

@@ -1,4 +1,4 @@
-"""What a step's hidden states come to: sampled tokens, log-probabilities of prompts, guesses of a draft model."""
+"""Turns a step's hidden states into results: sampled tokens, prompt log-probabilities, draft tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCORED_ROWS = 256
 
 
 class Answers:
-    """One for each rank that has the model's last layers."""
+    """Computes the results of steps, on each rank that has the model's last layers."""
 
     def __init__(
         self, model: Model, hidden_size: int, sampler: Sampler, buffers: SlotBuffers, adapters: StepAdapters,
@@ -36,29 +36,32 @@ class Answers:
         self._model, self._hidden_size, self._sampler = model, hidden_size, sampler
         self._buffers, self._adapters = buffers, adapters
         self.drafting = drafting
-        self.forgives = False  # a draft model that fails is done without: not while it warms up
-        self._prompts: dict[int, tuple[int, int]] = {}  # slot → prompt tokens, prompt logprobs wanted
+        self.forgives = False  # whether to go on without a draft model that fails; False during warm-up
+        self._prompts: dict[int, tuple[int, int]] = {}  # slot → number of prompt tokens, prompt logprobs wanted
 
     def reserve(self, num_tokens: int) -> None:
         """See Sampler.reserve."""
         self._sampler.reserve(num_tokens)
 
     def expect(self, sequence: NewSequence) -> None:
-        """Before the first step of a sequence: which of its prompt's rows are needed."""
+        """Notes, before a sequence's first step, whether the log-probabilities of its prompt are wanted."""
         self._prompts.pop(sequence.slot, None)
         if sequence.sampling.num_prompt_logprobs is not None:
             self._prompts[sequence.slot] = (sequence.num_prompt_tokens, sequence.sampling.num_prompt_logprobs)
 
     def output_lens(self, scheduled: Sequence[ScheduledSequence]) -> list[int]:
-        """How many of the last rows of each sequence are needed: those that are sampled from, and at least one, which
-        shows whether the sequence has overflowed; all of a prompt whose log-probabilities are wanted."""
+        """How many of the last rows of each sequence are needed.
+
+        These are the rows that are sampled from, but at least one, which shows whether the sequence has overflowed; or
+        all rows of a sequence whose prompt log-probabilities are wanted.
+        """
         return [
             each.num_new_tokens if each.slot in self._prompts else max(1, each.num_sampled_positions)
             for each in scheduled
         ]
 
     def add(self, sequence: NewSequence, failed: dict[int, str]) -> None:
-        """Gives a slot to a sequence."""
+        """Sets up the sampling parameters of a sequence that takes a slot; an error goes to `failed` instead."""
         try:
             num_prompt = sequence.num_prompt_tokens
             num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
@@ -69,10 +72,13 @@ class Answers:
     def make(
         self, step: BegunStep, batch: FlatBatch, hidden: torch.Tensor, masks: TokenMasks | None
     ) -> tuple[PendingStep, SampledRows]:
-        """What a step has come to, and the rows that were sampled, whose tokens are in the slots' buffers.
+        """Samples and scores a step.
 
         Args:
-            masks: that the plan awaits.
+            masks: the token masks that the plan awaits, if any.
+
+        Returns:
+            The pending step, and the sampled rows, whose tokens have been written to the slot buffers.
         """
         scheduled, failed = step.plan.scheduled, step.failed
         hidden, features = self._split(hidden)
@@ -86,7 +92,10 @@ class Answers:
         return PendingStep(step, outputs, prompt_scores, broken, guesses), rows
 
     def _split(self, computed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states, and what a draft reads: these, or what is tapped beside them."""
+        """Splits a pass's output into hidden states and the features that a draft model reads.
+
+        The features are the hidden states themselves, or what is tapped and returned behind them.
+        """
         size = self._hidden_size
         if computed.shape[-1] == size:
             return computed, computed
@@ -95,7 +104,7 @@ class Answers:
     def _guess(
         self, drafting: Drafting, step: BegunStep, batch: FlatBatch, features: torch.Tensor, outputs: list[SampleOutput]
     ) -> Guesses:
-        """Once the sampled tokens are known: which of them count says where the draft goes on."""
+        """Runs the draft model. Waits for the sampled tokens first: which of them count decides where it continues."""
         if not drafting.is_due(step.plan.scheduled):
             step.timer.mark()
             return Guesses()
@@ -132,19 +141,19 @@ class Answers:
         return outputs
 
     def _part(self, rows: int, takes_parts: bool) -> VocabularyPart | None:
-        """The tokens whose logits are computed here and stay here; None where so many rows' are gathered."""
+        """The vocabulary part whose logits this rank computes and keeps; None means logits are gathered instead."""
         part = self._model.vocabulary
         return part if part is not None and takes_parts and part.is_worth(rows) else None
 
     def _find_broken(self, batch: FlatBatch, hidden: torch.Tensor, indices: list[int]) -> BrokenRows:
-        """Which of the sequences that sample nothing have overflowed: their last token has seen all the others."""
+        """Finds overflowed sequences among those that sample nothing, by their last row, which has seen all others."""
         rows = to_device(batch.output_start[1:][indices] - 1, hidden.device)
         return BrokenRows([batch.slots[index] for index in indices], to_host(~hidden[rows].isfinite().all(-1)))
 
     def _score_prompts(
         self, batch: FlatBatch, hidden: torch.Tensor, failed: dict[int, str]
     ) -> dict[int, list[ScoredPositions]]:
-        """For the prompts that want them: the row at position p tells of the token at p + 1."""
+        """Log-probabilities of the prompts that want them: the row at position p scores the token at p + 1."""
         found = {}
         for index, slot in enumerate(batch.slots):
             num_prompt, count = self._prompts.get(slot, (0, 0))
@@ -162,10 +171,10 @@ class Answers:
     def _score(
         self, slot: int, hidden: torch.Tensor, targets: torch.Tensor, known: int, count: int
     ) -> list[ScoredPositions]:
-        """A few rows at a time: the logits of a whole chunk of the prompt could take gigabytes.
+        """Scores a few rows at a time: the logits of a whole prompt chunk could take gigabytes.
 
         Args:
-            known: tokens before the first target.
+            known: number of tokens before the first target.
         """
         found = []
         for start in range(0, len(targets), _SCORED_ROWS):

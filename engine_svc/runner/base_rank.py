@@ -1,4 +1,4 @@
-"""What every rank's model has in common, whatever it computes: it sleeps and wakes up again, and is profiled."""
+"""What all ranks have in common, whatever their model computes: sleeping, waking up and profiling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_svc.upkeep import StartProfile, StopProfile, Upkeep
 
 
 class BaseRank(Generic[Model]):
-    """Owner of a rank's runner. Called from the one thread that runs its steps."""
+    """Owns a rank's runner. Called only from the thread that runs its steps."""
 
     def __init__(
         self,
@@ -28,22 +28,22 @@ class BaseRank(Generic[Model]):
             make, allocate: see SleepingModel.
             settle: see RankProfiler.
 
-        Raises: what `make` does.
+        Raises: whatever `make` raises.
         """
         self._model = SleepingModel(make, allocate, device)
         self._profiler = RankProfiler(rank, device, settle)
 
     @property
     def runner(self) -> Model:
-        """What runs steps.
+        """The runner of steps.
 
         Raises:
-            RuntimeError: it sleeps.
+            RuntimeError: the model sleeps and its weights were given back.
         """
         return self._model.awake
 
     def upkeep(self, command: Upkeep) -> list[str]:
-        """Obeys; see there.
+        """Executes the command and returns its lines of text, if any; see engine_svc.upkeep.
 
         Raises:
             StartupError: see SleepingModel.upkeep.
@@ -58,7 +58,7 @@ class BaseRank(Generic[Model]):
         return []
 
     def close(self) -> None:
-        """Ends what runs beside the steps."""
+        """Stops profiling and everything else that runs in the background of the steps."""
         self._profiler.stop()
         if self._model.loaded is not None:
             self._model.loaded.close()

@@ -1,4 +1,4 @@
-"""Persistent buffers by slot, and the flat batch of a step made from them without a loop over tokens."""
+"""Persistent per-slot buffers, and the flat batch of a step, built from them without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class Inputs(NamedTuple):
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    metadata: list[AttentionMetadata]  # of each group of layers
+    metadata: list[AttentionMetadata]  # one for each group of layers
     states: StateMetadata
-    received: torch.Tensor | None = None  # of the stage before, or the features that a draft reads
-    present: torch.Tensor | None = None  # int32 [1], rows that are somebody's; None: all
+    received: torch.Tensor | None = None  # output of the previous pipeline stage, or the features that a draft reads
+    present: torch.Tensor | None = None  # int32 [1], number of real (not padding) rows; None means all rows
     outputs: OutputRows | None = None  # None means that all rows are needed
 
 
 class HostInputs(NamedTuple):
-    """What the host knows of a step's inputs."""
+    """A step's inputs on the host."""
 
-    token_places: npt.NDArray[np.int64]  # [tokens], in the table of all slots' tokens
+    token_places: npt.NDArray[np.int64]  # [tokens], indices into the flattened table of all slots' tokens
     positions: npt.NDArray[np.int64]  # [tokens]
     query_start: npt.NDArray[np.int32]  # [sequences + 1]
     seq_lens: npt.NDArray[np.int32]  # [sequences]
     slots: npt.NDArray[np.int64]  # [sequences]
-    is_fresh: npt.NDArray[np.bool_]  # [sequences], those without states yet
-    slot_mappings: list[npt.NDArray[np.int64]]  # [tokens] of each group of layers
-    block_tables: list[npt.NDArray[np.int32]]  # [sequences, blocks of the longest] of each group
+    is_fresh: npt.NDArray[np.bool_]  # [sequences], whether the sequence has no states yet
+    slot_mappings: list[npt.NDArray[np.int64]]  # [tokens] for each group of layers
+    block_tables: list[npt.NDArray[np.int32]]  # [sequences, blocks of the longest sequence] for each group
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class FlatBatch:
     """One step's inputs."""
 
     host: HostInputs
-    known: torch.Tensor  # int64, all slots' tokens, on the device
+    known: torch.Tensor  # int64, the flattened table of all slots' tokens, on the device
     slots: list[int]  # of each sequence
-    query_start: list[int]  # first row of each sequence, and the number of rows
-    query_lens: list[int]  # rows of each sequence
-    computed: list[int]  # tokens of each sequence before the step
-    lengths: list[int]  # and after it
+    query_start: list[int]  # first row of each sequence, followed by the total number of rows
+    query_lens: list[int]  # number of rows of each sequence
+    computed: list[int]  # number of computed tokens of each sequence before the step
+    lengths: list[int]  # and after the step
     embedded: EmbeddedRows | None  # rows whose embeddings came with the prompt
     received: torch.Tensor | None = None  # [tokens, …], see Inputs.received; None in the first stage
-    halves: tuple[FlatBatch, FlatBatch] | None = None  # as which it runs; None: as a whole
-    token_ids: torch.Tensor | None = None  # int64 [tokens] on the device, in place of the known ones
-    output_lens: list[int] | None = None  # rows of each sequence that are needed, its last ones; None means all
+    halves: tuple[FlatBatch, FlatBatch] | None = None  # the two halves it runs as; None means it runs as a whole
+    token_ids: torch.Tensor | None = None  # int64 [tokens] on the device; if given, used instead of `known`
+    output_lens: list[int] | None = None  # how many of each sequence's last rows are needed; None means all
 
     @property
     def num_tokens(self) -> int:
-        """New ones of all sequences."""
+        """New tokens of all sequences."""
         return self.query_start[-1]
 
     @cached_property
@@ -78,22 +78,26 @@ class FlatBatch:
 
     @property
     def num_outputs(self) -> int:
-        """Output rows of all sequences."""
+        """Number of output rows of all sequences."""
         return int(self.output_start[-1])
 
     @cached_property
     def output_rows(self) -> npt.NDArray[np.int64]:
-        """int64 [outputs]: which rows of the batch they are."""
+        """int64 [outputs]: the indices of the output rows in the batch."""
         start = self.output_start
         return np.arange(start[-1]) + np.repeat(np.array(self.query_start[1:]) - start[1:], np.diff(start))
 
     def outputs_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states of the output rows, out of those of the output rows or of all rows."""
+        """Hidden states of the output rows.
+
+        Args:
+            hidden: hidden states of all rows, or of the output rows already.
+        """
         return hidden if len(hidden) == self.num_outputs else hidden[to_device(self.output_rows, hidden.device)]
 
     @cached_property
     def inputs(self) -> Inputs:
-        """On the device, moved there by one copy."""
+        """The inputs on the device, moved there in one copy."""
         host = self.host
         shared = host[:-2]
         needed = self.output_rows, self.output_start
@@ -115,7 +119,7 @@ class FlatBatch:
         return Inputs(token_ids, positions, metadata, states, self.received, outputs=outputs)
 
     def sampled(self, plan: StepPlan) -> tuple[list[int], SampledRows]:
-        """Which of the output rows of the plan's batch are sampled from, and what the sampler has to know of them."""
+        """The indices of the output rows that are sampled from, and the description of them for the sampler."""
         rows: list[int] = []
         slots: list[int] = []
         num_tokens: list[int] = []
@@ -133,8 +137,7 @@ class FlatBatch:
 
 
 class SlotBuffers:
-    """What the runner remembers of each slot: its tokens, embeddings that stand for some, and its block tables, one for
-    each group of layers."""
+    """The runner's state of each slot: tokens, prompt embeddings, and one block table for each group of layers."""
 
     def __init__(
         self,
@@ -148,16 +151,16 @@ class SlotBuffers:
     ) -> None:
         """
         Args:
-            block_size: tokens of a sequence that a block stands for, on all ranks that share its context.
-            part: of each sequence, that this rank caches.
+            block_size: tokens of a sequence in a block, over all ranks that share its context.
+            part: the part of each sequence that this rank caches.
         """
         self._block_size = block_size
         self._part = part
         self._device = device
-        # One more, because the last token sampled at full length is written and never read. On the device, so that a
-        # step can follow another whose tokens the host has not seen.
+        # One column more, because the last token sampled at full length is written but never read. On the device, so
+        # that a step can follow another one whose tokens the host has not seen yet.
         size = max_num_seqs, max_model_len + 1
-        if device.type == "cpu":  # hundreds of megabytes of a model for long contexts, few of which are ever used
+        if device.type == "cpu":  # hundreds of megabytes for a model with long contexts, most of them never used
             self.token_ids = zeros_when_touched(size, torch.int64, in_huge_pages=False)
         else:
             self.token_ids = torch.zeros(size, dtype=torch.int64, device=device)
@@ -166,10 +169,10 @@ class SlotBuffers:
         self._prompt_embeds = PromptEmbeddings(dtype, device)
 
     def add(self, sequences: Sequence[NewSequence]) -> None:
-        """Gives slots to sequences, whose tokens come in one copy.
+        """Gives slots to sequences; their tokens are moved to the device in one copy.
 
         Raises:
-            ValueError: a slot has no room for all tokens of one.
+            ValueError: a sequence has more tokens than fit into a slot.
         """
         if not sequences:
             return
@@ -192,15 +195,15 @@ class SlotBuffers:
         self._num_blocks[slot] = end
 
     def record(self, rows: SampledRows, token_ids: torch.Tensor) -> None:
-        """Puts sampled tokens, int64 [rows] on the device, to their positions.
+        """Writes sampled tokens, int64 [rows] on the device, to their positions.
 
-        Those behind a wrong draft mean nothing: others take their place before it is read.
+        Tokens after a wrong draft are meaningless: they are overwritten before they are read.
         """
         slots, positions = to_device_together((rows.slots, rows.num_tokens), self._device)
         self.token_ids[slots, positions] = token_ids
 
     def _put_drafts(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Puts drafted tokens behind the known ones."""
+        """Writes drafted tokens behind the known ones."""
         drafting = [sequence for sequence in scheduled if sequence.draft_token_ids]
         if not drafting:
             return
@@ -213,7 +216,7 @@ class SlotBuffers:
         self.token_ids[at, to] = drafts
 
     def flatten(self, plan: StepPlan) -> FlatBatch:
-        """The batch of a step; appends the plan's new blocks and drafts first."""
+        """Builds the batch of a step, after appending the plan's new blocks and drafts."""
         self._put_drafts(plan.scheduled)
         for sequence in plan.scheduled:
             if sequence.new_block_ids:
@@ -234,11 +237,11 @@ class SlotBuffers:
         part: ContextPart | None = None,
         num_groups: int | None = None,
     ) -> FlatBatch:
-        """A batch of so many new tokens of each of these slots, behind those that are computed.
+        """Builds a batch of `new[i]` tokens of the sequence in `slots[i]`, behind its `computed[i]` computed tokens.
 
         Args:
-            part: of each sequence, that is cached; None: the rank's.
-            num_groups: of layers, the first; None: all.
+            part: the part of each sequence that is cached; None means this rank's.
+            num_groups: how many groups of layers to include, counted from the first; None means all.
         """
         part, groups = part or self._part, self._blocks[:num_groups]
         start = np.concatenate(([0], np.cumsum(new)))
@@ -258,9 +261,9 @@ class SlotBuffers:
         )  # fmt: skip
 
     def cut(self, batch: FlatBatch) -> FlatBatch:
-        """The batch with its halves: the first half of its tokens, and one more if they are odd, then the others.
+        """The batch with its two halves set; the first gets the extra token if their number is odd.
 
-        A sequence may be in both: in the second, its tokens of the first are computed.
+        A sequence may be in both halves; in the second one, its tokens in the first count as computed.
         """
         start, computed = np.array(batch.query_start), np.array(batch.computed)
         slots, middle = np.array(batch.slots), -(-int(start[-1]) // 2)
@@ -275,18 +278,18 @@ class SlotBuffers:
         return replace(batch, halves=(part(0, middle), part(middle, int(start[-1]))))
 
     def token_ids_behind(self, batch: FlatBatch) -> torch.Tensor:
-        """int64 [tokens]: of each row of a batch, the token at the next position."""
+        """int64 [tokens]: for each row of a batch, the token at the next position."""
         return batch.known[to_device(batch.host.token_places + 1, self._device)]
 
     def capacity(self, slot: int) -> int:
-        """Tokens that the slot's blocks hold."""
+        """Number of tokens that the slot's blocks have room for."""
         return int(self._num_blocks[slot]) * self._block_size
 
     def blocks(self, slot: int, first: int, last: int) -> npt.NDArray[np.int32]:
-        """Some of the slot's blocks, of the first group of layers."""
+        """The slot's blocks from index `first` up to but not including `last`, of the first group of layers."""
         return self._blocks[0, slot, first:last]
 
 
 def _own(places: npt.NDArray[np.int64], part: ContextPart) -> npt.NDArray[np.int64]:
-    """Places in blocks of all ranks that share a context → in this rank's part of them; -1 for others'."""
+    """Maps slots in the blocks of all ranks that share a context to slots of this rank; -1 for other ranks' slots."""
     return places if part.size == 1 else np.where(places % part.size == part.rank, places // part.size, -1)

@@ -1,11 +1,12 @@
-"""Guessing tokens by a draft model, behind those that a step has sampled.
+"""Draft tokens with a draft model, behind the tokens that a step has sampled.
 
-The draft's layers cache in blocks of the same numbers as the target's, so that whoever shares, swaps or frees those
-does so for both. What is cached of a draft may lag behind: it is not run for sequences of which nothing is wanted.
-So it is known of each slot how many of its first positions the draft has computed, and of each block whether all of it
-is: a prompt that is found in the prefix cache goes on from there. A draft that sees tokens alone catches up, so many a
-step; one that reads the target's hidden states runs on what every step computes, a block at a time at the latest, and
-guesses nothing for sequences of which it has missed some.
+The draft's layers use the same block numbers as the target's, so sharing, swapping or freeing a block does so for both.
+The draft's KV cache may lag behind the target's, because the draft is not run for sequences that want no draft tokens.
+This module therefore tracks, for each slot, how many of its first positions the draft has computed, and for each block,
+whether the draft has computed all of it: a prompt found in the prefix cache continues from there. A draft that reads
+only tokens catches up, a limited number of positions per step. A draft that reads the target's hidden states runs on
+what every step computes, at the latest when a block is full, and drafts nothing for sequences of which it has missed
+positions.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from engine_svc.runner.recorded import Capture, Forward, RecordedSteps
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.transfer import to_device, to_host
 
-# In place of how many positions are computed: they never will be.
+# Stands for the number of computed positions of a slot that the draft can never compute.
 _LOST = -1
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What a step has guessed, on its way to the host."""
+    """The draft tokens of a step, on their way to the host."""
 
-    # Of each round: slots, and their tokens, int64 on the host once the step is done. Fewer and fewer slots go on.
+    # For each round: slots, and their tokens, int64, on the host once the step is done. Each round has at most as many
+    # slots as the one before.
     rounds: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
     failure: str = ""
 
     def read(self) -> dict[int, list[int]]:
-        """By slot, once the step is done."""
+        """Draft tokens by slot, once the step is done."""
         found: dict[int, list[int]] = {}
         for slots, token_ids in self.rounds:
             for slot, token_id in zip(slots, token_ids.tolist(), strict=True):
@@ -54,17 +56,17 @@ class Guesses:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the draft computes of one sequence behind a step."""
+    """What the draft computes for one sequence after a step."""
 
     slot: int
     start: int  # the first position
     count: int
-    known: int  # tokens of the sequence, if all of them are computed then and some are to be guessed, else 0
-    wanted: int
+    known: int  # known tokens of the sequence, with those just sampled; 0 if it has sampled none
+    wanted: int  # draft tokens
 
 
 class Drafting:
-    """One for each rank that has a draft. Order of calls: `allocate`; then for each step `follow` and `guess`.
+    """The draft model of a rank. Order of calls: `allocate`; then `follow` and `guess` for each step.
 
     Attributes:
         reads_features: whether the draft needs the target's hidden states of every row.
@@ -76,7 +78,7 @@ class Drafting:
     ) -> None:  # fmt: skip
         """
         Args:
-            token_budget: positions that a step computes at most, to catch up.
+            token_budget: the most positions that the draft computes to catch up in one step.
         """
         self._draft, self.reads_features = draft, bool(draft.model.feature_size)
         self._buffers = buffers
@@ -85,20 +87,20 @@ class Drafting:
         self._device = device
         self._block_size = draft.attention.shape.block_tokens
         self.caches: list[torch.Tensor] = []
-        self._computed = np.zeros(max_num_seqs, np.int64)  # first positions of each slot, or _LOST
-        self._complete = np.zeros(0, np.bool_)  # blocks of which all is computed
-        self._kept: set[int] = set()  # places in host memory where such blocks are
-        self._held: dict[int, list[torch.Tensor]] = {}  # slot → features behind its computed positions
+        self._computed = np.zeros(max_num_seqs, np.int64)  # number of computed first positions by slot, or _LOST
+        self._complete = np.zeros(0, np.bool_)  # by block: whether the draft has computed all of it
+        self._kept: set[int] = set()  # places in host memory that hold complete blocks
+        self._held: dict[int, list[torch.Tensor]] = {}  # slot → features of the positions after the computed ones
         self._recorded: NotedSteps | RecordedSteps | None = None
         self._no_adapters = StepAdapters(None, max_num_seqs, token_budget)
 
     @property
     def bytes_per_block(self) -> int:
-        """Of all layers of the draft, on this rank."""
+        """Bytes of a block over all layers of the draft, on this rank."""
         return self._draft.attention.bytes_per_block(self._draft.num_layers)
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes the caches of the draft's layers."""
+        """Allocates the caches of the draft's layers, and forgets what was computed."""
         self.caches = self._draft.attention.allocate(num_blocks, self._draft.num_layers)
         self._complete = np.zeros(num_blocks, np.bool_)
         self._computed[:] = 0
@@ -106,27 +108,27 @@ class Drafting:
         self._held.clear()
 
     def release(self) -> None:
-        """Gives the caches back; `allocate` is next."""
+        """Frees the caches; `allocate` must be called next."""
         self.caches, self._recorded = [], None
         self._held.clear()
 
     def note_steps(self, kernels: Kernels, room: Room) -> None:
-        """Records what the draft computes on a CPU.
+        """Records the draft's passes on a CPU.
 
         Args:
-            room: for the target's inputs.
+            room: sizes of the target's input buffers.
         """
         self._recorded = NotedSteps(self._prepare, kernels, self._room(room), 0, self._no_adapters, skips_rows=False)
 
     def make_graphs(self, capture: Capture, shapes: PaddedShapes, room: Room) -> int:
-        """Records what the draft computes on a GPU.
+        """Records CUDA graphs of the draft's passes.
 
         Args:
-            shapes: of the target's.
-            room: for the target's inputs.
+            shapes: the shapes of the target's graphs.
+            room: sizes of the target's input buffers.
 
         Returns:
-            How many all are, whether `shapes` has most of them left out or not.
+            The number of all graphs of the draft, regardless of `shapes.most`, which limits how many are recorded.
         """
         shapes = replace(shapes, most_positions=self._draft.attention.most_positions, have_adapters=False)
         inputs = GraphInputs(self._room(room), 0, self._buffers.token_ids.view(-1), self._draft.attention)
@@ -134,11 +136,11 @@ class Drafting:
         return len(replace(shapes, most=None).all())
 
     def _room(self, room: Room) -> Room:
-        """The draft's layers are one group, and features come as those of a stage before do."""
+        """Sizes for the draft: one group of layers, and features in place of a previous stage's output."""
         return room._replace(groups=1, received=self._draft.model.feature_size)
 
     def follow(self, plan: StepPlan) -> None:
-        """Before a step computes: whose the blocks are now."""
+        """Before a step computes, updates which blocks are complete and what each slot has computed."""
         self._follow_transfers(plan.transfers)
         for sequence in plan.new_sequences:
             self._begin(sequence)
@@ -147,7 +149,10 @@ class Drafting:
                 self._complete[scheduled.new_block_ids[0]] = False
 
     def _follow_transfers(self, transfers: Transfers) -> None:
-        """What comes from elsewhere than host memory counts as not computed: whoever put it there may have no draft."""
+        """Tracks complete blocks through saves and loads.
+
+        Blocks loaded from elsewhere than host memory count as not computed: whoever stored them may have had no draft.
+        """
         for save in transfers.saves:
             for block, place in zip(save.block_ids, save.places, strict=True):
                 if isinstance(place, int):
@@ -156,7 +161,10 @@ class Drafting:
             self._complete[load.block_ids] = [place in self._kept for place in load.places]
 
     def _begin(self, sequence: NewSequence) -> None:
-        """The draft has what it has of the blocks that were found; all others are somebody else's old ones."""
+        """Starts a sequence: the draft continues after the complete ones of the blocks found in the prefix cache.
+
+        All other blocks hold the remains of earlier sequences.
+        """
         found = sequence.num_computed_tokens // self._block_size
         blocks = np.array(sequence.block_ids[0], np.int64)
         self._complete[blocks[found:]] = False
@@ -167,18 +175,18 @@ class Drafting:
         self._held.pop(sequence.slot, None)
 
     def is_due(self, scheduled: Sequence[ScheduledSequence]) -> bool:
-        """Whether `guess` has anything to do behind a step: what reads features takes those of every step."""
+        """Whether `guess` has anything to do after a step; a draft that reads features takes those of every step."""
         return self.reads_features or any(sequence.num_wanted_drafts for sequence in scheduled)
 
     def guess(
         self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int],
         features: torch.Tensor,
     ) -> Guesses:  # fmt: skip
-        """Runs the draft over what the step has computed, and guesses what comes next.
+        """Runs the draft over what the step has computed, and drafts the tokens that come next.
 
         Args:
-            known: slot → tokens of its sequence with the run that it has sampled; of those that have sampled one.
-            features: the target's, of the batch's rows.
+            known: slot → number of tokens of its sequence, with the run just sampled; only sequences that sampled one.
+            features: the target's features of the batch's rows.
         """
         if self.reads_features:
             self._hold(batch, known, features)
@@ -189,11 +197,11 @@ class Drafting:
             return Guesses()
         last = np.cumsum([row.count for row in rows]) - 1
         chosen = [index for index, row in enumerate(rows) if row.wanted]
-        chosen.sort(key=lambda index: -rows[index].wanted)  # those that want the most go on to the end
+        chosen.sort(key=lambda index: -rows[index].wanted)  # sequences that want the most tokens come first
         return self._go_on([rows[index] for index in chosen], hidden[to_device(last[chosen], self._device)])
 
     def _hold(self, batch: FlatBatch, known: Mapping[int, int], features: torch.Tensor) -> None:
-        """Takes the features of each sequence up to those that it has; those of wrong guesses are none."""
+        """Keeps the features of each sequence's valid positions, without those of rejected draft tokens."""
         for index, slot in enumerate(batch.slots):
             held = self._held.setdefault(slot, [])
             if self._computed[slot] + sum(map(len, held)) != batch.computed[index]:
@@ -206,18 +214,18 @@ class Drafting:
             held.append(features[start : start + end - batch.computed[index]])
 
     def _keep(self, slots: Sequence[int]) -> None:
-        """Has features that the draft has not run over outlive the step."""
+        """Clones features that the draft has not run over yet, so that they outlive the step."""
         for slot in self._held.keys() & slots:
             if parts := self._held[slot]:
                 parts[-1] = parts[-1].clone()
 
     def _choose(self, scheduled: Sequence[ScheduledSequence], batch: FlatBatch, known: Mapping[int, int]) -> list[_Row]:
-        """What to compute now, as far as the budget goes."""
+        """Chooses what to compute now, within the token budget."""
         rows, budget, ahead = [], self._budget, self.reads_features
         for sequence, length in zip(scheduled, batch.lengths, strict=True):
             slot, start = sequence.slot, int(self._computed[sequence.slot])
             end = known[slot] - ahead if slot in known else length
-            # The last token may have no block yet: it gets one when the step that computes it is planned.
+            # The last token may have no block yet: it gets one when the step that computes the token is planned.
             room = min(self._buffers.capacity(slot), self._draft.longest)
             if not sequence.num_wanted_drafts and not (ahead and self._completes(start, end)):
                 continue
@@ -232,11 +240,11 @@ class Drafting:
         return rows
 
     def _completes(self, start: int, end: int) -> bool:
-        """Whether a block is complete once these positions are computed."""
+        """Whether computing the positions from `start` up to `end` completes a block."""
         return end // self._block_size > start // self._block_size
 
     def _catch_up(self, rows: list[_Row]) -> torch.Tensor:
-        """Hidden states of the positions that were missing."""
+        """Runs the draft over the rows' missing positions and returns their hidden states."""
         features = self._take_features(rows) if self.reads_features else None
         slots, starts, counts = (
             np.array(values, np.int64)
@@ -254,12 +262,15 @@ class Drafting:
     def _rows(
         self, slots: npt.NDArray[np.int64], computed: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
     ) -> FlatBatch:
-        """Whose keys and values are cached as the draft caches them: whole, also where ranks share the target's."""
+        """A batch for the draft, whose keys and values are cached whole, even if ranks share the target's."""
         return self._buffers.rows(slots, computed, new, part=self._draft.attention.shape.part, num_groups=1)
 
     def _note_complete(self, slot: int, start: int, end: int) -> None:
-        """What reads features has made the last row of a block with the token behind the block, which is another one
-        where another sequence finds it: one key of many, that costs a little acceptance."""
+        """Marks the blocks that are now complete.
+
+        A draft that reads features computes the last row of a block from the token after the block. A different token
+        may follow in another sequence that finds the block: one inexact key of many, which costs a little acceptance.
+        """
         first, last = start // self._block_size, end // self._block_size
         if last > first:
             self._complete[self._buffers.blocks(slot, first, last)] = True
@@ -275,11 +286,11 @@ class Drafting:
         return self._draft.model.features_of(torch.cat(taken))
 
     def _go_on(self, rows: list[_Row], hidden: torch.Tensor) -> Guesses:
-        """Guesses one token after the other. What is computed of them is forgotten: they may be wrong.
+        """Drafts one token after the other. Their positions do not count as computed, because they may be wrong.
 
         Args:
-            rows: those that want the most first.
-            hidden: at the last known token of each.
+            rows: sorted by the number of tokens wanted, most first.
+            hidden: hidden states at the last known token of each row.
         """
         guesses = Guesses()
         token_ids: torch.Tensor | None = None
@@ -297,12 +308,12 @@ class Drafting:
         return guesses
 
     def _forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Hidden states; what was replayed is there only until the next pass."""
+        """Hidden states; those of a replayed pass are valid only until the next pass."""
         hidden = self._recorded.run(batch) if self._recorded else None
         return self._prepare(batch.inputs)() if hidden is None else hidden
 
     def _prepare(self, inputs: Inputs) -> Forward:
-        """A pass over these inputs, ready to run."""
+        """Prepares a pass over these inputs."""
         prepared = self._draft.attention.prepare(inputs.metadata[0])
         caches = [LayerCache(cache, prepared) for cache in self.caches]
 

@@ -1,4 +1,4 @@
-"""Experts that move between ranks while they serve, so that each rank has as many tokens to compute."""
+"""Experts that move between ranks while serving, so that all ranks have about the same number of tokens to compute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Rearranged:
-    """One layer's, before and after."""
+    """One layer's balancedness before and after its experts moved."""
 
     before: float  # balancedness
     after: float
@@ -29,15 +29,16 @@ class _Rearranged:
 
 
 class ExpertBalancing:
-    """Counts tokens, and moves experts between two passes: the same ones on all ranks, which count the same passes.
+    """Counts tokens per expert, and moves experts between two passes.
 
-    Every rank plans from the same numbers, those of the first, so that all plan the same.
+    All ranks count the same passes, so they move at the same time; and all plan from the counts of the first rank, so
+    they make the same plan.
     """
 
     def __init__(self, layers: Sequence[Experts], groups: ParallelGroups, config: EplbConfig) -> None:
         """
         Raises:
-            StartupError: what ranks hold of an expert is not in the same form on all of them.
+            StartupError: ranks hold the weights of their experts in different forms.
         """
         self._layers, self._groups, self._config = layers, groups, config
         self._passes = 0
@@ -46,14 +47,14 @@ class ExpertBalancing:
         self._check_forms()
 
     def after_pass(self) -> None:
-        """Called after each forward pass, an empty one too, on all ranks."""
+        """Called after each forward pass, empty ones included, on all ranks."""
         self._passes += 1
         left = -self._passes % self._config.step_interval
         if self._config.log_balancedness:
             self._log_pass()
         if left == 0:
             self._rearrange()
-        if left in (0, self._config.window_size):  # from here on, tokens count for the next time
+        if left in (0, self._config.window_size):  # tokens of later passes count for the next rearrangement
             for counts in (*self._counts, *self._told):
                 counts.zero_()
 
@@ -79,13 +80,13 @@ class ExpertBalancing:
             logger.info("pass %d: %d choices a layer, balancedness %.2f", self._passes, sum(loads[0]), _mean(found))
 
     def _loads_of(self, counts: Sequence[torch.Tensor]) -> list[list[int]]:
-        """Of each layer and expert, the tokens of all data ranks."""
+        """Tokens of all data ranks, by layer and expert."""
         total = self._groups.data.all_reduce(torch.stack(list(counts)).double())
         found: list[list[int]] = self._groups.expert.broadcast(total).long().tolist()
         return found
 
     def _check_forms(self) -> None:
-        """Weights may be packed as their values allow."""
+        """Raises unless all ranks hold experts in the same form: packing may depend on the weights' values."""
         found = "; ".join(layer.layout for layer in self._layers).encode()
         length = self._groups.expert.broadcast(torch.tensor([len(found)], device=self._counts[0].device))
         firsts = torch.zeros(int(length), dtype=torch.uint8, device=length.device)
@@ -102,7 +103,7 @@ class ExpertBalancing:
 def make_balancing(
     layers: Sequence[Experts], groups: ParallelGroups, config: EplbConfig | None
 ) -> ExpertBalancing | None:
-    """None where experts stay: it is not asked for, or there is nowhere to go."""
+    """Returns None if experts never move: balancing is off, there are no experts, or there is only one rank."""
     if config is None:
         return None
     if not layers or groups.layout.expert == 1:

@@ -11,12 +11,12 @@ from quire.options.experts import EplbConfig
 
 
 class ExpertPasses:
-    """Of a model without experts, and on one rank, nothing."""
+    """Keeps passes in step with other ranks and balances experts. Does nothing without experts or on a single rank."""
 
     def __init__(self, model: object, groups: ParallelGroups, balancing: EplbConfig | None) -> None:
         """
         Args:
-            balancing: how experts move between ranks; None if they stay.
+            balancing: how experts move between ranks; None means that they stay.
 
         Raises:
             StartupError: see ExpertBalancing.
@@ -33,13 +33,13 @@ class ExpertPasses:
         return "rows that only fill one up would count as tokens of experts" if self._balancing is not None else ""
 
     def begin(self, num_tokens: int, *, cuts: bool = False) -> bool:
-        """Waits until the next pass is one of this rank, with so many tokens.
+        """Waits until the next pass is one of this rank, with `num_tokens` tokens.
 
         Args:
-            cuts: it is to run as two halves.
+            cuts: whether this rank wants its pass to run as two halves.
 
         Returns:
-            Whether it is to, with the passes of all data ranks.
+            Whether the pass runs as two halves, as agreed by all data ranks.
         """
         if self._lockstep is None:
             return cuts
@@ -47,13 +47,13 @@ class ExpertPasses:
         return self._lockstep.is_cut
 
     def end(self) -> None:
-        """To be called after each."""
+        """Must be called after each pass."""
         if self._balancing is not None:
             self._balancing.after_pass()
 
     @torch.inference_mode()
     def run_empty(self) -> None:
-        """Takes part in a pass of other data ranks, without tokens of its own."""
+        """Takes part in a pass of other data ranks, without tokens of this rank's own."""
         if self._lockstep is not None and self._lockstep.is_cut:
             self._dual_batch.run(self._help_others, self._help_others)
         else:

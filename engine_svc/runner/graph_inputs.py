@@ -1,7 +1,7 @@
-"""Inputs of recorded steps on a GPU: one buffer, which one copy fills and a graph reads.
+"""Inputs of recorded steps on a GPU: a single buffer that is filled by one copy and read by a graph.
 
-Where in the buffer is what depends on the graph alone. Block tables, as wide as the longest sequence of the step, stand
-at its end, and a graph begins by spreading them, and looking tokens up.
+The buffer's layout depends only on the graph. Block tables, as wide as the longest sequence of the step, are at its
+end. A graph begins by unpacking them into full-width tables and looking up the token ids.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from engine_svc.transfer import copy_to, packed_bytes, unpack
 
 
 class _Parts(NamedTuple):
-    """Of the buffer, as a graph's shape cuts it: tensors on the device, or arrays of the host's."""
+    """Parts of the buffer, laid out for a graph's shape: tensors on the device, or arrays on the host."""
 
-    token_places: Any  # int64 [tokens]; -1 where the token is there already
+    token_places: Any  # int64 [tokens]; -1 where the token id is in place already
     positions: Any  # int64 [tokens]
     slot_mappings: Any  # int64 [groups, tokens]
     slots: Any  # int64 [sequences]
     query_start: Any  # int32 [sequences + 1]
     seq_lens: Any  # int32 [sequences]
     is_fresh: Any  # bool [sequences]
-    table_size: Any  # int32 [2], sequences that are somebody's, and columns of their tables
-    present: Any  # int32 [1], tokens of these
-    plan: Any  # int32 [any], the attention backend's, of shapes that are of any batch
+    table_size: Any  # int32 [2], number of real sequences, and columns of their block tables
+    present: Any  # int32 [1], number of tokens of real sequences
+    plan: Any  # int32 [any], the attention backend's plan, for shapes that take any query lengths
 
 
 class GraphInputs:
-    """Behind a batch come sequences that are nobody's: they have new tokens only, whose slots are none."""
+    """Inputs of all graphs, with each batch padded to its graph's shape.
+
+    Padding sequences have new tokens only, no context, and nothing of them is cached.
+    """
 
     def __init__(self, room: Room, nobodys_slot: int, known: torch.Tensor, attention: AttentionBackend) -> None:
         """
         Args:
-            nobodys_slot: of their states.
+            room: sizes of the buffers.
+            nobodys_slot: the state slot of padding sequences.
             known: int64, all slots' tokens, on the device.
-            attention: plans what shapes of any batch have to know of each.
+            attention: makes the plan of each batch, for shapes that take any query lengths.
         """
-        from engine_svc.kernels.step_inputs import unpack_inputs  # Triton is not everywhere
+        from engine_svc.kernels.step_inputs import unpack_inputs  # Triton is not installed everywhere
 
         self._unpack, self._room, self._nobodys, self._known = unpack_inputs, room, nobodys_slot, known
         self._attention = attention
@@ -53,13 +57,13 @@ class GraphInputs:
         size = packed_bytes(parts) + 4 * int(np.prod(tables))
         self._host = torch.zeros(size, dtype=torch.uint8)
         self._packed = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._cuts: dict[Shape, tuple[int, _Parts]] = {}  # bytes before the block tables, and arrays of the host
+        self._cuts: dict[Shape, tuple[int, _Parts]] = {}  # offset of the block tables, and arrays on the host
         self._token_ids = torch.zeros(room.tokens, dtype=torch.int64, device=device)
         self._block_tables = torch.zeros(tables, dtype=torch.int32, device=device)
         self._received = room.received_buffer(device)
 
     def clear(self, shape: Shape) -> None:
-        """Makes it full of sequences that are nobody's."""
+        """Fills the inputs of a shape with padding sequences alone."""
         none, ids = np.zeros(0, np.int32), np.zeros(0, np.int64)
         groups = self._room.groups
         tables = [np.zeros((0, 0), np.int32)] * groups
@@ -67,7 +71,7 @@ class GraphInputs:
         self._fill(host, shape)
 
     def fill(self, batch: FlatBatch, shape: Shape) -> bool:
-        """Copies the batch, unless it is better computed by itself."""
+        """Copies the batch into the inputs; returns False if the batch should run without a graph instead."""
         host = batch.host
         if batch.token_ids is not None:
             self._token_ids[: batch.num_tokens].copy_(batch.token_ids)
@@ -104,14 +108,14 @@ class GraphInputs:
         return True
 
     def _cut(self, buffer: torch.Tensor, shape: Shape) -> tuple[int, _Parts]:
-        """Bytes before the block tables, and what they are."""
+        """The offset of the block tables in bytes, and views of the parts before them."""
         size = 0 if shape.query_len else self._attention.plan_size(shape.sequences, shape.tokens)
         parts = _parts(shape.sequences, shape.tokens, self._room.groups, size)
         size = packed_bytes(parts)
         return size, _Parts(*unpack(buffer[:size], parts))
 
     def views(self, shape: Shape) -> Inputs:
-        """What a pass of a shape reads, now and later."""
+        """The buffers that a pass of a shape reads, when recorded and in every replay."""
         _, parts = self._cut(self._packed, shape)
         metadata, states = recorded_metadata(
             shape, parts.query_start, parts.seq_lens, [table[: shape.sequences] for table in self._block_tables],
@@ -121,7 +125,7 @@ class GraphInputs:
         return Inputs(self._token_ids[: shape.tokens], parts.positions, metadata, states, received, parts.present)
 
     def unpack(self, shape: Shape) -> None:
-        """What a pass begins with."""
+        """Unpacks block tables and token ids on the device, at the beginning of a pass."""
         start, parts = self._cut(self._packed, shape)
         tables = self._packed[start:].view(torch.int32)
         self._unpack(
@@ -131,7 +135,7 @@ class GraphInputs:
 
 
 def _parts(sequences: int, tokens: int, groups: int, planned: int) -> _Parts:
-    """Their types and shapes."""
+    """Types and shapes of the parts, as meta tensors."""
 
     def part(dtype: torch.dtype, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=dtype, device="meta")

@@ -1,9 +1,10 @@
 """CUDA graphs: a step's hundreds of kernel launches are recorded once and replayed with a single call.
 
-A graph of decoding is for so many sequences and so many new tokens of each, rounded up, whatever their contexts. The
-sequences that fill it up have nothing behind their new tokens and write nothing. A graph of prompts is for so many new
-tokens, whosever they are, beside sequences that decode or without: up to where a GPU computes for as long as the host
-launches. All graphs are recorded at a start.
+A decode graph serves a number of sequences with a number of new tokens each, both rounded up, whatever the context
+lengths. The padding sequences that fill it up have no context and write nothing. A prefill graph serves a total number
+of new tokens, however they are distributed over sequences, with or without decoding sequences among them. Prefill
+graphs are recorded up to the size at which a GPU computes for as long as the host takes to launch the kernels. All
+graphs are recorded at startup.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from engine_svc.runner.inputs import Shape
 from engine_svc.runner.recorded import CannotRecord, Capture, Forward, Replay, Shapes
 
 _FEW_SEQUENCES, _FEW_TOKENS = 8, 256
-# Reckoned from steps on an H100, in which a layer took the host 0.75 ms: 4096 tokens of 1024 values, or 1024 of 4096.
+# Estimated from steps on an H100, where launching one layer took the host 0.75 ms: 4096 tokens of hidden size 1024, or
+# 1024 tokens of hidden size 4096.
 _PROMPT_VALUES = 1 << 22
 
 
 class CudaCapture(Capture):
-    """Records on a stream of its own, as CUDA wants it; all graphs share one pool of memory, and libraries' workspaces,
-    of which each stream has its own."""
+    """Records CUDA graphs on a stream of its own, as CUDA requires.
+
+    All graphs share one memory pool, and the libraries' workspaces, of which there is one per stream.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -37,7 +41,7 @@ class CudaCapture(Capture):
         """See Capture."""
         try:
             return self._record(forward)
-        except RuntimeError as error:  # CUDA's errors are
+        except RuntimeError as error:  # the base class of CUDA errors
             raise CannotRecord(
                 f"CUDA graphs are not used, decoding will be slower (--enforce-eager says so too): {error}"
             ) from error
@@ -46,37 +50,40 @@ class CudaCapture(Capture):
         stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            forward()  # kernels compile and libraries make their plans before anything is recorded
+            forward()  # kernels must be compiled and libraries must have made their plans before recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may call CUDA meanwhile: those that read adapters, NCCL's watchdog.
+        # Other threads may call CUDA during the capture: those that read adapters, and NCCL's watchdog.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = forward()
         return graph.replay, output
 
 
 class Held(NamedTuple):
-    """Bytes of a GPU's memory."""
+    """Bytes of a GPU's memory that this process holds."""
 
     reserved: int  # by torch
-    allocated: int  # of these, by tensors
+    allocated: int  # part of the reserved bytes that tensors use
 
 
 def held_by(device: torch.device) -> Held:
-    """All that is held of a GPU, but for what torch has kept for reuse."""
+    """Memory that this process holds on a GPU, after torch has freed the blocks that it had cached for reuse."""
     torch.cuda.empty_cache()
     return Held(torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device))
 
 
 class MeasuredCapture(Capture):
-    """Tells from the first recordings, which are the largest, how much memory all take. All share a pool: those after
-    the first find room in what it has taken, but for their results, which stay."""
+    """Estimates from the first two recordings, which are the largest, how much memory all recordings take.
+
+    All share a pool: those after the first one fit into the memory that it took, except for their results, which stay
+    allocated.
+    """
 
     def __init__(self, capture: Capture, held: Callable[[], Held]) -> None:
         """
         Args:
-            capture: the way to record.
-            held: at this moment.
+            capture: does the recording.
+            held: returns the memory that is held at the time of the call.
         """
         self._capture, self._held = capture, held
         self._found = [held()]
@@ -88,7 +95,7 @@ class MeasuredCapture(Capture):
         return recorded
 
     def total(self, count: int) -> int:
-        """Bytes of so many recordings, at most; 0 where none could be made."""
+        """Upper bound of the bytes that `count` recordings take; 0 if nothing could be recorded."""
         if len(self._found) == 1:
             return 0
         before, first, *_, last = (*self._found, self._found[-1])
@@ -96,7 +103,11 @@ class MeasuredCapture(Capture):
 
 
 def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
-    """Batch sizes: those asked for; up to the one asked for; or, by default, up to 512. None above `max_num_seqs`."""
+    """Batch sizes of decode graphs, none above `max_num_seqs`.
+
+    Several sizes in `asked` are taken as they are; a single one is the largest of a default series; without any, the
+    series goes up to 512.
+    """
     if len(asked) > 1:
         return sorted({min(size, max_num_seqs) for size in asked})
     most = min(asked[0] if asked else 512, max_num_seqs)
@@ -104,32 +115,35 @@ def graph_sizes(asked: Sequence[int], max_num_seqs: int) -> list[int]:
 
 
 def prompt_sizes(asked: Sequence[int], budget: int, hidden_size: int) -> list[int]:
-    """New tokens of steps with prompts: those asked for; up to the one asked for; or, by default, up to as many as a
-    GPU computes for about as long as the host launches. None is above the budget."""
+    """Numbers of new tokens of prefill graphs, none above `budget`.
+
+    Several sizes in `asked` are taken as they are; a single one is the largest of a default series; without any, the
+    series goes up to the size that a GPU computes for about as long as the host takes to launch the kernels.
+    """
     if len(asked) > 1:
         return sorted({size for size in asked if 1 < size <= budget})
     most = min(asked[0] if asked else max(512, _PROMPT_VALUES // hidden_size // 256 * 256), budget)
     sizes, size = [], 16
     while size < most:
         sizes.append(size)
-        size += max(16, 1 << size.bit_length() - 3)  # a quarter more, at most, of those that are not few
+        size += max(16, 1 << size.bit_length() - 3)  # at most a quarter more, from 64 tokens on
     return [*sizes, most] if most > 1 else []
 
 
 @dataclass(frozen=True)
 class PaddedShapes(Shapes):
-    """So many sequences, rounded up: a GPU computes rows of nobody for nothing."""
+    """Shapes of CUDA graphs, to which batches are rounded up: padding rows cost a GPU next to nothing."""
 
-    sizes: Sequence[int]  # rising
+    sizes: Sequence[int]  # numbers of sequences, ascending
     max_model_len: int
-    # New tokens that a sequence has at most, rising. Those of all stand one behind the other, whatever each has; rows
-    # that are left over are nobody's.
+    # Most new tokens per sequence, ascending. The tokens of all sequences are packed one after the other, however many
+    # each one has; the rows left over are padding.
     query_lens: Sequence[int] = (1,)
     # See AttentionBackend.most_positions.
     most_positions: Callable[[int, int], int] = lambda sequences, query_len: sys.maxsize
-    have_adapters: bool = False  # each is recorded with adapters too, but those of prompts
-    prompt_sizes: Sequence[int] = ()  # new tokens of steps with prompts, rising
-    most: int | None = None  # of all, those that are recorded; None: all
+    have_adapters: bool = False  # whether all shapes except those of prompts are also recorded with adapters
+    prompt_sizes: Sequence[int] = ()  # new tokens of steps with prompts, ascending
+    most: int | None = None  # how many shapes are recorded; None means all
 
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
@@ -144,7 +158,7 @@ class PaddedShapes(Shapes):
         return shape if sum(batch.lengths) + (size - count) * query_len <= size * shape.context else None
 
     def all(self) -> list[Shape]:
-        """See Shapes.all: the largest first, for the others find room in what it has taken."""
+        """See Shapes.all. The largest comes first, so that the others fit into the memory that it takes."""
         shapes = [self._shape(size, query_len) for query_len in self.query_lens[::-1] for size in self.sizes[::-1]]
         shapes = [shape for shape in shapes if shape.context >= shape.query_len]
         with_adapters = [shape._replace(has_adapters=True) for shape in shapes] if self.have_adapters else []
@@ -165,7 +179,10 @@ class PaddedShapes(Shapes):
         return shape if decoding <= shape.sequences * shape.context else None
 
     def _beside(self, tokens: int) -> list[int]:
-        """Sequences of steps with prompts, rising: with few tokens, it tells how many there is room for."""
+        """Numbers of sequences of graphs with prompts, ascending.
+
+        Only graphs with few tokens come in two sizes, because their cost depends on the number of sequences.
+        """
         most = self.sizes[-1]
         return sorted({min(_FEW_SEQUENCES, most), most}) if tokens <= _FEW_TOKENS else [most]
 

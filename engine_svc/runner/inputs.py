@@ -1,4 +1,4 @@
-"""Inputs of steps in buffers that stay where they are, for what is recorded once and reads them in each step."""
+"""Step inputs in buffers at fixed addresses, for passes that are recorded once and read them in each step."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from engine_svc.runner.batch import FlatBatch, Inputs
 
 
 class Shape(NamedTuple):
-    """What a recording is for."""
+    """The shape of the batches that a recording serves."""
 
     sequences: int
-    tokens: int  # new ones of all sequences
-    query_len: int  # of one, at most; 0: any
-    context: int  # of one with those before, at most on average
-    has_adapters: bool = False  # some rows run with adapters, which may be any
-    outputs: int = 0  # output rows of a recording that computes these alone in its last layer; 0: it has all rows
+    tokens: int  # new tokens of all sequences
+    query_len: int  # most new tokens of a sequence; 0 means any number
+    context: int  # most tokens of a sequence, new ones included, on average over the batch
+    has_adapters: bool = False  # rows may run with adapters, any of them
+    outputs: int = 0  # number of output rows, if the last layer computes only these; 0 means that it computes all rows
 
 
 class Room(NamedTuple):
-    """What buffers hold at most."""
+    """Capacity of input buffers."""
 
     sequences: int
     tokens: int
-    blocks: int  # of a sequence
-    groups: int  # of layers, with tables of their own
-    received: int = 0  # values that a stage before gives for each token; 0 in the first
-    dtype: torch.dtype = torch.float32  # of these
+    blocks: int  # per sequence
+    groups: int  # groups of layers, each with its own block tables
+    received: int = 0  # values per token received from the previous pipeline stage; 0 in the first stage
+    dtype: torch.dtype = torch.float32  # of the received values
 
     def received_buffer(self, device: torch.device) -> torch.Tensor | None:
-        """For what the stage before gives; None in the first."""
+        """A zeroed buffer for what the previous stage sends; None in the first stage."""
         size = self.tokens, self.received
         return torch.zeros(size, dtype=self.dtype, device=device) if self.received else None
 
 
 class InputBuffers:
-    """On a CPU, one for each of a step's inputs, which are as many as the step has.
+    """Input buffers of recorded steps on a CPU, one for each input; a step fills only as much as it needs.
 
-    Whatever else changes from step to step is one buffer more, and one line of `_sources`.
+    Any further input that changes from step to step takes one more buffer, and one more line in `_sources`.
     """
 
     def __init__(self, room: Room, nobodys_slot: int) -> None:
         """
         Args:
-            nobodys_slot: of states, which passes change that no step has filled these for.
+            nobodys_slot: the state slot that passes change while no step has filled the buffers.
         """
 
         def full(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -66,14 +66,14 @@ class InputBuffers:
         self._output_start = full(0, room.sequences + 1)
 
     def fill(self, batch: FlatBatch) -> None:
-        """Copies the batch."""
+        """Copies the batch into the buffers."""
         for buffer, values in self._sources(batch):
             buffer[: len(values)].copy_(values)
         for table, each in zip(self._block_tables, batch.inputs.metadata, strict=True):
             table[: len(each.block_table), : each.block_table.shape[1]].copy_(each.block_table)
 
     def _sources(self, batch: FlatBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Buffers, and what a batch has for them."""
+        """Pairs of a buffer and the batch's values for it."""
         inputs = batch.inputs
         yield self._token_ids, inputs.token_ids
         yield self._positions, inputs.positions
@@ -89,7 +89,7 @@ class InputBuffers:
         yield self._output_start, torch.from_numpy(batch.output_start)
 
     def views(self, shape: Shape) -> Inputs:
-        """What a pass of a shape reads, now and later."""
+        """The parts of the buffers that a pass of a shape reads, when recorded and in every replay."""
         sequences, tokens = shape.sequences, shape.tokens
         starts, slots = self._query_start_loc[: sequences + 1], self._state_slots[:sequences]
         metadata, states = recorded_metadata(
@@ -108,7 +108,7 @@ def recorded_metadata(
     shape: Shape, starts: torch.Tensor, seq_lens: torch.Tensor, tables: Iterable[torch.Tensor],
     mappings: Iterable[torch.Tensor], slots: torch.Tensor, is_fresh: torch.Tensor, plan: torch.Tensor | None = None,
 ) -> tuple[list[AttentionMetadata], StateMetadata]:  # fmt: skip
-    """Of a recording, whose sequences have as many tokens as the shape says, at most."""
+    """Metadata of a recording. Its lengths on the host are the shape's upper bounds."""
     lengths = [shape.query_len] * shape.sequences
     metadata = [
         AttentionMetadata(

@@ -1,4 +1,4 @@
-"""How much memory there is for the KV cache."""
+"""How much memory is available for the KV cache."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from quire.options.cache import CacheOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
-_CPU_STATES_SHARE = 0.5  # of the free memory, at most: what of it is touched are the slots that sequences have had
-# Of a GPU's memory: left where others leave no more, for what the driver keeps of CUDA graphs, and libraries.
+_CPU_STATES_SHARE = 0.5  # of free memory, at most; only the slots that sequences have used are ever touched
+# Share of a GPU's memory that stays free even if little is left: for what the driver keeps for CUDA graphs, and for
+# libraries.
 _SPARE = 1 / 64
 
 
 def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int = 0, later_bytes: int = 0) -> int:
-    """Bytes for the KV cache of one rank and for states, once weights are loaded and a largest step has run.
+    """Bytes for one rank's KV cache and recurrent states, once weights are loaded and the largest step has run.
 
     Args:
-        state_bytes: of recurrent layers. A CPU's default is for them and the KV cache beside them.
-        later_bytes: that graphs and steps with long contexts take on a GPU, beside what was taken so far.
+        state_bytes: size of the states of recurrent layers. On a CPU, the default adds room for them to the KV cache's.
+        later_bytes: what graphs and steps with long contexts will take on a GPU in addition to the memory taken so far.
 
     Raises:
-        StartupError: nothing is left.
+        StartupError: no memory is left.
     """
     if options.kv_cache_memory_bytes is not None:
         return options.kv_cache_memory_bytes
@@ -33,7 +34,8 @@ def kv_cache_bytes(options: CacheOptions, device: torch.device, state_bytes: int
         free = available_bytes()
         return min(_CPU_MOST, int(_CPU_SHARE * free)) + min(state_bytes, int(_CPU_STATES_SHARE * free))
     free, total = torch.cuda.mem_get_info(device)
-    # What torch keeps for reuse is ours; its peak is what a largest step needs besides the cache.
+    # Memory that torch caches for reuse counts as held; its peak is what a step of the largest size needs besides the
+    # KV cache.
     held, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
     return gpu_budget(GpuMemory(total, free, held, peak + later_bytes), options.gpu_memory_utilization)
 
@@ -45,19 +47,19 @@ class GpuMemory:
     total: int
     free: int
     held: int  # by this process
-    peak: int  # what it needs at most, without a cache
+    peak: int  # the most that this process needs, without a KV cache
 
     @property
     def others(self) -> int:
-        """Held by other processes, and by the driver for this one."""
+        """Bytes held by other processes, and by the driver for this one."""
         return self.total - self.free - self.held
 
 
 def gpu_budget(memory: GpuMemory, utilization: float) -> int:
-    """Bytes for the KV cache: this process's share of the GPU, whatever others hold, and never more than is free.
+    """Bytes for the KV cache: this process's share of the GPU, regardless of other processes, but only free memory.
 
     Raises:
-        StartupError: nothing is left; says who holds what.
+        StartupError: no memory is left; the message says who holds how much.
     """
     own = int(memory.total * utilization) - memory.peak
     room = memory.free - (memory.peak - memory.held) - int(memory.total * _SPARE)
@@ -77,9 +79,10 @@ def _gib(count: float) -> str:
 
 
 def token_budget(device: torch.device) -> int:
-    """Tokens of a step, where the user leaves it open.
+    """Default for the most tokens of a step.
 
-    The fewest at which the products run at full rate: more would only let the prompts of a burst wait for each other.
+    The smallest number at which matrix products run at full rate: more would only make the prompts of a burst wait for
+    each other.
     """
     if device.type == "cpu":
         return 256

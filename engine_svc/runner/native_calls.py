@@ -1,9 +1,9 @@
-"""Forward passes on a CPU as the calls of C++ kernels that they come to, noted once and made for steps of any size,
-without Python or torch in between.
+"""Forward passes on a CPU, recorded once as calls of C++ kernels and replayed for steps of any size without Python or
+torch in between.
 
-What a step's size changes of the calls is how many rows they have, which is found by comparing passes of several sizes.
-What cannot be recorded is found on the way: an operator of torch that computes, a collective, a kernel that was not
-made for it, a pass that does other things with more rows.
+A step's size changes only the numbers of rows in the calls, which are found by comparing passes of several sizes.
+Recording detects what cannot be replayed: a torch operator that computes, a collective, a kernel that does not support
+recording, a pass that makes different calls for more rows.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from engine_svc.runner.inputs import InputBuffers, Room, Shape
 
 logger = logging.getLogger(__name__)
 
-# Beside larger steps, what Python takes is nothing; and what lies between the kernels of such a one fits the memory.
+# In larger steps, Python's overhead is negligible; and up to this size, the intermediate tensors fit into the arena.
 MOST_TOKENS = 1024
-_ARENA_BYTES = 256 << 20  # of address space: what is never touched takes no memory
-_FEWEST_TOKENS = 8  # of a step, for which passes of three sizes can be told apart
-_ALIGNMENT = 64  # bytes: a cache line, as torch has it
+_ARENA_BYTES = 256 << 20  # address space: untouched pages take no memory
+_FEWEST_TOKENS = 8  # fewest tokens of the largest step for which three different pass sizes can be compared
+_ALIGNMENT = 64  # bytes: a cache line, as in torch
 _NEW = {torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default, torch.ops.aten.empty_like.default}
 
 
 class Arena:
-    """Gives out parts of a memory while those given out before are in use; they are until no tensor is on them."""
+    """Allocates tensors in a fixed memory. A part is free again once no tensor uses it."""
 
     def __init__(self, memory: torch.Tensor, rows: Collection[int], most: int) -> None:
         """
         Args:
-            memory: uint8 [bytes]. Others may use it too, at other times.
-            rows: numbers of rows that grow with the size of a pass. Each tensor with that many rows gets the room of
-                one with `most`, so that every tensor lies where it would in the largest pass.
+            memory: uint8 [bytes]. May be shared with others that use it at other times.
+            rows: numbers of rows that grow with the size of a pass. Each tensor with one of these numbers of rows gets
+                the room of one with `most` rows, so that every tensor has the same address as in the largest pass.
         """
         self._rows, self._most_rows = rows, most
         self._memory = memoryview(memory.numpy())
-        self._used: dict[int, int] = {}  # from where to where
-        self.most = 0  # bytes that were needed so far
+        self._used: dict[int, int] = {}  # first byte of each used part → first byte behind it
+        self.most = 0  # highest number of bytes needed so far
 
     def new(self, like: torch.Tensor) -> torch.Tensor:
-        """Of a shape and type, holding anything.
+        """An uninitialized tensor of the shape and dtype of `like`.
 
         Raises:
             NotRecordable: no room is left.
@@ -64,7 +64,7 @@ class Arena:
         return torch.frombuffer(part, dtype=torch.uint8).view(like.dtype).view(like.shape)
 
     def _find(self, num_bytes: int) -> int:
-        """The first gap that is wide enough."""
+        """Reserves the first gap that is wide enough and returns its start."""
         start = 0
         for begin, end in sorted(self._used.items()):
             if start + num_bytes <= begin:
@@ -78,7 +78,7 @@ class Arena:
 
 
 class KernelsAlone(TorchDispatchMode):
-    """Has new tensors made in an arena; lets views pass, and nothing that computes."""
+    """Allocates new tensors in an arena; allows views, and no torch operator that computes."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ class KernelsAlone(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's way to say that nothing compiles this: it need not import its compiler, which takes a second."""
+        """Tells torch that nothing compiles this mode, so it need not import its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """
         Raises:
-            NotRecordable: the operator computes, or is none that is known.
+            NotRecordable: the operator computes, or is unknown.
         """
         if func.namespace != "aten" or func._schema.is_mutable:
             raise NotRecordable(str(func))
@@ -105,17 +105,17 @@ class KernelsAlone(TorchDispatchMode):
 
 
 def is_view(result: Any, inputs: Any) -> bool:
-    """Whether an operator has made nothing new: its tensors lie in the memory of those that it was given."""
+    """Whether an operator has made only views: all tensors of its result share the memory of its inputs."""
     return bool(_memories(result)) and _memories(result) <= _memories(inputs)
 
 
 def _memories(values: Any) -> set[int]:
-    """Of the tensors among them."""
+    """Addresses of the storages of all tensors among the values."""
     return {each.untyped_storage().data_ptr() for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
 
 
 class PassSize(NamedTuple):
-    """What a forward pass is over."""
+    """The size of a forward pass."""
 
     sequences: int
     tokens: int
@@ -123,8 +123,10 @@ class PassSize(NamedTuple):
 
 
 class SizedPass:
-    """A forward pass over any number of sequences and tokens, up to the most. What lies between its kernels stays where
-    it is."""
+    """A recorded forward pass for any number of sequences and tokens up to a maximum.
+
+    Its intermediate tensors keep their addresses.
+    """
 
     def __init__(
         self, forward: Callable[[PassSize], torch.Tensor], kernels: Kernels, most: tuple[int, int],
@@ -132,19 +134,20 @@ class SizedPass:
     ) -> None:  # fmt: skip
         """
         Args:
-            forward: a pass of a size, which reads what will be read then, in the same places; gives hidden states
-                [tokens or outputs, hidden_size].
-            most: sequences and tokens of a pass.
-            memory: of `arena_memory`. Others may use it too, at other times.
+            forward: runs a pass of a given size, which reads its inputs at the addresses where replays will read
+                theirs; returns hidden states [tokens or outputs, hidden_size].
+            most: the most sequences and tokens of a pass.
+            memory: from `arena_memory`. May be shared with others that use it at other times.
 
         Raises:
-            NotRecordable: it does more than to call kernels, or does something else in other sizes; or passes are too
-                small.
+            NotRecordable: the pass does more than call kernels, or makes different calls at other sizes; or `most` has
+                too few tokens.
         """
         sequences, tokens = most
         if tokens < _FEWEST_TOKENS:
             raise NotRecordable(f"a step of {tokens} tokens at most")
-        # No two numbers of them are in proportion, and the last one has all rows, as the hidden states must.
+        # Over these sizes, no two of the three numbers are proportional. The last size outputs all rows, because its
+        # hidden states are the ones that are kept.
         sizes = [PassSize(1, 3, 2), PassSize(min(2, sequences), 7, 5), PassSize(sequences, tokens, tokens)]
         noted = []
         for size in sizes:
@@ -153,25 +156,27 @@ class SizedPass:
                 self._hidden = forward(size)
             noted.append(calls)
         self._calls = SizedCalls(kernels.replay, noted, sizes)
-        self._kept = forward  # the calls point at what it holds
+        self._kept = forward  # the calls point at objects that it holds
         logger.debug("recorded %d calls of kernels; %d KiB lie between them", self._calls.count, arena.most >> 10)
 
     def run(self, size: PassSize) -> torch.Tensor:
-        """Hidden states [outputs, hidden_size], there until the next pass; all of a pass that computes all rows must be
-        outputs."""
+        """Returns hidden states [outputs, hidden_size], valid until the next pass.
+
+        If the pass computes all rows, all must be outputs.
+        """
         self._calls.replay(size)
         return self._hidden[: size.outputs]
 
 
 def arena_memory() -> torch.Tensor:
-    """For the passes of a model."""
+    """Memory for the arena of a model's passes."""
     return zeros_when_touched((_ARENA_BYTES,), torch.uint8)
 
 
 class NotedSteps:
-    """Steps of a decoder, of any size up to a room's: one pass of those with adapters, and one of the others.
+    """Recorded steps of a decoder, of any size up to a maximum: one pass for steps with adapters, one for the others.
 
-    A step's inputs are copied into buffers that stay where they are.
+    A step's inputs are copied into buffers at fixed addresses.
     """
 
     def __init__(
@@ -180,10 +185,10 @@ class NotedSteps:
     ) -> None:  # fmt: skip
         """
         Args:
-            forward: prepares a pass over such inputs.
-            room: no more than MOST_TOKENS of it are used.
+            forward: prepares a pass over inputs.
+            room: the largest step; steps of more than MOST_TOKENS tokens are never replayed.
             nobodys_slot: see InputBuffers.
-            adapters: of the rank.
+            adapters: the rank's adapters.
             skips_rows: whether passes without adapters compute only output rows in their last layer.
         """
         self._skips_rows = skips_rows
@@ -192,11 +197,11 @@ class NotedSteps:
         self._most = min(room.sequences, tokens), tokens
         self._buffers = InputBuffers(room._replace(tokens=tokens), nobodys_slot)
         self._memory = arena_memory()
-        self._passes: dict[bool, SizedPass | None] = {}  # by whether there are adapters; None: they cannot be recorded
+        self._passes: dict[bool, SizedPass | None] = {}  # by whether they have adapters; None means not recordable
         self._record(has_adapters=False)
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """The hidden states of a batch's output rows; None for one that is run by the model's code."""
+        """Replays a batch and returns the hidden states of its output rows; None if the model's code must run it."""
         adapters = self._adapters
         sequences, tokens = self._most
         fits = len(batch.slots) <= sequences and batch.num_tokens <= tokens
@@ -217,7 +222,7 @@ class NotedSteps:
         return found.run(PassSize(len(batch.slots), batch.num_tokens, batch.num_outputs))
 
     def _record(self, *, has_adapters: bool) -> None:
-        prepared = []  # what is prepared for a pass must live as long as the calls
+        prepared = []  # everything prepared for a pass must live as long as the recorded calls
 
         def forward(size: PassSize) -> torch.Tensor:
             shape = _shape(size) if self._skips_rows and not has_adapters else _shape(size)._replace(outputs=0)
@@ -232,6 +237,6 @@ class NotedSteps:
 
 
 def _shape(size: PassSize) -> Shape:
-    """Kernels read lengths and contexts when they run."""
+    """The shape of a pass. Its query length and context are placeholders: kernels read the real ones when they run."""
     longest = size.tokens - size.sequences + 1
     return Shape(size.sequences, size.tokens, longest, longest, outputs=size.outputs)

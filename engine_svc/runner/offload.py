@@ -1,4 +1,4 @@
-"""Tensors of a device whose memory is given back, and taken again with what was in it."""
+"""Device tensors whose memory is freed, and later allocated again with its previous contents."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 class OffloadedTensors:
-    """What lies in host memory in place of some tensors' own memory.
+    """The contents of some tensors, kept in host memory while their device memory is freed.
 
-    The tensors stay the objects that they are, and so do all views of them: only what is behind them is gone, until
-    `restore`. Until then nobody may read them.
+    The tensor objects and all views of them remain; only their storage is gone until `restore`. Until then, they must
+    not be read.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         """
         Args:
-            tensors: of one device; of those that share memory, any.
+            tensors: tensors of one device; of several that share a storage, one is enough.
         """
         storages = {each.data_ptr(): each for each in map(torch.Tensor.untyped_storage, tensors) if each.nbytes()}
         self._kept: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
@@ -31,19 +31,19 @@ class OffloadedTensors:
 
     @classmethod
     def of_device(cls, device: torch.device) -> OffloadedTensors:
-        """All that this process has on a GPU: weights, and the buffers beside them."""
+        """Offloads all tensors that this process has on a GPU: weights and buffers."""
         return cls(each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.device == device)
 
     @property
     def num_bytes(self) -> int:
-        """In host memory."""
+        """Bytes kept in host memory."""
         return sum(kept.nbytes for _, kept in self._kept)
 
     def restore(self) -> None:
-        """Everything is where it was, if not at the same address.
+        """Moves everything back to the device, possibly to other addresses.
 
         Raises:
-            torch.OutOfMemoryError: somebody else has the memory now; everything is in host memory still.
+            torch.OutOfMemoryError: the memory is in use by others; everything stays in host memory.
         """
         try:
             for storage, kept in self._kept:

@@ -1,4 +1,4 @@
-"""Classes of the operator's own that run the model on each rank. See docs/scaling.md for what they may rely on."""
+"""Custom classes, provided by the operator, that run the model on each rank. docs/scaling.md has their contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def runner_class(options: ExecutorOptions) -> type[Runner]:
     """The class of `--worker-cls`, with that of `--worker-extension-cls` before it.
 
     Raises:
-        StartupError: there is no such class, or it cannot be what it is to be; says why.
+        StartupError: there is no such class, or it cannot be used for this; the message says why.
     """
     chosen = _runner(options.worker_cls)
     if not options.worker_extension_cls:

@@ -1,4 +1,4 @@
-"""Forward passes of a model over the caches of its layers."""
+"""Forward passes of a model over its layers' caches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from engine_svc.runner.states import StateCache
 
 
 class ForwardPasses:
-    """Prepares them, one for each batch.
+    """Prepares forward passes, one for each batch.
 
     Attributes:
-        caches: keys and values, one for each layer of a group; the groups' blocks lie side by side in it.
-        states: of recurrent layers; None until there are some.
+        caches: KV caches, one for each layer of a group; the blocks of all groups share them.
+        states: states of recurrent layers; None until they are allocated.
     """
 
     def __init__(
@@ -31,15 +31,17 @@ class ForwardPasses:
     ) -> None:
         """
         Args:
-            present: of the model's layers, set for each pass.
+            present: read by the model's layers; set for each pass.
         """
         self._model, self._attention, self._groups, self._present = model, attention, groups, present
         self.caches: list[torch.Tensor] = []
         self.states: StateCache | None = None
 
     def prepare(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> Forward:
-        """A pass over these inputs, ready to run: it gives the hidden states of their output rows. Only a Decoder's
-        inputs have some that are not all rows."""
+        """Prepares a pass over these inputs, which returns the hidden states of their output rows.
+
+        Only a Decoder's inputs may have fewer output rows than rows.
+        """
         caches, model, outputs = self._layer_caches(inputs), self._model, inputs.outputs
 
         def forward() -> torch.Tensor:
@@ -53,7 +55,7 @@ class ForwardPasses:
         return forward
 
     def _layer_caches(self, inputs: Inputs) -> list[AnyLayerCache]:
-        """For each layer of the stage."""
+        """The cache of each layer of the stage."""
         layers, prepare = self._model.stage.layers, self._attention.prepare
         attended = {
             layer: LayerCache(cache, ready)

@@ -1,4 +1,4 @@
-"""A step that has been launched and may still run."""
+"""A step that has been launched and may still be running."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IDLE_SECONDS = 0.1
 
 
 class StepTimer:
-    """Moments of a step; on a GPU, of its stream."""
+    """Times of a step; on a GPU, of its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -31,7 +31,7 @@ class StepTimer:
         self.mark()
 
     def mark(self) -> None:
-        """This moment, or when the stream gets here."""
+        """Marks the present time, or on a GPU, the time when the stream gets to this point."""
         if self._is_cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -40,59 +40,59 @@ class StepTimer:
             self._times.append(time.perf_counter())
 
     def wait(self) -> None:
-        """Until the stream is at the last mark."""
+        """Waits until the stream has reached the last mark."""
         if self._is_cuda:
             self._events[-1].synchronize()
 
     def milliseconds(self, mark: int) -> float:
-        """From the start to a mark that is past."""
+        """Time from the start to a mark that has been reached."""
         if self._is_cuda:
             return float(self._events[0].elapsed_time(self._events[mark]))
         return (self._times[mark] - self._times[0]) * 1e3
 
 
 class StepClock:
-    """Whether steps run, for what is better done while none does."""
+    """Knows whether steps are running, for background work that is better done while none is."""
 
     def __init__(self) -> None:
-        self._ended = -math.inf  # when the last one did, in seconds
+        self._ended = -math.inf  # when the last step ended, in seconds
 
     def begin(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         self._ended = math.inf
 
     def end(self) -> None:
-        """It has ended."""
+        """Notes that the step has ended."""
         self._ended = time.monotonic()
 
     def is_idle(self) -> bool:
-        """Whether none runs, nor has just ended, as between two of a sequence."""
+        """Whether no step is running or has just ended, as happens between two steps of a sequence."""
         return time.monotonic() - self._ended > _IDLE_SECONDS
 
 
 class Ended(NamedTuple):
-    """What has come to its end beside the steps."""
+    """Background work that has ended since the last step."""
 
     transfers: Sequence[EndedTransfer]
-    adapters: Mapping[int, str]  # that have been read: see StepResult.read_adapters
+    adapters: Mapping[int, str]  # adapters that have been read: see StepResult.read_adapters
 
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A step whose forward pass has been launched, and that has not sampled yet."""
+    """A step whose forward pass has been launched and that has not sampled yet."""
 
     plan: StepPlan
     timer: StepTimer  # with a mark after the forward pass
     ended: Ended
-    # What the plan computes, if anything.
+    # The batch and its hidden states; None if the plan computes nothing.
     batch: FlatBatch | None = None
-    hidden: torch.Tensor | None = None  # [tokens, hidden_size]; of a graph, only until it runs again
+    hidden: torch.Tensor | None = None  # [output rows, hidden_size]; from a graph, valid only until its next replay
     failed: dict[int, str] = field(default_factory=dict)  # slot → why its sequence has failed already
-    waited: float | None = None  # seconds, for other stages of a pipeline; None where there are none
+    waited: float | None = None  # seconds spent waiting for other pipeline stages; None if there are none
 
 
 class PendingStep:
-    """What a step has sampled and scored, on its way to the host."""
+    """The samples and scores of a step, on their way to the host."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class PendingStep:
     ) -> None:
         """
         Args:
-            step: whose timer has a mark after the forward pass and one at the end; before it, one ahead of guessing.
-            outputs: one for the rows that were sampled together; several where they could not be.
-            prompt_scores: of prompt positions, by slot.
-            broken: those that sample nothing and have overflowed; None where all sample.
-            guesses: of the draft model, where there is one.
+            step: its timer has a mark after the forward pass and one at the end; with drafting, another before that.
+            outputs: one for each set of rows that were sampled together.
+            prompt_scores: log-probabilities at prompt positions, by slot.
+            broken: which of the sequences that sample nothing have overflowed; None if all sample.
+            guesses: the draft tokens, if there is a draft model.
         """
         self._timer, self._failed, self._ended, self._waited = step.timer, step.failed, step.ended, step.waited
         self._outputs = outputs
@@ -118,7 +118,7 @@ class PendingStep:
         self._guesses = guesses
 
     def result(self) -> StepResult:
-        """Waits for the device."""
+        """Waits for the device and returns the step's result."""
         self._timer.wait()
         runs = read_runs(self._outputs)
         failed = self._failed | (self._broken.read() if self._broken else {}) | runs.failed

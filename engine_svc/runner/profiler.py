@@ -1,4 +1,4 @@
-"""Torch's profiler over the steps of a rank."""
+"""Torch's profiler for the steps of a rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 class RankProfiler:
-    """Off until `start`, and again from `stop` on or once it has noted as many steps as it was to.
+    """Profiles steps from `start` until `stop`, or until it has recorded the requested number of steps.
 
-    What it has noted lies in memory until it is written, a file for each rank that chrome://tracing and Perfetto read.
+    The profile is kept in memory until it is written, to one file per rank that chrome://tracing and Perfetto can read.
     """
 
     def __init__(self, rank: int, device: torch.device, settle: Callable[[], None]) -> None:
         """
         Args:
-            settle: waits for what is under way between ranks: torch's profiler fails where that ends after it, or has
-                begun before it.
+            settle: waits until no communication between ranks is under way: torch's profiler fails if some of it starts
+                before the profiler or ends after it.
         """
         self._settle = settle
         self._rank = rank
@@ -36,14 +36,14 @@ class RankProfiler:
         self._written: list[str] = []
 
     def start(self, wanted: StartProfile) -> None:
-        """Notes the steps from now on, or from a later one on. One that notes goes on as it was."""
+        """Profiles steps from now on, or from a later step on. Does nothing if profiling has been started already."""
         if self._wanted is None:
             self._wanted, self._steps, self._written = wanted, 0, []
             if not wanted.first_step:
                 self._begin(wanted)
 
     def begin_step(self) -> None:
-        """A step is about to run."""
+        """Called before each step: begins or ends the profile if it is time to."""
         wanted = self._wanted
         if wanted is None:
             return
@@ -54,11 +54,11 @@ class RankProfiler:
         self._steps += 1
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """What runs meanwhile is noted under a name: of a recorded step there is nothing else to see."""
+        """Context whose work appears in the profile under a name; a recorded step shows nothing else."""
         return nullcontext() if self._running is None else record_function(name)
 
     def stop(self) -> list[str]:
-        """Writes what was noted, unless that is done. The files of the run that was started last."""
+        """Writes the profile, unless that is done already; returns the files written since the last `start`."""
         if self._wanted is not None:
             self._finish(self._wanted)
             self._wanted = None
@@ -87,7 +87,7 @@ class RankProfiler:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             running.export_chrome_trace(str(file))
-        except (OSError, RuntimeError) as error:  # a full disk costs the profile and not the engine
+        except (OSError, RuntimeError) as error:  # a full disk must cost only the profile, not the engine
             logger.error("the profile cannot be written to %s: %s", file, error)
             return
         logger.info("%d steps are profiled in %s", self._steps - wanted.first_step, file)

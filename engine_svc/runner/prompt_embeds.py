@@ -1,4 +1,4 @@
-"""The prompts that came as embeddings, by slot, until they are computed."""
+"""Prompts that were given as embeddings, kept by slot until they are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_svc.transfer import to_device
 
 
 class PromptEmbeddings:
-    """Kept on the host, in the model's type; a step's rows of them go to the device."""
+    """Prompt embeddings, kept on the host in the model's dtype; the rows that a step needs are moved to the device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
@@ -20,7 +20,7 @@ class PromptEmbeddings:
         self._kept: dict[int, tuple[int, torch.Tensor]] = {}  # slot → first position, [positions, hidden_size]
 
     def add(self, sequence: NewSequence) -> None:
-        """Gives a slot to a sequence, whatever its prompt came as."""
+        """Gives a slot to a sequence, and keeps its prompt embeddings if it has any."""
         self._kept.pop(sequence.slot, None)
         embeds = sequence.prompt_embeds
         if embeds is not None and embeds.data:
@@ -29,7 +29,7 @@ class PromptEmbeddings:
             self._kept[sequence.slot] = sequence.num_computed_tokens, values
 
     def rows(self, scheduled: Sequence[ScheduledSequence]) -> EmbeddedRows | None:
-        """Those of a step's batch; None where it has none. What earlier steps have computed is forgotten."""
+        """The embedded rows of a step's batch; None if there are none. Drops embeddings that are fully computed."""
         if not self._kept:
             return None
         rows: list[int] = []

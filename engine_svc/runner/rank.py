@@ -1,4 +1,4 @@
-"""The model of one rank through its life: made, allocated, asleep and awake again, profiled."""
+"""The life cycle of one rank's model: construction, allocation, sleeping and waking up, profiling."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from quire.errors import StartupError
 
 
 class RankModel(BaseRank[Runner]):
-    """That of a rank which generates."""
+    """The model of a rank that generates tokens."""
 
     def __init__(self, make: Callable[[], Runner], device: torch.device, rank: int = 0) -> None:
         """
         Args:
             make: loads the model.
 
-        Raises: what that does.
+        Raises: whatever `make` raises.
         """
         self._num_blocks, self._num_host_blocks = 0, 0
         super().__init__(
@@ -32,7 +32,7 @@ class RankModel(BaseRank[Runner]):
         """See Executor.allocate.
 
         Raises:
-            StartupError: there is not enough memory in the host.
+            StartupError: there is not enough host memory.
         """
         self._num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
         try:

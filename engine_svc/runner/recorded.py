@@ -1,6 +1,6 @@
-"""Steps that are recorded once for each shape and replayed with a single call: `graphs.py` has how.
+"""Steps that are recorded once for each shape and replayed with a single call; `graphs.py` does the recording.
 
-What is recorded reads a buffer that stays where it is, into which each step copies its inputs.
+A recording reads a buffer at a fixed address, into which each step copies its inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Replay = Callable[[], None]
 
 
 class CannotRecord(Exception):
-    """Steps run without being recorded; the text says why."""
+    """Recording failed, so steps must run without it; the text says why."""
 
 
 class Capture(ABC):
@@ -33,23 +33,26 @@ class Capture(ABC):
 
     @abstractmethod
     def __call__(self, forward: Forward) -> tuple[Replay, torch.Tensor]:
-        """Records a pass: what replays it, and the tensor in which each replay leaves the hidden states.
+        """Records a pass.
+
+        Returns:
+            The function that replays it, and the tensor in which each replay leaves the hidden states.
 
         Raises:
-            CannotRecord: this one, or any.
+            CannotRecord: this pass, or any pass, cannot be recorded.
         """
 
 
 class Shapes(ABC):
-    """Which shape of a recording a step goes by."""
+    """Chooses the recording shape for each step."""
 
     @abstractmethod
     def of(self, batch: FlatBatch) -> Shape | None:
-        """None: it is not replayed."""
+        """The shape whose recording serves the batch; None means that the batch is not replayed."""
 
     @abstractmethod
     def all(self) -> list[Shape]:
-        """All that are recorded."""
+        """All shapes that are recorded."""
 
 
 class Recorded(NamedTuple):
@@ -57,11 +60,11 @@ class Recorded(NamedTuple):
 
     replay: Replay
     hidden: torch.Tensor
-    forward: Forward  # what was prepared for it must live as long as the recording, which reads it
+    forward: Forward  # holds everything prepared for the pass, which the recording reads: must live as long
 
 
 class RecordedSteps:
-    """One for each of the shapes, or none where one of them cannot be recorded."""
+    """Recordings of all shapes; none at all if one of the shapes cannot be recorded."""
 
     def __init__(
         self,
@@ -73,8 +76,8 @@ class RecordedSteps:
     ) -> None:
         """
         Args:
-            forward: prepares a pass over such inputs.
-            adapters: of the rank.
+            forward: prepares a pass over inputs.
+            adapters: the rank's adapters.
         """
         self._forward, self._capture, self._shapes, self._inputs = forward, capture, shapes, inputs
         self._adapters = adapters
@@ -89,7 +92,7 @@ class RecordedSteps:
             self._recorded.clear()
 
     def run(self, batch: FlatBatch) -> torch.Tensor | None:
-        """The hidden states of all rows of a batch; None for one that is not replayed."""
+        """Replays a batch and returns the hidden states of all its rows; None if the batch cannot be replayed."""
         adapters = self._adapters
         if not self._recorded or batch.embedded is not None or not adapters.are_recordable(batch):
             return None

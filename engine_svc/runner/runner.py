@@ -1,4 +1,4 @@
-"""One rank of a worker: loads the model, allocates the cache, runs steps."""
+"""One rank of a worker: loads the model, allocates the KV cache, runs steps."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Order of calls: construct (loads the weights), `profile`, `spec`, `allocate`, `step`…
+    """Runs one rank's model. Order of calls: construct (loads the weights), `profile`, `spec`, `allocate`, `step`…
 
     Attributes:
-        passes: where others take part in them.
+        passes: coordinates forward passes with other ranks that share the model's experts.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Runner:
         self._options = options
         self._device = device
         self._num_ranks = groups.layout.num_ranks
-        self._isolates = False  # one sequence's fault from the others: not while it warms up, and one rank only
+        self._isolates = False  # whether a failing sequence is isolated from the others: single rank, after warm-up
         if device.type == "cpu":
             at, layout = groups.layout.coordinates(groups.rank), groups.layout
             bind_threads(options.kernels, at.pipeline * layout.tensor + at.tensor, layout.tensor * layout.pipeline)
-        processors = load_processors(options.generation.logits_processors)  # before the weights, which take long
+        processors = load_processors(options.generation.logits_processors)  # before the weights: errors show early
         folder = weights_folder(model, options.load)
         self._lockstep_ranks = groups.layout.data if has_experts(folder, options) else 0
         loaded = load_model(folder, options, groups, device)
@@ -111,7 +111,7 @@ class Runner:
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
-        self._answers: Answers | None = None  # those of the last stage
+        self._answers: Answers | None = None  # only in the last pipeline stage
         if stage.is_last:
             speculation = options.speculative.chosen()
             typical = speculation and speculation.typical_acceptance
@@ -132,7 +132,7 @@ class Runner:
         self._state_form = loaded.states
         self._store: BlockStore | None = None
         self._recorded: RecordedSteps | NotedSteps | None = None
-        self._later_bytes = 0  # of a GPU, that it takes beside what it has taken so far
+        self._later_bytes = 0  # GPU memory that will be taken in addition to what has been taken so far
         self._clock = StepClock()
 
     @property
@@ -151,8 +151,10 @@ class Runner:
         )  # fmt: skip
 
     def profile(self) -> None:
-        """On a GPU, runs the largest steps over a cache just large enough, and records the largest graphs, then forgets
-        them: what is available after it can be given to the cache."""
+        """On a GPU, measures how much memory steps need; what is left can be given to the KV cache.
+
+        Runs the largest steps over a KV cache just large enough for them, records the largest graphs, then drops both.
+        """
         if self._device.type != "cuda":
             return
         torch.cuda.empty_cache()
@@ -161,7 +163,7 @@ class Runner:
             self._answers.reserve(self._max_model_len + 1)
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
         self._allocate(blocks * len(self._groups), num_states=1)
-        # There is room for the states of one.
+        # There is room for the states of only one sequence.
         sequences = 1 if self._state_form.shapes else self._options.scheduler.max_num_seqs
         self.warm_up(blocks * len(self._groups), sequences)
         needed = torch.cuda.max_memory_reserved(self._device) - sum(cache.nbytes for cache in self._all_caches)
@@ -172,14 +174,14 @@ class Runner:
         torch.cuda.empty_cache()
 
     def _measure_graphs(self) -> int:
-        """Bytes that all graphs will take."""
+        """Estimated bytes that all graphs will take."""
         if not self._records_steps:
             return 0
         measured = MeasuredCapture(CudaCapture(), lambda: held_by(self._device))
         return measured.total(self.make_graphs(measured, self._query_len, most=2))
 
     def release_caches(self) -> None:
-        """Gives the KV cache back, and with it states, the host's tier and recorded steps. `allocate` is next."""
+        """Frees the KV cache, states, the host memory tier and recorded steps; `allocate` must be called next."""
         self._forward.caches, self._forward.states, self._store, self._recorded = [], None, None, None
         if self._drafting:
             self._drafting.release()
@@ -188,16 +190,16 @@ class Runner:
             self._answers.forgives = False
 
     def settle(self) -> None:
-        """Waits for what is under way between ranks."""
+        """Waits until no communication between pipeline stages is under way."""
         self._link.settle()
 
     def close(self) -> None:
-        """Ends what runs beside the steps."""
+        """Stops the background work of adapters and of dual batches."""
         self._adapters.close()
         self._dual_batch.close()
 
     def spec(self) -> KvCacheSpec:
-        """What the control side must know."""
+        """What the control side must know of the model and its KV cache."""
         sequences = self._options.scheduler.max_num_seqs
         state_bytes = self._state_form.bytes_per_sequence * sequences
         later_bytes = self._later_bytes + self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
@@ -233,29 +235,29 @@ class Runner:
         return self._attention.kernels.level if self._attention.kernels else "torch"
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Allocates the KV cache and its tier in host memory, warms the kernels up, and records steps."""
+        """Allocates the KV cache and its host memory tier, warms up the kernels, and records steps."""
         self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
         if num_host_blocks:
             self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
         if self._device.type == "cuda":
-            self._record_steps()  # which gives back what steps have taken, so that it comes first
+            self._record_steps()  # comes first, because it frees memory that steps have taken
             self.warm_up(num_blocks, self._options.scheduler.max_num_seqs)
         else:
             self._run_prompt(num_blocks)
             self._record_steps()
         touch_ahead(self._all_caches, self._clock.is_idle)
-        # What layers have done to states cannot be undone: a step with them is not run again.
+        # Changes of recurrent states cannot be undone, so a step with such states cannot be run again.
         self._isolates = self._num_ranks == 1 and not self._state_form.shapes
         if self._answers is not None:
             self._answers.forgives = True
 
     def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
-        """Gives the allocated caches to the store of a connector, which moves blocks from now on."""
+        """Creates a connector's store over the allocated caches, which moves blocks from now on."""
         self._store = make_store(self._attention, self._all_caches)
 
     @property
     def _all_caches(self) -> list[torch.Tensor]:
-        """The draft model's too."""
+        """KV caches of the model and of the draft model, if any."""
         return [*self._forward.caches, *(self._drafting.caches if self._drafting else ())]
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
@@ -265,11 +267,11 @@ class Runner:
         self._forward.states = StateCache(self._state_form, num_states, self._device)
 
     def warm_up(self, num_blocks: int, sequences: int) -> None:
-        """Runs the largest steps: what a GPU compiles for them, with adapters and without, nobody waits for later.
+        """Runs the largest steps, with and without adapters, so that kernels are compiled before the first request.
 
         Args:
-            num_blocks: that there are.
-            sequences: that decode and draw in a step.
+            num_blocks: number of blocks in the KV cache.
+            sequences: number of sequences in the steps that decode and sample.
         """
         for context in (contextlib.nullcontext, self._adapters.warming)[: 1 + self._adapters.are_served]:
             with context():
@@ -277,7 +279,7 @@ class Runner:
                 self._draw(sequences)
 
     def _run_prompt(self, num_blocks: int) -> None:
-        """A prefill over the cache, a decode or two, and what other steps there are."""
+        """Runs a prefill over the KV cache, and further steps for every kernel that the attention backend has."""
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
@@ -327,16 +329,19 @@ class Runner:
 
     @property
     def _query_len(self) -> int:
-        """New tokens that a sequence that decodes has at most."""
+        """The most new tokens of a decoding sequence: one, and its draft tokens."""
         speculation = self._options.speculative.chosen()
         return 1 + speculation.most_tokens if speculation else 1
 
     @torch.inference_mode()
     def make_graphs(self, capture: Capture, query_len: int = 1, most: int | None = None) -> int:
-        """Records graphs of one new token a sequence and of so many, and those of a draft; says how many all are.
+        """Records graphs for one and for `query_len` new tokens per sequence, for prompts, and for the draft model.
 
         Args:
-            most: so many, the largest of the model's own; None: all.
+            most: record only this many graphs, the largest ones of the model; None means all, and those of the draft.
+
+        Returns:
+            The number of all graphs, whether they were recorded or left out by `most`.
         """
         asked = self._options.kernels.cuda_graph_sizes
         sizes = graph_sizes(asked, self._options.scheduler.max_num_seqs)
@@ -353,7 +358,7 @@ class Runner:
         return len(shapes.all()) + (self._drafting.make_graphs(capture, drafts, room) if self._drafting else 0)
 
     def _room(self, tokens: int) -> Room:
-        """For so many new tokens of all sequences."""
+        """Capacity of input buffers for a total of `tokens` new tokens."""
         sequences = self._options.scheduler.max_num_seqs
         blocks = -(-self._max_model_len // self._attention.shape.block_tokens)
         received = self._facts.hidden_size if self._link.takes_hidden_states else 0
@@ -369,12 +374,12 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Runs the plan behind those launched before; on a GPU, returns before it is done. See `begin`."""
+        """Runs the plan after those launched before; on a GPU, returns before it is done. See `begin`."""
         return self.finish(self.begin(plan))
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
-        """Runs the plan as far as no token is sampled. The next call is `finish`."""
+        """Runs the plan up to the hidden states, before anything is sampled. The next call must be `finish`."""
         self._clock.begin()
         timer = StepTimer(self._device)
         self._adapters.begin(plan.adapters)
@@ -410,7 +415,7 @@ class Runner:
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, masks: TokenMasks | None = None) -> PendingStep:
-        """Samples, with the masks that the plan awaits."""
+        """Samples the step's tokens, with the token masks that the plan awaits."""
         pending = self._sample(step, masks)
         self._clock.end()
         return pending
@@ -426,7 +431,7 @@ class Runner:
         return pending
 
     def _flatten(self, plan: StepPlan) -> FlatBatch:
-        """The batch of a step, and which of its rows are needed: all with adapters, whose layers know no others."""
+        """Builds a step's batch and decides which rows are needed: with adapters all, as their layers map every row."""
         batch = self._buffers.flatten(plan)
         if self._answers is None or not self._skips_rows or self._adapters.is_used(batch):
             return batch
@@ -440,10 +445,11 @@ class Runner:
         return self._store.take_ended()
 
     def _compute_rows(self, plan: StepPlan, batch: FlatBatch, failed: dict[int, str]) -> torch.Tensor:
-        """The hidden states of a batch's output rows, all at once; where that raises, of each sequence apart.
+        """Computes the hidden states of a batch's output rows together; if that raises, of each sequence separately.
 
-        What only some of them raise then is their own fault, and the others go on; and so is what all of them raise, if
-        the model still runs a token of no meaning. Several ranks would lose each other: they raise.
+        Sequences that raise on their own then fail, and the others go on. If all of them raise, they fail as well,
+        provided that the model can still run a meaningless token; otherwise the error is raised. With several ranks the
+        error is always raised, because the ranks would get out of step.
         """
         try:
             return self._compute(batch)
@@ -459,7 +465,7 @@ class Runner:
         ])  # fmt: skip
 
     def _probe(self, sequence: ScheduledSequence) -> torch.Tensor:
-        """Hidden states of token 0 where a sequence that has failed would have had its last one."""
+        """Hidden states of token 0 at the last position of a failed sequence: shows whether the model still runs."""
         last = sequence.num_computed_tokens + sequence.num_new_tokens - 1
         where = msgspec.structs.replace(sequence, num_computed_tokens=last, num_new_tokens=1, new_block_ids=[])
         batch = self._buffers.flatten(StepPlan(0, [], [where]))
@@ -467,7 +473,7 @@ class Runner:
         return self._run(dataclasses.replace(batch, token_ids=token_ids, embedded=None))
 
     def _compute_apart(self, plan: StepPlan, failed: dict[int, str]) -> dict[int, torch.Tensor]:
-        """By slot, the output rows of the sequences that do not raise. Their blocks are in the tables already."""
+        """Runs each sequence alone, its blocks being in the tables; by slot, the output rows of those that succeed."""
         found = {}
         for sequence in plan.scheduled:
             alone = msgspec.structs.replace(sequence, new_block_ids=[])
@@ -479,7 +485,7 @@ class Runner:
         return found
 
     def _compute(self, batch: FlatBatch) -> torch.Tensor:
-        """[outputs, hidden_size]; what was replayed is there only until the next step."""
+        """Hidden states [outputs, hidden_size]; those of a replayed pass are valid only until the next step."""
         if batch.halves is not None:
             first, second = batch.halves
             hidden = torch.cat(self._dual_batch.run(lambda: self._run(first), lambda: self._run(second)))
@@ -488,7 +494,7 @@ class Runner:
         return batch.outputs_of(self._run(batch) if replayed is None else replayed)
 
     def _run(self, batch: FlatBatch) -> torch.Tensor:
-        """Hidden states of the output rows, or of all of them."""
+        """Runs the model's code; returns hidden states of the output rows, or of all rows."""
         forward = self._forward.prepare(batch.inputs, batch.embedded)
         with self._adapters.rows(batch):
             return forward()

@@ -1,4 +1,4 @@
-"""A model that can be put to sleep, and what becomes of its weights meanwhile."""
+"""A model that can be put to sleep, and where its weights are meanwhile."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.errors import StartupError
 
 
 class Sleeper(Protocol):
-    """What has the weights."""
+    """The loaded model that can be put to sleep."""
 
     def release_caches(self) -> None:
-        """Gives back all but the weights."""
+        """Frees everything except the weights."""
         ...
 
     def close(self) -> None:
-        """Ends what runs beside the steps."""
+        """Stops background work."""
         ...
 
 
@@ -30,17 +30,19 @@ Model = TypeVar("Model", bound=Sleeper)
 
 
 class SleepingModel(Generic[Model]):
-    """On a GPU the weights of one that sleeps lie in host memory, or nowhere. On a CPU they stay where they are, or are
-    nowhere: then the model goes, and another one is made of the same files.
+    """A model that can sleep.
+
+    While it sleeps, its weights are dropped, or kept: on a GPU in host memory, on a CPU where they are. If they are
+    dropped, so is the model, and waking it up loads a new one from the same files.
     """
 
     def __init__(self, make: Callable[[], Model], allocate: Callable[[Model], None], device: torch.device) -> None:
         """
         Args:
-            make: loads it.
-            allocate: gives it all but the weights, again.
+            make: loads the model.
+            allocate: allocates everything except the weights again.
 
-        Raises: what `make` does.
+        Raises: whatever `make` raises.
         """
         self._make, self._allocate = make, allocate
         self._device = device
@@ -49,19 +51,20 @@ class SleepingModel(Generic[Model]):
 
     @property
     def awake(self) -> Model:
-        """
+        """The loaded model.
+
         Raises:
-            RuntimeError: its weights were given back.
+            RuntimeError: the model sleeps and its weights were given back.
         """
         if self.loaded is None:
             raise RuntimeError("the model sleeps, and its weights were given back")
         return self.loaded
 
     def upkeep(self, command: MemoryUpkeep) -> None:
-        """Obeys.
+        """Executes the command.
 
         Raises:
-            StartupError: the weights cannot be loaded again, or there is no room; everything is as it was.
+            StartupError: the weights cannot be loaded again, or there is not enough memory; nothing has changed then.
         """
         if isinstance(command, ReleaseMemory):
             self._release(command.forgets_weights)
@@ -72,20 +75,20 @@ class SleepingModel(Generic[Model]):
             failure = f"Not enough memory: {error}"
         else:
             return
-        # Behind the handler, for the error refers to what was allocated in vain.
+        # After the handler, because the error object keeps references to what was allocated in vain.
         if isinstance(command, RestoreCache):
             self.awake.release_caches()
         self._trim()
         raise StartupError(failure)
 
     def _release(self, forgets_weights: bool) -> None:
-        """More than was given back before, or as much."""
+        """Frees the caches, and offloads or drops the weights; may be called again to drop them later."""
         if self.loaded is not None:
             self.loaded.release_caches()
         if forgets_weights and self.loaded is not None:
             self.loaded.close()
             self.loaded = self._offloaded = None
-        gc.collect()  # what is recorded and what it was recorded from refer to each other
+        gc.collect()  # recordings and what they were recorded from refer to each other
         if self.loaded is not None and self._offloaded is None and self._device.type == "cuda":
             self._offloaded = OffloadedTensors.of_device(self._device)
         self._trim()
@@ -100,7 +103,7 @@ class SleepingModel(Generic[Model]):
             self.loaded = self._make()
 
     def _trim(self) -> None:
-        """What is kept for reuse goes back to the device and, where the C library is glibc, to the system."""
+        """Returns memory cached for reuse to the device and, if the C library is glibc, to the system."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

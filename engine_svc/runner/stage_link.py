@@ -1,12 +1,13 @@
-"""What the stages of a pipeline send each other: hidden states to the next one, sampled tokens back to the first.
+"""What pipeline stages send each other: hidden states to the next stage, sampled tokens from the last to the first.
 
-How much comes follows from the plans, which every stage has; so nothing is said of it. Ranks of one place in their
-tensor groups talk to each other. Each has all hidden states, and sends its share of their values: the ranks of the next
-stage put them together among themselves, by what is the faster link where stages are on machines of their own.
+Every stage has the plans, from which the sizes of all messages follow, so sizes are never sent. Ranks with the same
+index in their tensor groups communicate with each other. Each has all hidden states, but sends only its share of their
+values; the ranks of the next stage gather the shares among themselves, over what is the faster link if each stage has
+its own machine.
 
-A step that a stage begins may need tokens of steps that the last stage has not finished. The first stage asks for a
-step's tokens as soon as it has sent on the hidden states, and waits for them no sooner than a later step has one of
-their slots: until then it computes other sequences.
+A step that a stage begins may need tokens of steps that the last stage has not finished. The first stage posts the
+receive for a step's tokens as soon as it has sent the hidden states. It waits for them only when a later step uses one
+of their slots; until then it computes other sequences.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class _Awaited:
     """Tokens that the last stage will send."""
 
     rows: SampledRows
-    token_ids: torch.Tensor  # int64 [rows], once they are there
+    token_ids: torch.Tensor  # int64 [rows], filled once they have arrived
     coming: dist.Work
 
 
 class StageLink:
-    """One for each rank. Where there is one stage, nothing is sent or received.
+    """A rank's link to the other pipeline stages. With a single stage, nothing is sent or received.
 
-    Of each step, in this order: `take_tokens` before slots get other sequences, `receive`, `send`, and, on the stage
-    that samples, `return_tokens`.
+    Order of calls in each step: `take_tokens` before slots are given to other sequences, `receive`, `send`, and on the
+    stage that samples, `return_tokens`.
     """
 
     def __init__(
@@ -51,29 +52,30 @@ class StageLink:
     ) -> None:  # fmt: skip
         """
         Args:
-            buffers: whose tokens are kept up.
+            buffers: where the sampled tokens of other stages are written.
         """
         self._group, self._tensor, self._stage, self._buffers = groups.pipeline, groups.tensor, stage, buffers
         self._device, self._dtype = device, dtype
         self._is_shared = hidden_size % groups.tensor.world_size == 0
         self._share = hidden_size // groups.tensor.world_size if self._is_shared else hidden_size
         self._awaited: deque[_Awaited] = deque()
-        # Work does not say that it is done; but what was sent so many steps ago has been taken: those have ended.
+        # A work object does not report that it is done. But a tensor sent enough steps ago has been received, so that
+        # waiting for it does not block.
         self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._waited = 0.0
 
     @property
     def takes_hidden_states(self) -> bool:
-        """Whether a stage stands before this one."""
+        """Whether there is a stage before this one."""
         return not self._stage.is_first
 
     def take_waited_seconds(self) -> float:
-        """How long this stage has waited for others since the last call, on a CPU; a GPU's stream waits by itself."""
+        """Seconds this stage has waited for others since the last call. CPU only: a GPU's stream waits by itself."""
         waited, self._waited = self._waited, 0.0
         return waited
 
     def take_tokens(self, plan: StepPlan) -> None:
-        """Puts tokens that earlier steps have sampled into the slots that a plan is about."""
+        """Waits for tokens that earlier steps have sampled for the plan's slots, and writes them to the buffers."""
         if not self._awaited:
             return
         slots = {sequence.slot for sequence in plan.scheduled}
@@ -86,14 +88,14 @@ class StageLink:
         self._buffers.record(awaited.rows, awaited.token_ids)
 
     def settle(self) -> None:
-        """Waits until nothing is under way. Other stages need no later step of this one for that."""
+        """Waits until no communication is under way. This needs no later step of this stage from the other stages."""
         while self._awaited:
             self._take_oldest()
         while self._sent:
             self._sent.popleft()[0].wait()
 
     def receive(self, num_tokens: int) -> torch.Tensor | None:
-        """The hidden states [tokens, hidden_size] of the stage before; None in the first."""
+        """Receives the hidden states [tokens, hidden_size] of the previous stage; returns None in the first stage."""
         if self._stage.is_first:
             return None
         share = torch.empty((num_tokens, self._share), dtype=self._dtype, device=self._device)
@@ -101,9 +103,9 @@ class StageLink:
         return self._tensor.all_gather_last(share) if self._is_shared else share
 
     def send(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> None:
-        """Sends hidden states on, if another stage follows; the tensor may be used again at once.
+        """Sends hidden states to the next stage, if there is one; the tensor may be reused at once.
 
-        The first stage asks for what is sampled from them.
+        The first stage also posts the receive for the tokens that will be sampled from them.
         """
         if self._stage.is_last:
             return
@@ -118,14 +120,14 @@ class StageLink:
                 self._awaited.append(_Awaited(rows, token_ids, coming))
 
     def return_tokens(self, rows: SampledRows) -> None:
-        """Sends what has been recorded for sampled rows to the first stage, also of those that have failed."""
+        """Sends the tokens recorded for sampled rows to the first stage, including those of failed sequences."""
         if self._stage.is_first or not rows.slots:
             return
         at = to_device(rows.slots, self._device), to_device(rows.num_tokens, self._device)
         self._keep(self._buffers.token_ids[at], 0)
 
     def _keep(self, tensor: torch.Tensor, rank: int) -> None:
-        """Sends a tensor, and keeps it until it is sent."""
+        """Sends a tensor, and keeps a reference to it until it is sent."""
         self._sent.append((self._group.send(tensor, rank), tensor))
         if len(self._sent) > self._group.world_size + 1:
             self._sent.popleft()[0].wait()

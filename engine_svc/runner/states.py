@@ -1,6 +1,6 @@
-"""The states that recurrent layers keep of sequences, by the slots that the sequences have in the runner.
+"""The states that recurrent layers keep for sequences, by the sequences' slots in the runner.
 
-A sequence takes over whatever is in its slot when nothing of it is computed: what was there counts as nothing then.
+A slot is not cleared between sequences: a sequence of which nothing is computed ignores what its slot holds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from engine_svc.recurrence.base import LayerState, StateForm, StateMetadata
 
 
 class StateCache:
-    """One for each rank.
+    """The states of a rank's recurrent layers.
 
     Attributes:
-        nobodys_slot: one more than there are sequences, of what fills up a CUDA graph.
+        nobodys_slot: an extra slot behind those of sequences, used by the padding rows of a CUDA graph.
     """
 
     def __init__(self, form: StateForm, num_slots: int, device: torch.device) -> None:
@@ -34,5 +34,5 @@ class StateCache:
         }  # fmt: skip
 
     def layers(self, sequences: StateMetadata) -> dict[int, LayerState]:
-        """Of each recurrent layer, for a step of these sequences."""
+        """The state of each recurrent layer, for a step of these sequences."""
         return {layer: LayerState(*kept, sequences) for layer, kept in self._layers.items()}

@@ -1,4 +1,4 @@
-"""Which steps of a rank run as two halves: see parallel/dual_batch.py."""
+"""Decides which steps of a rank run as two halves: see parallel/dual_batch.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepHalves:
-    """What a rank says of its own steps; of those of data ranks that share experts, all of them say it."""
+    """Decides for a rank's own steps. Where data ranks share experts, a pass is split only if all of them agree."""
 
     def __init__(self, options: DualBatchOptions, groups: ParallelGroups) -> None:
         self._options = options
@@ -34,6 +34,9 @@ class StepHalves:
         )  # fmt: skip
 
     def wants(self, plan: StepPlan, *, has_adapters: bool) -> bool:
-        """Whether a step is to be cut. One that has rows with adapters is not: layers know these of one batch alone."""
+        """Whether to split a step into two halves.
+
+        Steps with adapter rows are never split, because the adapter layers hold the row mapping of a single batch.
+        """
         decodes_only = all(each.num_new_tokens == each.num_sampled_positions for each in plan.scheduled)
         return self._is_on and not has_adapters and self._options.cuts(plan.num_tokens, decodes_only=decodes_only)

@@ -1,4 +1,4 @@
-"""The threads of a rank that computes on a CPU: how many, on which processors, and with their memory near."""
+"""Threads of a rank that computes on a CPU: their number, their processors, and the NUMA nodes of their memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from quire.processors import place_rank, read_machine
 
 logger = logging.getLogger(__name__)
 
-# Of the kernel's headers: the number of set_mempolicy, and the policy that spreads pages over nodes.
+# From the kernel's headers: the system call number of set_mempolicy, and the policy that spreads pages over nodes.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _INTERLEAVE = 3
 
 
 def bind_threads(options: KernelOptions, rank: int, ranks: int) -> None:
-    """Binds this thread, and all those that it will start, to the processors that --cpu-threads-bind gives the rank.
+    """Binds this thread, and all threads it will start, to the processors that --cpu-threads-bind gives the rank.
 
-    Memory is on the node of the thread that first touches it. Where that is not one node, weights and KV cache are
-    spread evenly, as any thread may come to read any part of them.
+    Memory is allocated on the NUMA node of the thread that first touches it. If the threads are on several nodes,
+    weights and KV cache are spread evenly over them, because any thread may read any part of them.
 
     Raises:
         StartupError: see place_rank.
@@ -41,7 +41,7 @@ def bind_threads(options: KernelOptions, rank: int, ranks: int) -> None:
 
 
 def _interleave_memory(nodes: tuple[int, ...]) -> None:
-    """Spreads what this thread, and those that it will start, touch first over NUMA nodes, if the system lets them."""
+    """Spreads memory first touched by this thread, and threads it will start, over NUMA nodes, if the system can."""
     number = _SET_MEMPOLICY.get(platform.machine())
     words = [0] * (max(nodes) // 64 + 1)
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Steps that mean nothing: what they have had compiled, nobody waits for later, and what memory they take is known."""
+"""Meaningless steps for warm-up: they compile kernels before the first request, and show how much memory steps take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPl
 from engine_svc.sampling.truncation import ALL_LIMITS
 from quire.sampling import SamplingParameters
 
-# What takes copies of the logits: scores of the model's own, and of what tokens are drawn from.
+# Two sets of parameters that need copies of the logits: for logprobs before and after processing.
 _DRAWN = (
     msgspec.structs.replace(ALL_LIMITS, repetition_penalty=1.1, allowed_token_ids=(0, 1), logprobs=1),
     SamplingParameters(logprobs=1, processed_logprobs=True, top_k=2, top_p=0.5),
@@ -22,7 +22,7 @@ def prompt_steps(
     tokens: int, num_blocks: int, num_groups: int, vocab_size: int, num_wanted_drafts: int,
     query_lens: Sequence[int] = (1,),
 ) -> list[StepPlan]:  # fmt: skip
-    """A prefill of so many tokens, which take so many blocks of each group, and again so many of the last of them."""
+    """A prefill of `tokens` tokens in `num_blocks` blocks of each group, then its last n again, for n of query_lens."""
     token_ids = torch.randint(vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [list(range(group * num_blocks, (group + 1) * num_blocks)) for group in range(num_groups)]
     prompt = NewSequence(0, token_ids, tokens, 0, blocks, SamplingPlan(SamplingParameters(temperature=0.0)))
@@ -34,7 +34,7 @@ def prompt_steps(
 
 
 def tail_step(count: int, context: int, block_size: int, num_groups: int) -> StepPlan:
-    """So many new tokens behind so many others, which are anything and in one block of each group."""
+    """A step of `count` new tokens after `context` arbitrary ones, all in a single block of each group."""
     tokens = context + count
     blocks = [[group] * -(-tokens // block_size) for group in range(num_groups)]
     sampling = SamplingPlan(SamplingParameters(temperature=0.0))
@@ -43,8 +43,10 @@ def tail_step(count: int, context: int, block_size: int, num_groups: int) -> Ste
 
 
 def drawing_steps(slots: Sequence[int], num_groups: int, vocab_size: int) -> Iterator[tuple[StepPlan, TokenMasks]]:
-    """Steps in which all these slots' sequences decode, and draw with all that limits them or is told of them. What is
-    cached of them, in one block of each group, means nothing."""
+    """Steps in which the sequences of all slots decode and sample, with all kinds of limits and with logprobs.
+
+    Their KV cache, in one block of each group, is meaningless.
+    """
     blocks = [[group] for group in range(num_groups)]
     masks = TokenMasks([*slots], bytes([0xFF]) * (-(-vocab_size // 32) * 4 * len(slots)))
     for parameters in _DRAWN:
