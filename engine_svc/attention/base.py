@@ -20,38 +20,38 @@ from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.transfer import to_device, to_host
 
 _Position = TypeVar("_Position", int, torch.Tensor)
-_FAR = 1 << 30  # behind any position
+_FAR = 1 << 30  # greater than any position
 
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """Which queries of a flat batch belong to which sequence, and where its keys and values live.
+    """Which queries of a flat batch belong to which sequence, and where its keys and values are.
 
-    Sequence i has `query_lens_host[i]` queries, at the last positions of its `seq_lens_host[i]`. All of its new tokens
+    Sequence i has `query_lens_host[i]` queries, at the last of its `seq_lens_host[i]` positions. All of its new tokens
     are queries, except in a last layer that computes output rows only (see OutputRows).
     """
 
     query_start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of the queries
     seq_lens: torch.Tensor  # int32 [num_seqs], computed and new tokens
     block_table: torch.Tensor  # int32 [num_seqs, max_blocks]; 0 past a sequence's blocks
-    # int64 [num_tokens], block * block_size + offset of each new token; -1 of those that another rank caches.
+    # int64 [num_tokens], block * block_size + offset of each new token; -1 for tokens that another rank caches.
     slot_mapping: torch.Tensor
-    query_lens_host: list[int]  # the same on the host, so that backends need not synchronise
-    seq_lens_host: list[int]  # in what is recorded: the most that they come to together, in equal parts
-    # int32 [plan_size], what the backend plans on the host for each step of a recording that is of any batch.
+    query_lens_host: list[int]  # on the host, so that backends need not synchronize
+    seq_lens_host: list[int]  # the same; in a recording, the greatest sum of all lengths, in equal parts
+    # int32 [plan_size], the backend's plan for a step of a recording that serves any query lengths; made on the host.
     plan: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class OutputRows:
-    """The rows of a batch whose hidden states are needed: the last ones of each sequence, often only the last.
+    """The rows of a batch whose hidden states are needed: the last ones of each sequence, often only the very last.
 
-    A model's last layer caches the keys and values of all tokens, and computes everything else for these rows alone.
+    A model's last layer caches the keys and values of all tokens, but computes everything else for these rows alone.
     """
 
     rows: torch.Tensor  # int64 [num_outputs], ascending
     start_loc: torch.Tensor  # int32 [num_seqs + 1], prefix sums of each sequence's number of rows
-    lens_host: list[int]  # these numbers; each is at least 1
+    lens_host: list[int]  # each sequence's number of rows, at least 1
 
     def as_queries(self, metadata: AttentionMetadata) -> AttentionMetadata:
         """Metadata for a layer in which only these rows attend."""
@@ -60,7 +60,7 @@ class OutputRows:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Heads and cache of one rank, and what they are to keep to."""
+    """Heads and KV cache of one rank, and requirements on the backend."""
 
     num_heads: int
     num_kv_heads: int
@@ -68,45 +68,45 @@ class AttentionShape:
     block_size: int
     dtype: torch.dtype
     device: torch.device
-    keys_are_values: bool = False  # one tensor is both, and cached once (compressed attention)
-    cache_dtype: torch.dtype | None = None  # of cached keys and values, where it is not `dtype`: 8 bits
-    batch_invariant: bool = False  # see AttentionBackend.batch_invariant; asked for even if it costs time
-    part: ContextPart = ContextPart()  # of each sequence, that is cached here
+    keys_are_values: bool = False  # one tensor serves as both, and is cached once (compressed attention)
+    cache_dtype: torch.dtype | None = None  # 8-bit dtype of cached keys and values; None means `dtype`
+    batch_invariant: bool = False  # whether AttentionBackend.batch_invariant is required, even if it costs time
+    part: ContextPart = ContextPart()  # the part of each sequence that is cached on this rank
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a sequence that a block stands for, on all ranks that share its context."""
+        """Tokens of a sequence in a block, over all ranks that share its context."""
         return self.block_size * self.part.size
 
     @property
     def planes(self) -> int:
-        """Tensors that are cached: keys and values, or keys that are values too."""
+        """Number of cached tensors: 2 for keys and values, 1 if keys are values."""
         return 1 if self.keys_are_values else 2
 
     @property
     def stored(self) -> torch.dtype:
-        """The type of cached keys and values."""
+        """The dtype of cached keys and values."""
         return self.cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionOptions:
-    """What a layer's attention is like."""
+    """Options of one layer's attention."""
 
     scale: float
     sliding_window: int | None = None  # a query at position p sees the keys at p - sliding_window + 1 … p
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    # [num_heads]: a score that takes its part of each softmax and gives nothing (attention sinks, as in gpt-oss).
+    # [num_heads]: a score that takes part in each softmax but has no value (attention sinks, as in gpt-oss).
     sinks: torch.Tensor | None = None
     chunked: bool = False  # the window begins at the last multiple of its length instead (Llama 4)
-    # A query sees what comes after it too: all of its sequence, or p + sliding_window - 1 at most (encoders).
+    # A query also sees later positions: all of its sequence, or up to p + sliding_window - 1 (encoders).
     bidirectional: bool = False
-    # float32 [heads that the backend attends with, other ranks' among them]: a score, scaled and capped, is so much
-    # lower for each position between its query and its key (ALiBi, Press et al. 2021).
+    # float32 [heads that the backend attends with, including those of other ranks]: how much a score, after scaling and
+    # capping, is lowered for each position between its query and its key (ALiBi, Press et al. 2021).
     slopes: torch.Tensor | None = None
 
     def first_seen(self, position: _Position) -> _Position:
-        """The first position that a query at this one sees; may be below 0."""
+        """The first position that a query at `position` sees; may be negative."""
         if self.sliding_window is None:
             return position * 0
         if self.chunked:
@@ -114,7 +114,7 @@ class AttentionOptions:
         return position - self.sliding_window + 1
 
     def seen_until(self, position: _Position) -> _Position:
-        """The first position behind what a query at this one sees; may be past the end of its sequence."""
+        """One past the last position that a query at `position` sees; may be past the end of its sequence."""
         if not self.bidirectional:
             return position + 1
         return position * 0 + _FAR if self.sliding_window is None else position + self.sliding_window
@@ -122,7 +122,7 @@ class AttentionOptions:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Of query and key heads, and their norms before it; see Ops.rotate."""
+    """Rotary embedding of query and key heads, with their norms before or after it; see Ops.rotate."""
 
     ops: Ops
     table_rows: torch.Tensor
@@ -133,11 +133,11 @@ class Rotation:
     output_rows: torch.Tensor | None = None  # int64, tokens whose queries attend; None means all of them
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """[tokens, query heads, head_dim] -> the same of the tokens whose queries attend."""
+        """[tokens, query heads, head_dim] -> the rows of the tokens whose queries attend."""
         return query if self.output_rows is None else self.ops.take_rows(query, self.output_rows)
 
     def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Query and key heads [tokens, heads, head_dim], turned; may work in place."""
+        """Rotates query and key heads [tokens, heads, head_dim]; may work in place."""
         rotate, of_heads = self.ops.rotate, (self.num_query, self.norms, self.interleaved)
         if not self.norms_are_last:
             return rotate(heads, self.table_rows, *of_heads)
@@ -147,19 +147,19 @@ class Rotation:
 
 @dataclass
 class CacheScales:
-    """What a layer's keys and values are divided by before they are cached in 8 bits."""
+    """Factors by which a layer's keys and values are divided before they are cached in 8 bits."""
 
     key: float = 1.0
     value: float = 1.0
 
     def observe(self, key: torch.Tensor, value: torch.Tensor, most: float) -> None:
-        """Makes room for twice as much as these. They are floating-point numbers: room costs no precision."""
+        """Sets the scales so that twice the greatest of these values fits: with floats, headroom costs no precision."""
         self.key, self.value = (2 * max(float(tensor.abs().max()), 1e-6) / most for tensor in (key, value))
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the layers of a step share; backends add what they have made of it. Only for the backend that made it."""
+    """Metadata shared by the layers of a step; backends add what they derive from it, for their own use only."""
 
     metadata: AttentionMetadata
 
@@ -168,40 +168,44 @@ class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
     name: ClassVar[str]
-    block_dimension: ClassVar[int] = 1  # of a layer's cache
-    query_lens: ClassVar[tuple[int, ...]] = (1,)  # of each kind that is attended to in a way of its own, but prompts
-    # New tokens behind contexts that only so long ones have attended to in a way of their own, and how long.
+    block_dimension: ClassVar[int] = 1  # the dimension of a layer's cache that counts blocks
+    query_lens: ClassVar[tuple[int, ...]] = (1,)  # one for each kernel path, except that of prompts; for warm-up
+    # (new tokens, context length) of each further kernel path that is taken only behind long contexts; for warm-up.
     tails: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
         Args:
-            kernels: those of the rank's CPU, if they are to be used.
+            kernels: the rank's CPU kernels; None means that they are not used.
         """
         self.shape = shape
         self.kernels = kernels
-        self.context: SharedContext | None = None  # where the shape has a part of each sequence
+        self.context: SharedContext | None = None  # set if the shape caches only a part of each sequence
         self._scales: dict[AttentionOptions, CacheScales] | None = None
         self._observing = False
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a token's result depends on its sequence alone: not on those beside it, nor on how many tokens of its
-        own are new with it."""
+        """Whether a token's result depends on its sequence alone.
+
+        That is, neither on the batch's other sequences, nor on how many tokens of its own sequence are new with it.
+        """
         return False
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """A cache for each layer, in the backend's own layout: here [planes, num_blocks, block_size, num_kv_heads,
-        head_dim]."""
+        """Allocates a cache for each layer, in the backend's own layout.
+
+        Here it is [planes, num_blocks, block_size, num_kv_heads, head_dim].
+        """
         shape = self.shape
         size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
-        """The caches' second tier in host memory: the same layout with other blocks.
+        """Allocates the caches' second tier in host memory: the same layout with another number of blocks.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: there is not enough host memory.
         """
         found = []
         for cache in caches if num_blocks else ():
@@ -209,20 +213,20 @@ class AttentionBackend(ABC):
             shape[self.block_dimension] = num_blocks
             try:
                 found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
-            except RuntimeError as error:  # as torch has it, on the host
+            except RuntimeError as error:  # raised by torch if host memory runs out
                 size = num_blocks * sum(each.nbytes // each.shape[self.block_dimension] for each in caches)
                 wanted = f"{size / 2**30:.1f} GiB of the host's for --swap-space"
                 raise MemoryError(f"{wanted} cannot be had") from error
         return found
 
     def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Copies of blocks in every layer, as they are in the order of the device's stream; see `to_host`."""
+        """Copies blocks of every layer to the host, in the order of the device's stream; see `to_host`."""
         return [to_host(blocks) for blocks in self._taken(caches, block_ids)]
 
     def put_blocks(
         self, blocks: Iterable[torch.Tensor], caches: Sequence[torch.Tensor], block_ids: Sequence[int]
     ) -> None:
-        """Copies such blocks, of every layer, to where they belong."""
+        """Copies blocks of every layer, as `blocks_on_host` returns them, into the caches at `block_ids`."""
         at = to_device(torch.tensor(block_ids, dtype=torch.int64), caches[0].device)
         for cache, moved in zip(caches, blocks, strict=True):
             bits(cache).index_copy_(self.block_dimension, at, to_device(moved, cache.device))
@@ -231,7 +235,7 @@ class AttentionBackend(ABC):
         self, memory: Sequence[torch.Tensor], places: Sequence[int], caches: Sequence[torch.Tensor],
         block_ids: Sequence[int],
     ) -> None:  # fmt: skip
-        """Copies blocks of host memory to a device's, in every layer, without waiting for it."""
+        """Copies blocks of every layer from host memory to the device, without waiting for the device."""
         self.put_blocks(self._taken(memory, places), caches, block_ids)
 
     def _taken(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
@@ -239,30 +243,44 @@ class AttentionBackend(ABC):
         return (bits(cache).index_select(self.block_dimension, at) for cache in caches)
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
-        """What so many sequences with so many new tokens each may have all together in a pass that is recorded: it has
-        room for all of them at once."""
+        """The most positions that all sequences of a recorded pass may have together.
+
+        A recorded pass has room for the results of all sequences at once.
+
+        Args:
+            sequences: number of sequences in the pass.
+            query_len: number of new tokens of each.
+        """
         return sys.maxsize
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
-        """What a pass takes beside its inputs and results, of so many sequences with few new tokens, and so many
-        positions all together."""
+        """Bytes that a pass takes in addition to its inputs and results.
+
+        Args:
+            sequences: number of sequences, each with few new tokens.
+            positions: of all sequences together.
+        """
         return 0
 
     def plan_size(self, sequences: int, tokens: int) -> int:
-        """Numbers that `plan` gives for a pass of so many sequences and new tokens; 0 where none can be recorded but of
-        sequences that have as many new tokens each."""
+        """Size of the array that `plan` returns for a pass of at most so many sequences and new tokens.
+
+        0 means that only passes whose sequences all have the same number of new tokens can be recorded.
+        """
         return 0
 
     def plan(
         self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
     ) -> npt.NDArray[np.int32] | None:
-        """What a recorded pass of at most so many sequences and new tokens has to know of a batch; None where it is
-        better computed by itself."""
+        """What a recorded pass, of at most `sequences` sequences and `tokens` new tokens, must know of a batch.
+
+        None means that the batch is better computed without the recording.
+        """
         return None
 
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """Once per step: what the layers share. With a plan in it, for all batches of a recording."""
+        """Called once per step to prepare what its layers share; once per recording if the metadata has a plan."""
 
     def forward(
         self,
@@ -273,10 +291,10 @@ class AttentionBackend(ABC):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """As `attend`, with keys and values cached over their scales where there are any.
+        """Like `attend`, but keys and values are divided by their scales before they are cached, if there are scales.
 
         Args:
-            options: the same object in each call of a layer.
+            options: must be the same object in each call of a layer.
         """
         if self._scales is None:
             return self._attend_all(query, key, value, cache, prepared, options)
@@ -295,10 +313,10 @@ class AttentionBackend(ABC):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """As `forward`, of queries and keys that are still to be rotated.
+        """Like `forward`, for queries and keys that have not been rotated yet.
 
         Args:
-            heads: [num_tokens, all heads, head_dim], of queries, keys and values side by side; may be changed.
+            heads: [num_tokens, all heads, head_dim], queries, keys and values side by side; may be changed in place.
         """
         turning = heads.shape[1] - self.shape.num_kv_heads
         query_key, value = heads.split((turning, self.shape.num_kv_heads), dim=1)
@@ -314,20 +332,20 @@ class AttentionBackend(ABC):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Attends to whole sequences: with the ranks that cache the other parts of them, if there are any."""
+        """Attends to whole sequences, together with the ranks that cache their other parts, if there are any."""
         if self.context is None:
             return self.attend(query, key, value, cache, prepared, options)
         queries = self.context.gather(query)
         lse = queries.new_empty(queries.shape[:2], dtype=torch.float32)
-        without = dataclasses.replace(options, sinks=None)  # they take their part once, of all parts together
+        without = dataclasses.replace(options, sinks=None)  # sinks count only once, when all parts are merged
         output = self.attend(queries, key, value, cache, prepared, without, lse)
         return self.context.merge(output, lse, options.sinks)
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
-        """A layer's keys and values are cached over these from now on.
+        """Divides a layer's keys and values by these scales before caching them, from now on.
 
         Args:
-            options: the layer's own object.
+            options: the layer's own options object.
         """
         if self._scales is None:
             self._scales = {}
@@ -335,7 +353,7 @@ class AttentionBackend(ABC):
 
     @contextmanager
     def calculate_scales(self) -> Iterator[None]:
-        """What runs inside shows how great keys and values are; from then on, they are cached over their scales."""
+        """Context in which passes measure the magnitudes of keys and values, whose scales are used from then on."""
         self._scales, self._observing = {}, True
         yield
         self._observing = False
@@ -351,25 +369,25 @@ class AttentionBackend(ABC):
         options: AttentionOptions,
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Writes the new keys and values, then attends: causally, or as the options say.
+        """Writes the new keys and values to the cache, then attends: causally, or as the options say.
 
-        Whatever the cache holds where a sequence has written nothing, or what its windows have passed, changes nothing,
-        be it infinite or not a number.
+        The result does not depend on cache contents that a sequence has not written or that its window has passed, even
+        if they are infinite or NaN.
 
         Args:
-            query: [num_queries, num_heads, head_dim], as many as the metadata says.
+            query: [num_queries, num_heads, head_dim], as many queries as the metadata says.
             key, value: [num_tokens, num_kv_heads, head_dim], of all new tokens; the same tensor if keys are values.
-            cache: this layer's, of `allocate`.
-            prepared: of `prepare`.
-            lse: float32 [num_queries, num_heads], gets the logarithm of each query's sum of exponentiated scores. The
-                result of one that sees none of the positions that are cached here is 0, and this minus infinity.
+            cache: this layer's cache, from `allocate`.
+            prepared: from `prepare`.
+            lse: float32 [num_queries, num_heads], receives the logarithm of each query's sum of exponentiated scores.
+                For a query that sees none of the positions cached here, it is minus infinity, and the output is 0.
 
         Returns:
             [num_queries, num_heads, head_dim]
         """
 
     def bytes_per_block(self, num_layers: int) -> int:
-        """Keys and values of one block over all layers."""
+        """Bytes of one block's keys and values over all layers."""
         shape = self.shape
         return (
             shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.stored.itemsize
@@ -377,15 +395,16 @@ class AttentionBackend(ABC):
 
 
 def first_key(query_len: int, seq_len: int, options: AttentionOptions) -> int:
-    """The first position that any of a sequence's new queries, its last positions, sees.
+    """The first position seen by any of a sequence's new queries, which are at its last positions.
 
-    Blocks before it may be others' by now, and hold anything: not even with a weight of 0 must they reach a sum.
+    Blocks before it may belong to other sequences by now and hold anything, so they must not enter a sum even with a
+    weight of 0.
     """
     return max(0, options.first_seen(seq_len - query_len))
 
 
 def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys or values as they are cached; in 8 bits, what is out of range becomes the greatest that is in it."""
+    """Converts keys or values to the dtype of the cache; 8-bit types saturate at their greatest finite value."""
     if tensor.dtype == dtype:
         return tensor
     most = torch.finfo(dtype).max
@@ -393,5 +412,5 @@ def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a type that torch can copy by index: it cannot all of its 8-bit types."""
+    """The same memory viewed as a dtype that torch can copy by index, which it cannot for all of its 8-bit types."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

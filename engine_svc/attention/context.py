@@ -1,9 +1,9 @@
 """Sequences whose cached keys and values are spread over ranks (decode context parallelism).
 
-Ranks that would all hold the same key-value head hold a part of each sequence's positions instead. Every one attends to
-its part with the queries of all, and what they find is merged by the parts' shares of the softmax: by the logarithms of
-their sums, as Flash-Decoding does it for parts of one device (Dao et al. 2023) and ring attention for those of several
-(Liu et al. 2023).
+Ranks that would otherwise all hold the same key-value head hold a part of each sequence's positions instead. Every rank
+attends to its part with the queries of all ranks. The results are merged by the parts' shares of the softmax, computed
+from the logarithms of their sums, as in Flash-Decoding for parts on one device (Dao et al. 2023) and ring attention for
+parts on several devices (Liu et al. 2023).
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _Count = TypeVar("_Count", int, torch.Tensor)
 
 @dataclass(frozen=True)
 class ContextPart:
-    """Every so manieth position of a sequence: all ranks' parts are as long, but for a position, however long it is.
+    """Every `size`-th position of a sequence, starting at `rank`, so that parts differ by at most one position.
 
-    A block of a table stands for `size` blocks of positions, of which each rank has one, densely: the position at place
-    i of a rank is i * size + rank.
+    An entry of a block table stands for one block on each of the `size` ranks. Each rank stores its positions densely:
+    place i on a rank holds position i * size + rank.
     """
 
     rank: int = 0
     size: int = 1
 
     def count(self, end: _Count) -> _Count:
-        """How many positions below this one are in the part: the place of the first one that is not below it."""
+        """Number of positions below `end` in the part; also the place of the first one that is not below it."""
         return (end + (self.size - 1 - self.rank)) // self.size
 
     def positions(self, places: torch.Tensor) -> torch.Tensor:
-        """Of these places in the part."""
+        """The positions at these places of the part."""
         return places * self.size + self.rank
 
 
 @dataclass(frozen=True)
 class SharedContext:
-    """Ranks with the same keys and values, each of which has other query heads and another part of the positions."""
+    """Ranks that share key-value heads, each with its own query heads and its own part of the positions."""
 
     group: ParallelGroup
 
     def gather(self, query: torch.Tensor) -> torch.Tensor:
-        """The queries of all ranks: [tokens, heads of each, dim] → [tokens, heads of all, dim]."""
+        """Gathers the queries of all ranks: [tokens, heads of each, dim] → [tokens, heads of all, dim]."""
         return self.group.all_gather_last(query.flatten(1)).view(len(query), -1, query.shape[2])
 
     def merge(self, output: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-        """What this rank's heads come to: [tokens, heads of each, dim].
+        """Exchanges the ranks' results and merges them for this rank's heads: [tokens, heads of each, dim].
 
         Args:
             output: [tokens, heads of all, dim], attention to this rank's part; lse: [tokens, heads of all].
@@ -72,12 +72,12 @@ def _by_rank(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def merge_parts(outputs: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
-    """Attention to all parts of a sequence from attention to each, summed in float32 from the first part to the last.
+    """Merges the attention to each part of a sequence, summing in float32 from the first part to the last.
 
     Args:
-        outputs: [parts, tokens, heads, dim]; one that has seen nothing is 0.
-        lse: float32 [parts, tokens, heads], logarithms of the sums of exponentiated scores. Each query has seen
-            something of one part at least.
+        outputs: [parts, tokens, heads, dim]; 0 where a query has seen nothing of a part.
+        lse: float32 [parts, tokens, heads], logarithms of the sums of exponentiated scores. Each query must have seen
+            something of at least one part.
         sinks: [heads], see AttentionOptions.
 
     Returns:

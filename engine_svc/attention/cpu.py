@@ -1,11 +1,11 @@
-"""The CPU backend: whole blocks are gathered, and torch's fused attention runs on the result.
+"""The CPU backend in torch: gathers whole blocks and runs torch's fused attention on them.
 
-The cache of a layer is [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]: the heads come first, so that
-what is gathered for all sequences is a batch of matrices without any further copy. The last block is nobody's and holds
-zeros.
+The cache of a layer is [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]. The heads come first, so that the
+blocks gathered for all sequences form a batch of matrices without any further copy. The last block belongs to no
+sequence and holds zeros.
 
-What a query does not see has no weight, but a sum takes it in all the same, and nothing times not-a-number is not a
-number: where blocks may hold what others have left, zeros take its place.
+Positions that a query does not see have weight 0 but still enter the sum, and 0 times NaN is NaN. So wherever blocks
+may hold remains of other sequences, they are replaced by zeros.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from engine_svc.memory import zeros_when_touched
 
 @dataclass(frozen=True)
 class View:
-    """What decoding sequences see, in the positions of their blocks."""
+    """Which positions of their blocks decoding sequences see."""
 
-    blocks: torch.Tensor  # int32 [num_seqs * blocks]; nobody's block in place of those that are not seen
-    hidden: torch.Tensor  # int64, of [num_seqs * positions]: what is not seen of the others
+    blocks: torch.Tensor  # int32 [num_seqs * blocks]; blocks that are not seen are replaced by the block of zeros
+    hidden: torch.Tensor  # int64, indices into [num_seqs * positions]: unseen positions in blocks that are seen
     mask: torch.Tensor  # [1, num_seqs, 1, positions], 0 where the query sees the key and -inf elsewhere
 
 
@@ -41,15 +41,15 @@ class View:
 class Decode:
     """Sequences with one new token each, padded to the longest."""
 
-    rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None when they are all of it, in order
+    rows: torch.Tensor | None  # int64 [num_seqs], rows of the flat batch; None means all rows, in order
     block_table: torch.Tensor  # int32 [num_seqs, blocks], rows contiguous
     seq_lens: torch.Tensor  # int32 [num_seqs]
-    views: dict[tuple[int | None, bool, torch.dtype], View]  # by window and its kind, made when first needed
+    views: dict[tuple[int | None, bool, torch.dtype], View]  # by window, chunked and dtype; made when first needed
 
 
 @dataclass(frozen=True)
 class CpuPrepared(Prepared):
-    """A batch, and which of its sequences decode and prefill (have several new tokens)."""
+    """A batch, split into sequences that decode and sequences that prefill (have several new tokens)."""
 
     decode: Decode | None
     prefilling: list[int]
@@ -62,13 +62,13 @@ class CpuBackend(AttentionBackend):
     block_dimension = 2
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
+        """See AttentionBackend.allocate; per layer [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
         shape, count = self.shape, num_blocks + 1
         size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim)
         return [zeros_when_touched(size, shape.stored, in_huge_pages=False) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
-        """Tells the sequences that decode from those that prefill."""
+        """Separates sequences that decode from those that prefill."""
         prefilling, decoding, rows, start = [], [], [], 0
         for index, query_len in enumerate(metadata.query_lens_host):
             if query_len == 1:
@@ -107,7 +107,7 @@ class CpuBackend(AttentionBackend):
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
+        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots."""
         if self.shape.part.size > 1:
             own = slot_mapping >= 0
             key, value, slot_mapping = key[own], value[own], slot_mapping[own]
@@ -133,7 +133,10 @@ class CpuBackend(AttentionBackend):
     def _attend(
         self, query: torch.Tensor, cache: torch.Tensor, decode: Decode, options: AttentionOptions, wants_lse: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """query [num_seqs, heads, dim]: kv heads are batches, sequences heads, and query heads the queries of one."""
+        """Attention of queries [num_seqs, heads, dim].
+
+        To torch, kv heads are the batch, sequences the heads, and the query heads of a kv head its queries.
+        """
         kv_heads, dim = self.shape.num_kv_heads, self.shape.head_dim
         num_seqs = query.shape[0]
         view = self._view(decode, options, query.dtype, nobodys=cache.shape[2] - 1)
@@ -148,14 +151,14 @@ class CpuBackend(AttentionBackend):
         return output.transpose(0, 1).reshape(num_seqs, -1, dim), sums
 
     def _gather(self, cache: torch.Tensor, blocks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-        """The blocks' keys and values, in the query's type."""
+        """Gathers the blocks' keys and values, converted to the query's dtype."""
         return bits(cache).index_select(2, blocks).view(cache.dtype).to(query.dtype)
 
     def _sinks(self, options: AttentionOptions) -> torch.Tensor | None:
         return None if options.sinks is None else options.sinks.view(self.shape.num_kv_heads, 1, -1, 1)
 
     def _lower(self, decode: Decode, options: AttentionOptions) -> torch.Tensor | None:
-        """By how much scores are: [kv_heads, num_seqs, query heads of each, positions]."""
+        """By how much ALiBi lowers scores: [kv_heads, num_seqs, query heads of each, positions]; None without ALiBi."""
         if options.slopes is None:
             return None
         positions = self.shape.part.positions(torch.arange(decode.block_table.shape[1] * self.shape.block_size))
@@ -163,10 +166,10 @@ class CpuBackend(AttentionBackend):
         return distances(at, positions, options.slopes.view(self.shape.num_kv_heads, 1, -1, 1))
 
     def _view(self, decode: Decode, options: AttentionOptions, dtype: torch.dtype, nobodys: int) -> View:
-        """What the sequences see; shared by the layers.
+        """What the sequences see; computed once and shared by the layers.
 
         Args:
-            nobodys: the block of zeros.
+            nobodys: index of the block of zeros.
         """
         kind = options.sliding_window, options.chunked, dtype
         if kind not in decode.views:
@@ -234,14 +237,15 @@ def _attend(
     lower: torch.Tensor | None,
     wants_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """All [batch, heads, positions, dim]; several query heads may share a key-value head. Without a mask: of a whole
-    sequence, causal or bidirectional.
+    """Attention of tensors [batch, heads, positions, dim]; several query heads may share a key-value head.
 
     Args:
-        mask: where keys are seen: true, or 0 and elsewhere minus infinity.
-        sinks: those of the options, of a shape that broadcasts to [batch, heads, positions, 1].
-        lower: by how much scores are, by the options' slopes; of a shape that broadcasts to theirs.
-        wants_lse: see AttentionBackend.attend: a second result [batch, heads, positions]. Needs a mask.
+        mask: which keys are seen: boolean, or 0 where seen and minus infinity elsewhere. None means that queries and
+            keys are those of a whole sequence, causal or bidirectional.
+        sinks: the options' sinks, in a shape that broadcasts to [batch, heads, positions, 1].
+        lower: by how much the options' slopes lower the scores; in a shape that broadcasts to that of the scores.
+        wants_lse: whether to return lse (see AttentionBackend.attend) as a second result [batch, heads, positions].
+            Requires a mask.
     """
     if not _is_special(options) and not wants_lse:
         is_causal = mask is None and not options.bidirectional
@@ -262,5 +266,5 @@ def _attend(
 
 
 def _is_special(options: AttentionOptions) -> bool:
-    """Whether torch's fused attention cannot do it."""
+    """Whether the options need something that torch's fused attention cannot do."""
     return options.softcap is not None or options.sinks is not None or options.slopes is not None

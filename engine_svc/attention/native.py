@@ -1,4 +1,4 @@
-"""The CPU backend that reads the cache where it lies, by the C++ kernels, in one way for prompts and single tokens."""
+"""The CPU backend with C++ kernels, which read the KV cache in place, in the same way for prefill and decode."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine_svc.memory import zeros_when_touched
 from engine_svc.native.library import CACHED, TYPES, Kernels
 from quire.errors import StartupError
 
-_UNIT = 16  # what head and block sizes are multiples of
+_UNIT = 16  # head and block sizes must be multiples of this
 _MOST_DIM = 576
 
 
 def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
-    """Whether the kernels can run this shape here."""
+    """Whether the kernels can run this shape on this machine."""
     return (
         kernels is not None
         and shape.device.type == "cpu"
@@ -26,7 +26,7 @@ def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
 
 
 class NativeBackend(AttentionBackend):
-    """What is inside a block is the kernels' own (`engine_svc/native/paged.h`)."""
+    """Attention by C++ kernels; the layout inside a block is private to them (`engine_svc/native/paged.h`)."""
 
     name = "native"
     block_dimension = 0
@@ -52,13 +52,16 @@ class NativeBackend(AttentionBackend):
         return True
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """Per layer [num_blocks, planes, num_kv_heads, block_size * head_dim]: a huge page has some whole blocks."""
+        """See AttentionBackend.allocate; per layer [num_blocks, planes, num_kv_heads, block_size * head_dim].
+
+        Blocks come first, so that a huge page holds whole blocks.
+        """
         shape = self.shape
         size = (num_blocks, shape.planes, shape.num_kv_heads, shape.block_size * shape.head_dim)
         return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """Nothing to prepare."""
+        """See AttentionBackend.prepare; there is nothing to prepare."""
         return Prepared(metadata)
 
     def attend(
@@ -88,7 +91,7 @@ class NativeBackend(AttentionBackend):
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Puts the new keys and values, [tokens, kv_heads, head_dim], into their slots."""
+        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots."""
         key, value, shape = _with_heads_together(key), _with_heads_together(value), self.shape
         self._kernels.write_cache(
             *self._types, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),
@@ -97,11 +100,11 @@ class NativeBackend(AttentionBackend):
         )  # fmt: skip
 
     def _places(self, cache: torch.Tensor) -> tuple[int | None, int]:
-        """Where the first block's keys lie, None where they are values; and its values."""
+        """Addresses of the first block's keys (None if keys are values) and of its values."""
         return None if self.shape.keys_are_values else cache.data_ptr(), cache[:, -1].data_ptr()
 
 
 def _with_heads_together(tensor: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, head_dim] with any stride between tokens, but each one's heads in a row."""
+    """The tensor [tokens, heads, head_dim], copied unless the heads of each token are contiguous."""
     together = tensor.stride(2) == 1 and (tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2])
     return tensor if together else tensor.contiguous()

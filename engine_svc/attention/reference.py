@@ -1,4 +1,4 @@
-"""The plain backend: one sequence and one matrix product at a time, slow and obviously right."""
+"""The reference backend: one sequence and one matrix product at a time, slow and obviously correct."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from engine_svc.attention.base import (
 
 
 def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Over the last dimension of the scores; sinks, of a shape that broadcasts to theirs, take their part of it.
+    """Softmax over the last dimension of the scores, with sinks in its denominator if given.
+
+    Args:
+        sinks: in a shape that broadcasts to that of the scores.
 
     Returns:
-        Weights, all of them 0 where all scores are minus infinity or there are none; and the logarithms of the sums of
+        Weights, all 0 if all scores are minus infinity or there are none; and the logarithms of the sums of
         exponentiated scores, without the last dimension.
     """
     lse = scores.logsumexp(dim=-1, keepdim=True)
@@ -28,17 +31,17 @@ def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> tupl
 
 
 def distances(at: torch.Tensor, positions: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    """Between queries and keys, times slopes: see AttentionOptions. All of shapes that broadcast to those of scores."""
+    """Distances between queries and keys, times slopes: see AttentionOptions. Shapes must broadcast to the scores'."""
     return (at - positions).abs() * slopes
 
 
 class ReferenceBackend(AttentionBackend):
-    """What the other backends are compared with. Works in any floating-point type."""
+    """The backend that the others are compared with. Works with any floating-point dtype."""
 
     name = "reference"
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """Nothing to prepare."""
+        """See AttentionBackend.prepare; there is nothing to prepare."""
         return Prepared(metadata)
 
     def attend(
@@ -83,12 +86,14 @@ class ReferenceBackend(AttentionBackend):
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at: torch.Tensor, positions: torch.Tensor,
         options: AttentionOptions,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """One sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim] → as the query, and
-        [query_len, heads].
+        """Attention of one sequence: query [query_len, heads, dim], key and value [keys, kv_heads, dim].
 
         Args:
             at: [query_len, 1], positions of the queries.
-            positions: [keys], of the keys.
+            positions: [keys], positions of the keys.
+
+        Returns:
+            The output in the query's shape, and lse [query_len, heads].
         """
         group = query.shape[1] // key.shape[1]
         keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (key, value))

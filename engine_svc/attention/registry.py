@@ -1,4 +1,4 @@
-"""Which attention backend runs here."""
+"""Chooses the attention backend."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BACKENDS = registry(
 
 
 def create_backend(name: str, shape: AttentionShape, kernels: Kernels | None) -> AttentionBackend:
-    """The backend of that name; `auto` is triton on a GPU, native where its kernels can run, and cpu elsewhere.
+    """Creates a backend by name; `auto` means triton on a GPU, native where its kernels can run, else cpu.
 
     Args:
-        kernels: those of the rank's CPU, if they are to be used.
+        kernels: the rank's CPU kernels; None means that they are not used.
 
     Raises:
-        StartupError: there is none of that name, or it cannot run here.
+        StartupError: there is no backend of that name, or it cannot run here.
     """
     chosen = _automatic(shape, kernels) if name == "auto" else name
     backend: AttentionBackend = load_entry("--attention-backend", BACKENDS, chosen)(shape, kernels)

@@ -1,6 +1,6 @@
-"""The GPU backend: Triton kernels over the paged cache, prefill and decode each with its own.
+"""The GPU backend: separate Triton kernels for prefill and decode over the paged KV cache.
 
-To round alike, prefill attends in parts as decode does, and decode takes as many rows at a time as prefill.
+For identical rounding in batch-invariant mode, prefill attends in parts like decode, and decode uses prefill's tiles.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
 
-_PARTIAL_BYTES = 256 << 20  # of what parts of contexts come to, before it is combined
-# New tokens of a sequence up to which its keys are split among programs, as those of a decode are: guesses that are
-# verified, and what is left of a prompt.
+_PARTIAL_BYTES = 256 << 20  # room for the results of parts of contexts, before they are combined
+# Most new tokens of a sequence for which its keys are split among programs as in decode: draft tokens being verified,
+# or the rest of a prompt.
 _MOST_QUERIES = 8
-# More new tokens than that have parts as well, of as many keys, where the programs of their prompt would go on when all
-# others have ended, and the context has as many positions: results of parts are kept for each token.
+# Prompts with more new tokens are also split, into parts of 1024 keys, if their programs would still be running when
+# all others have ended, and the context is longer than 4096 positions: each token needs room for its parts' results.
 _LONG_PART, _LONG_CONTEXT = 1024, 4096
-# Programs of decode for each multiprocessor: as many as have room in its shared memory, at most.
+# Decode programs per multiprocessor: at most as many as fit into its shared memory.
 _PROGRAMS_EACH = 4
 
 
 class _InParts(NamedTuple):
     """Sequences whose keys are split among programs."""
 
-    sequences: torch.Tensor  # int32 [some]
-    positions: int  # of all of them together, at most
-    queries: int  # new tokens of one, at most
+    sequences: torch.Tensor  # int32, their indices in the batch
+    positions: int  # most positions of all of them together
+    queries: int  # most new tokens of one of them
     tiles: Tiles
     part_keys: int
 
@@ -56,12 +56,12 @@ class _InParts(NamedTuple):
 @dataclass(frozen=True)
 class _Prepared(Prepared):
     in_parts: list[_InParts]
-    tile_sequences: torch.Tensor  # int32 [tiles of the other sequences]
+    tile_sequences: torch.Tensor  # int32 [tiles of the sequences that are not in parts], the tile's sequence
     tile_starts: torch.Tensor  # int32 [tiles], first row of the tile within its sequence: see paged_prefill
 
 
 class TritonBackend(AttentionBackend):
-    """The cache of a layer is [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Attention by Triton kernels; the cache of a layer is [planes, num_blocks, block_size, num_kv_heads, head_dim]."""
 
     name = "triton"
     query_lens = (2, 1)
@@ -109,7 +109,7 @@ class TritonBackend(AttentionBackend):
         return self._room(sequences, query_len, self._long_part)
 
     def _room(self, sequences: int, queries: int, part_keys: int) -> int:
-        """Positions that so many sequences may have at once: the inverse of `most_parts`."""
+        """The most positions that the sequences may have together: the inverse of `most_parts`."""
         return (self._most_parts // queries - sequences + 1) * part_keys * self.shape.part.size - 1
 
     def decoding_bytes(self, sequences: int, positions: int) -> int:
@@ -126,8 +126,11 @@ class TritonBackend(AttentionBackend):
         return -(-query_lens * self._group // self._prefill.rows)
 
     def _outlast(self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of the prompts have programs that take more than twice as long as all of them would if each did as much
-        as the others, and are long enough to be cut into parts, for whose results there is room."""
+        """Which prompts should be split into parts.
+
+        These are prompts whose programs would take more than twice as long as if the work were spread evenly over all
+        multiprocessors, and that are long enough, if there is room for the results of their parts.
+        """
         share = (self._num_tiles(query_lens) * seq_lens).sum() * self.shape.num_kv_heads / self._multiprocessors
         parts = seq_lens // (self._long_part * self.shape.part.size) + 1
         return (seq_lens > np.maximum(_LONG_CONTEXT, 2 * share)) & (query_lens * parts <= self._most_parts)
@@ -140,7 +143,7 @@ class TritonBackend(AttentionBackend):
     def plan(
         self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
     ) -> npt.NDArray[np.int32] | None:
-        """See AttentionBackend.plan. Guesses are computed as prompts are, where their contexts are not long."""
+        """See AttentionBackend.plan. Draft tokens are computed like prompts, unless their contexts are long."""
         single = np.flatnonzero(query_lens == 1)
         prompts = np.flatnonzero(query_lens > 1)
         is_long = seq_lens[prompts] > _LONG_CONTEXT
@@ -157,13 +160,13 @@ class TritonBackend(AttentionBackend):
     def _cut(
         self, sequences: npt.NDArray[np.int64], query_lens: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The sequences' tiles: of which each is, and its first row."""
+        """Cuts sequences into tiles; returns the sequence and the first row of each tile."""
         tiles = self._num_tiles(query_lens)
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         return np.repeat(sequences, tiles), (np.arange(len(first)) - first) * self._prefill.rows
 
     def prepare(self, metadata: AttentionMetadata) -> _Prepared:
-        """Cuts the prompts into tiles; one copy to the device for all."""
+        """See AttentionBackend.prepare. Cuts prompts into tiles; everything goes to the device in one copy."""
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
         if metadata.plan is not None:
             ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])
@@ -185,8 +188,11 @@ class TritonBackend(AttentionBackend):
         return _Prepared(metadata, in_parts, of, starting_at)
 
     def _alone(self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_InParts]:
-        """Those of one new token. Where they are enough for all multiprocessors, longer parts leave less to combine;
-        where they are few, shorter ones are for more of them."""
+        """Sequences with one new token.
+
+        If there are enough of them for all multiprocessors, longer parts leave less to combine; if there are few,
+        shorter parts keep more multiprocessors busy.
+        """
         part_keys, parts = PART, len(sequences) * self.shape.num_kv_heads  # if each had one
         if not self.batch_invariant and parts >= self._multiprocessors:
             part_keys = 2 * PART
@@ -197,8 +203,10 @@ class TritonBackend(AttentionBackend):
     def _together(
         self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64], queries: int, tiles: Tiles, part_keys: int
     ) -> list[_InParts]:
-        """All at once, but where contexts come to more than most caches hold, for sequences may share them: then half
-        of them after the other half, and so on."""
+        """Groups the sequences that are computed at once: all of them, or if their parts do not fit, halves, and so on.
+
+        Contexts may exceed what the KV cache holds in total, because sequences may share blocks.
+        """
         count, positions = len(lengths), int(lengths.sum())
         if not count:
             return []
@@ -218,7 +226,7 @@ class TritonBackend(AttentionBackend):
         prepared: Prepared,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """See AttentionBackend.rotate_and_forward: one kernel rotates, and writes keys and values."""
+        """See AttentionBackend.rotate_and_forward. A single kernel rotates, and writes keys and values to the cache."""
         if self._scales is not None or self.context is not None or rotation.norms_are_last:
             return super().rotate_and_forward(heads, rotation, cache, prepared, options)
         slots = Slots(cache, prepared.metadata.slot_mapping)
@@ -247,12 +255,12 @@ class TritonBackend(AttentionBackend):
         options: AttentionOptions,
         lse: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Keys and values are written already."""
+        """Attends to the cache, to which the new keys and values have been written already."""
         assert isinstance(prepared, _Prepared)
         metadata = prepared.metadata
-        if query.stride()[1:] != (query.shape[2], 1):  # the kernels read them where they lie beside keys and values
+        if query.stride()[1:] != (query.shape[2], 1):  # the kernels can read queries in place beside keys and values
             query = query.contiguous()
-        # A graph leaves nobody's rows as they are; of any batch, they may be most, and are better numbers.
+        # A graph does not write padding rows. With a plan these may be most of the rows, so they had better be numbers.
         output = query.new_empty(query.shape) if metadata.plan is None else query.new_zeros(query.shape)
         where = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
         if len(prepared.tile_sequences):
@@ -272,7 +280,7 @@ class TritonBackend(AttentionBackend):
         return output
 
     def _descriptor(self, cache: torch.Tensor, tiles: Tiles) -> TensorDescriptor | None:
-        """With which a GPU copies whole tiles by itself, where it can and they are in one block each."""
+        """Tensor descriptor with which a GPU copies whole tiles; None if it cannot, or if tiles span several blocks."""
         in_blocks = self.shape.block_size % tiles.keys == 0
         return block_descriptor(cache, tiles.keys) if self._copies_tiles and in_blocks else None
 
