@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions, as the decoder families have it."""
+"""Grouped-query attention with rotary positions, as used by the decoder families."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from engine_svc.recurrence.base import LayerState
 
 
 class LayerCache(NamedTuple):
-    """What a layer attends to: both of the attention backend."""
+    """What a layer attends to: its KV cache, and what the attention backend has prepared."""
 
     cache: torch.Tensor
     prepared: Prepared
 
 
 class BothCaches(NamedTuple):
-    """Of a layer that attends and keeps a state."""
+    """KV cache and state of a layer that has both attention and a recurrent layer."""
 
     attended: LayerCache
     state: LayerState
@@ -36,7 +36,7 @@ AnyLayerCache = LayerCache | LayerState | BothCaches | None
 
 
 def layer_cache(attended: LayerCache | None, state: LayerState | None) -> AnyLayerCache:
-    """Of a layer that has these."""
+    """Combines the KV cache and the state of a layer, either of which may be None."""
     if attended is not None and state is not None:
         return BothCaches(attended, state)
     return state if attended is None else attended
@@ -44,21 +44,21 @@ def layer_cache(attended: LayerCache | None, state: LayerState | None) -> AnyLay
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What the layers of one forward pass share."""
+    """Inputs shared by the layers of one forward pass."""
 
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], of layers that do not rotate
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], for layers that do not rotate
     output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
 
     def outputs(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, ...], with contiguous rows -> the rows that are needed, [outputs, ...]."""
+        """Takes the rows that are needed: [tokens, ...], with contiguous rows -> [outputs, ...]."""
         return hidden if self.output_rows is None else ops.take_rows(hidden, self.output_rows)
 
 
 class Attention(torch.nn.Module):
-    """Projections, norms, rotation and the backend's attention."""
+    """An attention layer: projections, norms, rotation and the backend's attention."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Attention(torch.nn.Module):
         return self.attend_projected(self.qkv_proj(hidden), cache, step)
 
     def attend_projected(self, projected: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
-        """What qkv_proj gives, which may be changed → [outputs, query heads * head_dim]."""
+        """Output of qkv_proj, which may be changed in place → [outputs, query heads * head_dim]."""
         if self._norms in ("each", "all"):
             self._normalise(projected)
         if self._clip is not None:
@@ -129,7 +129,7 @@ class Attention(torch.nn.Module):
         return step.attention.forward(step.outputs(self._ops, query), key, value, *where).flatten(1)
 
     def _rotation(self, step: StepInputs) -> Rotation:
-        """Of heads that are normed, too, where all have the same weights."""
+        """The layer's rotation; includes the norms of heads, if all heads have the same norm weights."""
         table = step.rotary if self.options.sliding_window is None else step.local_rotary
         if not self._rotates:
             table = table[..., :0]
@@ -139,7 +139,7 @@ class Attention(torch.nn.Module):
         )  # fmt: skip
 
     def _slopes(self, config: ModelConfig, context: LayerContext) -> torch.Tensor | None:
-        """Of the heads that this rank attends with: those of all that share the context."""
+        """ALiBi slopes of the heads that this rank attends with: those of all ranks that share the context."""
         if not config.attention_slopes:
             return None
         sharing = context.groups.decode_context
@@ -152,7 +152,7 @@ class Attention(torch.nn.Module):
             self.sinks.write(part, self.sinks, source, (slice(self._first_head, self._first_head + self._heads),))
 
     def _normalise(self, projected: torch.Tensor) -> None:
-        """All query heads, and all key heads, by weights for each of their values; in place."""
+        """Normalizes queries and keys in place, with a weight for each value of their heads."""
         sizes = (self._heads * self._head_dim, self._kv_heads * self._head_dim, self._kv_heads * self._head_dim)
         query, key, _ = projected.split(sizes, dim=-1)
         self.q_norm(query)
@@ -160,7 +160,7 @@ class Attention(torch.nn.Module):
 
 
 def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part) -> torch.nn.Module:
-    """For queries or keys."""
+    """The norm of queries or of keys, depending on `config.qk_norm`."""
     if config.qk_norm == "all":
         return ParallelRMSNorm(part, config.norm_eps, context=context)
     if config.qk_norm == "each":

@@ -1,4 +1,4 @@
-"""Bamba (IBM, Princeton, UIUC 2024): Mamba 2 in most layers, and a few that attend, with half of each head rotated."""
+"""Bamba (IBM, Princeton, UIUC 2024): Mamba 2 in most layers, attention in a few, with half of each head rotated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "no
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases, where there are any, are on all four projections of the attention."""
+    """Biases, if any, are on all four attention projections."""
     attending = config.get("attn_layer_indices") or ()
     bias, mamba2 = bool(config.get("attention_bias")), mamba2_config(config)
     return base_config(
@@ -24,7 +24,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def mamba2_config(config: Mapping[str, Any]) -> Mamba2Config:
-    """As Bamba and Granite write it."""
+    """Reads the Mamba 2 fields of config.json as Bamba and Granite name them."""
     heads, head_dim = config.get("mamba_n_heads", 128), config.get("mamba_d_head", "auto")
     size = config.get("mamba_expand", 2) * config["hidden_size"]
     least, most = (number(each) for each in config.get("time_step_limit") or (0.0, math.inf))
@@ -38,5 +38,5 @@ def mamba2_config(config: Mapping[str, Any]) -> Mamba2Config:
 
 
 def number(value: float | Mapping[str, str]) -> float:
-    """Transformers writes what JSON has no number for as {"__float__": "Infinity"}."""
+    """Converts a number; Transformers writes floats that JSON cannot represent as {"__float__": "Infinity"}."""
     return float(value["__float__"]) if isinstance(value, Mapping) else float(value)

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa: learned positions, norms of sums, a plain feed-forward layer."""
+"""BERT, RoBERTa and XLM-RoBERTa: learned positions, norms of sums, a feed-forward layer without gate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_svc.models.encoder_config import (
 )
 from quire.errors import StartupError
 
-# What these families have in common with others whose layers are like theirs.
+# Renames that these families share with others that have similar layers.
 EMBEDDINGS = (
     (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"),  # of the first checkpoints
     (r"^embeddings\.word_embeddings\.", "embed_tokens."), (r"^embeddings\.position_embeddings\.", "positions."),
@@ -33,7 +33,7 @@ _LAYERS = (
 
 
 def config_of(config: Mapping[str, Any]) -> EncoderConfig:
-    """RoBERTa's positions begin behind that of padding."""
+    """RoBERTa's positions begin after that of the padding token."""
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise StartupError(f"position_embedding_type {kind!r} in config.json is not supported; only absolute is.")
@@ -48,7 +48,7 @@ def config_of(config: Mapping[str, Any]) -> EncoderConfig:
 
 
 def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig:
-    """RoBERTa's pooler is part of its classifier.
+    """Reads the head; RoBERTa's pooler is part of its classifier.
 
     Args:
         kind: SequenceClassification or TokenClassification.

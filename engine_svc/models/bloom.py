@@ -1,4 +1,4 @@
-"""BLOOM and BLOOMZ (BigScience 2022): linear biases in place of positions, a norm of the embeddings."""
+"""BLOOM and BLOOMZ (BigScience 2022): ALiBi in place of positions, a norm after the embeddings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MODULES = {
     "h": "layers", "ln_f": "norm", "self_attention": "self_attn", "query_key_value": "qkv_proj", "dense": "o_proj",
     "dense_h_to_4h": "fc_in", "dense_4h_to_h": "fc_out",
 }  # fmt: skip
-_LENGTH = 2048  # that all of them were trained with, and not all of their configurations say
+_LENGTH = 2048  # all of them were trained with this length, but not all configurations say so
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """A checkpoint has query, key and value of each head side by side.
+    """Checkpoints have query, key and value of each head side by side.
 
     Raises:
-        StartupError: what layers add is added to norms.
+        StartupError: residual connections start from the norms' outputs.
     """
     if config.get("apply_residual_connection_post_layernorm"):
         raise StartupError("config.json says apply_residual_connection_post_layernorm, which is not supported.")

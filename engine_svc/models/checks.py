@@ -1,4 +1,4 @@
-"""What every model's shape keeps to: kernels trust it, and what a slip in config.json says would end the process."""
+"""Checks of every model's shape: kernels rely on it, and a mistake in config.json could crash the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine_svc.models.config import (
 )
 from quire.errors import StartupError
 
-# Far beyond any model: what a slip or a hostile file asks for would take all memory.
+# Far beyond any real model: a mistake or a hostile file could otherwise ask for all memory.
 _MOST = {
     "num_layers": 2_000, "vocab_size": 2**27, "hidden_size": 2**20, "num_heads": 2**16, "num_kv_heads": 2**16,
     "head_dim": 2**16, "max_position_embeddings": 2**31,
@@ -27,12 +27,13 @@ _MOST = {
 
 
 def check_config(config: ModelConfig, recurrent_activation: str) -> None:
-    """
+    """Checks that a model can have this shape.
+
     Args:
-        recurrent_activation: the name of what recurrent layers have in their convolutions and gates.
+        recurrent_activation: name of the activation in the convolutions and gates of recurrent layers.
 
     Raises:
-        StartupError: a model cannot be so.
+        StartupError: it cannot.
     """
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
@@ -40,7 +41,7 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     parts: Sequence[MoeConfig | LatentConfig | RecurrentConfig]
     parts = (*filter(None, config.moe), *latent, *config.recurrent.values())
     _check_numbers(config, least=0)
-    if config.norm_placement != "alone":  # else there may be none that feed forward
+    if config.norm_placement != "alone":  # else there may be no feed-forward layers
         _check_whole("intermediate_size", config.intermediate_size, 2**24)
     for part in parts:
         _check_numbers(part, least=1)
@@ -60,10 +61,10 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
 
 
 def _check_numbers(shape: ModelConfig | MoeConfig | LatentConfig | RecurrentConfig, least: int) -> None:
-    """Whether what are to be numbers are such.
+    """Raises unless all fields annotated as int or float are such numbers.
 
     Args:
-        least: that whole ones may be.
+        least: lower bound of ints.
     """
     for each in dataclasses.fields(shape):
         value, (kind, _, other) = getattr(shape, each.name), str(each.type).partition(" | ")

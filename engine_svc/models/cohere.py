@@ -1,4 +1,4 @@
-"""Command R, R7B and A (Cohere): attention and feed-forward side by side, of one layer norm without bias."""
+"""Command R, R7B and A (Cohere): attention and feed-forward in parallel, after one layer norm without bias."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, sliding_windows
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Of the second generation, layers have a sliding window or no rotation."""
+    """In the second generation, each layer has either a sliding window or no rotation."""
     second = config["architectures"][0] == "Cohere2ForCausalLM"
     windows = (
         sliding_windows(config, config.get("sliding_window_pattern") or 4)

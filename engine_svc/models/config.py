@@ -1,4 +1,4 @@
-"""A checkpoint's config.json as the models need it. Read as data: no code of a checkpoint ever runs."""
+"""A checkpoint's config.json in the form that the models need. It is only data: no code of a checkpoint ever runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine_svc.layers.part import Layout
 from engine_svc.ops.base import Activation, Scoring
 from quire.errors import StartupError
 
-# Names of config.json, of which some mean the same.
+# Activations by their names in config.json; several names may mean the same.
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "swiglu": "silu", "gelu": "gelu", "gelu_python": "gelu", "relu": "relu",
     "relu2": "relu2", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }  # fmt: skip
-# What the first Phi 3 called it.
+# Older names of rope types, as in the first Phi 3.
 _ROPE_TYPES = {"su": "longrope"}
-# The base of rotations, of families that do not have 10,000 where a configuration says nothing.
+# Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
     "CohereForCausalLM": 5e5, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5,
     "GptOssForCausalLM": 1.5e5, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
@@ -35,32 +35,32 @@ NormPlacement = Literal["before", "after", "around", "parallel", "parallel norms
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """A mixture of experts."""
+    """The shape of a mixture of experts."""
 
     num_experts: int
     experts_per_token: int
     expert_size: int  # features inside one expert
-    renormalize: bool  # the chosen experts' weights are made to sum to one
-    shared_size: int | None = None  # features of one more expert, that all tokens go through
-    shared_gate: bool = False  # how much of it, each token decides
+    renormalize: bool  # whether the chosen experts' weights are normalized to sum to one
+    shared_size: int | None = None  # features of the expert that all tokens go through; None means there is none
+    shared_gate: bool = False  # whether each token has a gate on the shared expert's output
     scoring: Scoring = "softmax"
-    choice_bias: bool = False  # learned, helps to choose and does not count
-    num_groups: int = 1  # the experts of the best `chosen_groups` groups can be chosen
+    choice_bias: bool = False  # a learned bias that affects the choice of experts but not their weights
+    num_groups: int = 1  # only experts of the best `chosen_groups` groups can be chosen
     chosen_groups: int = 1
-    scale: float = 1.0  # on the chosen experts' weights
+    scale: float = 1.0  # factor on the chosen experts' weights
     near: float = 0.0  # of sparsemixer, see Routing
     router_bias: bool = False
-    weighs_inputs: bool = False  # what an expert counts is on its inputs
-    activation: Activation | None = None  # of experts; None: that of the other layers
+    weighs_inputs: bool = False  # an expert's weight multiplies its inputs instead of its outputs
+    activation: Activation | None = None  # of experts; None means that of the other layers
     expert_bias: bool = False
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
-    is_gated: bool = True  # experts, also the shared one; else they have no gate, and up and down alone
-    latent_size: int | None = None  # of what the experts take and give, where hidden states are brought to it and back
+    is_gated: bool = True  # whether experts, including the shared one, have a gate; else they have only up and down
+    latent_size: int | None = None  # size of experts' inputs and outputs, if hidden states are projected to it and back
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """How queries grow with their positions: times log(1 + floor((position + 1) / floor)) * growth + 1 (Llama 4)."""
+    """Scales queries by position, with factor log(1 + floor((position + 1) / floor)) * growth + 1 (Llama 4)."""
 
     floor: float
     growth: float
@@ -68,52 +68,52 @@ class Temperature:
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Compressed attention: keys and values of all heads are made from one short vector, which is what is cached."""
+    """Compressed attention: the keys and values of all heads are derived from one short vector, which is cached."""
 
-    query_rank: int | None  # queries are made by way of so many values; None: directly
-    rank: int  # of the vector
+    query_rank: int | None  # size of the intermediate vector that queries are derived from; None means there is none
+    rank: int  # size of the cached vector
     plain_dim: int  # values of a head's key that are not rotated
-    rotated_dim: int  # and that are; these are the same for all heads, and cached with the vector
+    rotated_dim: int  # values of a key that are rotated; the same for all heads, and cached with the vector
     value_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig:
-    """A selective state space with a rate for each channel and value of its state, in place of attention."""
+    """Mamba: a selective state space with a rate for each channel and state value, in place of attention."""
 
     channels: int
     state_size: int
-    taps: int  # tokens that the convolution before it sees
-    rank: int  # time steps are made by way of so many values
-    bias: bool  # of the projections in and out
+    taps: int  # tokens that the preceding convolution sees
+    rank: int  # size of the intermediate vector that time steps are derived from
+    bias: bool  # of the input and output projections
     convolution_bias: bool
-    norms: Literal["none", "learned", "plain"] = "none"  # of what time steps, writes and reads are made of
+    norms: Literal["none", "learned", "plain"] = "none"  # of the vectors that time steps, writes and reads are made of
     norm_epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config:
-    """One with a rate for each head."""
+    """Mamba 2: a selective state space with a rate for each head."""
 
     heads: int
     head_dim: int
-    groups: int  # of heads that write and read by the same values
+    groups: int  # groups of heads with the same write and read vectors (B and C)
     state_size: int
     taps: int
     bias: bool
     convolution_bias: bool
-    output_bias: bool | None = None  # of the projection out; None: as `bias`
+    output_bias: bool | None = None  # of the output projection; None means as `bias`
     time_limits: tuple[float, float] = (0.0, math.inf)
-    # Of what comes out: with the gate before it, or behind it; none: the gate alone.
+    # Norm of the output: after the gate, or before it; "none" means the gate alone.
     norm: Literal["gates_first", "norm_first", "none"] = "gates_first"
     norm_epsilon: float
-    # What gates, values, writes, reads and time steps are times, as they are projected.
+    # Factors on the projected gates, values, writes, reads and time steps.
     multipliers: tuple[float, float, float, float, float] = (1.0,) * 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetConfig:
-    """Linear attention whose states fade and are corrected by what they know (the gated delta rule)."""
+    """Linear attention whose states decay and are corrected by the error of what they recall (gated delta rule)."""
 
     key_heads: int
     value_heads: int
@@ -121,15 +121,15 @@ class DeltaNetConfig:
     value_dim: int
     taps: int
     norm_epsilon: float
-    # Headwise: checkpoints have what goes with a key head side by side. Apart: queries, keys and values by themselves.
-    # Kimi: so too, and each value of a key has a time step.
+    # Layout of checkpoints. Headwise: everything that belongs to a key head is side by side. Apart: queries, keys and
+    # values are separate. Kimi: the same, and each value of a key has its own time step.
     form: Literal["joined", "headwise", "apart", "kimi"]
     strongest: float = 1.0  # see DeltaParameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvolutionConfig:
-    """A convolution between two gates."""
+    """A short convolution between two gates."""
 
     taps: int
     bias: bool  # of the projections and the convolution
@@ -137,19 +137,19 @@ class ShortConvolutionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LightningConfig:
-    """Linear attention whose states fade at a rate of each head that is not learned."""
+    """Linear attention whose states decay at a fixed, not learned, rate for each head."""
 
     heads: int
     head_dim: int
-    pace: float  # on the heads' rates, of this layer
+    pace: float  # this layer's factor on the heads' rates
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedUnitsConfig:
-    """Channels that fade as their gates say, behind a convolution and beside what goes through an activation."""
+    """Gated linear recurrent units (Griffin), after a convolution, multiplied with an activated branch."""
 
     channels: int
-    heads: int  # the gates of each are made of its own channels
+    heads: int  # the gates of each head are computed from its own channels
     taps: int
     activation: Activation
 
@@ -161,16 +161,16 @@ RecurrentConfig = (
 
 @dataclass(frozen=True, kw_only=True)
 class Multipliers:
-    """Of the parts of layers that attend and have a recurrent layer beside that (Falcon H1)."""
+    """Factors in layers with attention and a recurrent layer in parallel (Falcon H1)."""
 
-    attention: tuple[float, float]  # on what goes in, and on what comes out
+    attention: tuple[float, float]  # on inputs and on outputs
     recurrent: tuple[float, float]
-    mlp: tuple[float, float]  # on the gate before its activation, and on what comes out
+    mlp: tuple[float, float]  # on the gate before its activation, and on outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """Of layers whose residual is what their norms put out: what that is times, and what is added to it (MiniMax)."""
+    """Factors on (residual, added output) in layers whose residual is the output of their norms (MiniMax)."""
 
     attention: tuple[float, float]
     recurrent: tuple[float, float]
@@ -179,30 +179,30 @@ class Balance:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the engine must know of any model, whoever runs its layers."""
+    """What the engine must know of any model, no matter whose code runs its layers."""
 
     architecture: str
     dtype: str  # of the checkpoint
     vocab_size: int
     hidden_size: int
-    embedding_size: int | None = None  # of what it looks up for a token, where that is brought to hidden_size and back
+    embedding_size: int | None = None  # size of token embeddings, if they are projected to hidden_size and back
     num_layers: int
     max_position_embeddings: int
-    num_positions: int = 0  # in a table of embeddings that are added to those of tokens; 0 for none
+    num_positions: int = 0  # rows of the table of position embeddings, which are added to those of tokens; 0 means none
     rope_parameters: Mapping[str, Any]
     sliding_windows: tuple[int | None, ...]  # of each layer
-    # A sequence may have so many tokens: with more, the model attends to some that it chooses, which is not supported.
+    # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
-    recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer: those that keep a state
-    attending: frozenset[int] | None = None  # None: all but those
+    recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state
+    attending: frozenset[int] | None = None  # layers that attend; None means all that are not recurrent
 
     @property
     def attention_windows(self) -> dict[int, int | None]:
-        """Sliding windows by layer, of those that attend."""
+        """Sliding windows of the layers that attend, by layer."""
         return {layer: window for layer, window in enumerate(self.sliding_windows) if self.attends(layer)}
 
     def attends(self, layer: int) -> bool:
-        """Whether it caches keys and values."""
+        """Whether a layer attends, and so caches keys and values."""
         return layer not in self.recurrent if self.attending is None else layer in self.attending
 
 
@@ -214,73 +214,73 @@ class ModelConfig(ModelFacts):
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    norm: Literal["rms", "layer"] = "rms"  # what is divided by: the root mean square, or the deviation from the mean
+    norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
     norm_eps: float
     norm_bias: bool = False  # of layer norms
-    norm_weight: bool = True  # the same: else checkpoints have none, and it is one
-    has_norm: bool = True  # behind the last layer
+    norm_weight: bool = True  # of layer norms; False means that checkpoints have none, and it is one
+    has_norm: bool = True  # after the last layer
     tie_word_embeddings: bool
     activation: Activation
-    moe: tuple[MoeConfig | None, ...]  # of each layer; None: dense
-    local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, where they have their own
+    moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
+    local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
     logits_softcap: float | None = None
-    embedding_scale: float = 1.0  # on what is looked up, as far as the model's type holds it
-    embedding_multiplier: float = 1.0  # on that, and on embeddings that are given
+    embedding_scale: float = 1.0  # on embeddings that are looked up; rounded to the model's dtype
+    embedding_multiplier: float = 1.0  # on these and on embeddings that are given
     logits_scale: float = 1.0
     embedding_norm: bool = False
     qkv_bias: bool = False
-    qkv_clip: float | None = None  # queries, keys and values are no farther from 0
-    qkv_layout: Layout = Layout()  # in tensors of a checkpoint that hold queries, keys and values as one
+    qkv_clip: float | None = None  # queries, keys and values are clipped to this absolute value
+    qkv_layout: Layout = Layout()  # of checkpoint tensors that hold queries, keys and values together
     output_bias: bool = False  # of the attention's output projection
     mlp_bias: bool = False
     mlp_gated: bool = True
-    mlp_up_first: bool = False  # in tensors of a checkpoint that hold gate and up as one
-    mlp_output_bias: bool | None = None  # None: as mlp_bias
-    mlp_has_up: bool = False  # without gates, checkpoints call the matrices up and down
-    head_bias: bool = False  # of the output layer, where it is not tied
-    has_head: bool = True  # an output layer, which makes logits
-    # Of queries and keys: each head, before or after its rotation; each by weights of its own; or all heads as one.
-    # Weightless: each head, in layers that rotate.
+    mlp_up_first: bool = False  # in checkpoint tensors that hold gate and up together
+    mlp_output_bias: bool | None = None  # None means as mlp_bias
+    mlp_has_up: bool = False  # without gates, whether checkpoints call the matrices up and down
+    head_bias: bool = False  # of the output layer, if it is not tied
+    has_head: bool = True  # whether there is an output layer, which computes logits
+    # Norms of queries and keys. Head: of each head, before its rotation; rotated: after it. Each: of each head, with
+    # its own weights. All: of all heads as one vector. Weightless: of each head, without weights, if the layer rotates.
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
     attention_sinks: bool = False  # see AttentionOptions
-    attention_slopes: tuple[float, ...] = ()  # the same, of all heads; empty: none
-    bidirectional: bool = False  # the same
-    gates_attention: bool = False  # a gate for each value of its output
-    gates_heads: bool = False  # one for each head's
+    attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
+    bidirectional: bool = False  # see AttentionOptions
+    gates_attention: bool = False  # a gate for each value of the attention's output
+    gates_heads: bool = False  # a gate for each head of the attention's output
     windows_are_chunks: bool = False
     temperature: Temperature | None = None  # of layers that do not rotate
-    rope_interleaved: bool = False  # neighbouring values are rotated with each other, not those half a head apart
-    no_rope_layers: frozenset[int] = frozenset()  # that do not rotate
-    first_position: int = 0  # in the table of positions, that is the first token's
-    positions_are_waves: bool = False  # sines and cosines, which no checkpoint has; else they are learned
-    # Of attention and feed-forward. Parallel: one norm before both, which then do not see each other, or one before
-    # each. Alone: before what is all of a layer: one of them, or recurrent. Sums: of what they put out and what went
-    # in. Residual: before, and what a norm puts out is what is added to.
+    rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart
+    no_rope_layers: frozenset[int] = frozenset()  # layers that do not rotate
+    first_position: int = 0  # the first token's row in the table of positions
+    positions_are_waves: bool = False  # position embeddings are sines and cosines, not in checkpoints; else learned
+    # Where the norms of attention and feed-forward are. Parallel: one norm before both, which run side by side;
+    # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
+    # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to.
     norm_placement: NormPlacement = "before"
-    recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, where theirs is another
-    recurrent_name: str = "mixer"  # of these in checkpoints, as far as `module_names` and its like change nothing
+    recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
+    recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
     multipliers: Multipliers | None = None
     balance: Balance | None = None  # of residual norms
-    norm_offset: float = 0.0  # what the checkpoint's norm weights lack
+    norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
     latent: LatentConfig | None = None
-    # Parts of names in the family's checkpoints that nothing is loaded from: of a model for images, say.
+    # Parts of names in the family's checkpoints that are not loaded, of a vision model for example.
     ignored_names: tuple[str, ...] = ()
-    # Expressions that match names in the family's checkpoints, and what takes their place, one after the other.
+    # Regular expressions for names in the family's checkpoints, and their replacements, applied one after the other.
     renames: tuple[tuple[str, str], ...] = ()
-    # Parts of names in the family's checkpoints, of matrices whose inputs stand below each other.
+    # Parts of names in the family's checkpoints of transposed matrices, whose rows are the inputs.
     transposed_names: tuple[str, ...] = ()
     module_names: Mapping[str, str] = field(
         default_factory=dict
-    )  # in the family's checkpoints → ours, where they differ
+    )  # module names in the family's checkpoints → ours, where they differ
 
 
 def without_windows(config: ModelConfig) -> ModelConfig:
-    """For contexts that are no longer than any of its sliding windows, which hide nothing there.
+    """The configuration without sliding windows, for contexts no longer than any window, where they hide nothing.
 
-    Where layers with a window have rotary settings of their own, they keep both.
+    If layers with a window have their own rotary settings, it is returned unchanged.
     """
     if config.local_rope_parameters:
         return config
@@ -288,7 +288,7 @@ def without_windows(config: ModelConfig) -> ModelConfig:
 
 
 def common_fields(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    """What nearly all models name alike, encoders too; their layers attend to all, and are dense."""
+    """Fields that nearly all models, encoders included, name alike. Defaults: no windows, no mixtures of experts."""
     heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
     return {
         "architecture": config["architectures"][0],
@@ -308,10 +308,10 @@ def common_fields(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
-    """The fields that most families name alike, and those that the family gives.
+    """A configuration of the fields that most families name alike; the family's own fields take precedence.
 
     Raises:
-        StartupError: they do not go together.
+        StartupError: the fields contradict each other.
     """
     heads = config["num_attention_heads"]
     head_dim = family.get("head_dim") or config.get("head_dim") or config["hidden_size"] // heads
@@ -332,19 +332,19 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
 
 
 def by_common_names(config: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A configuration, with fields that it calls otherwise by the names that most families have, too.
+    """Adds to a configuration the common names of fields that it has under other names.
 
     Args:
-        names: the configuration's → the others.
+        names: the configuration's name → the common name.
     """
     return {ours: config[own] for own, ours in names.items() if config.get(own) is not None} | dict(config)
 
 
 def activation(name: str) -> Activation:
-    """The feed-forward layer's activation.
+    """The feed-forward layer's activation by its name in config.json.
 
     Raises:
-        StartupError: it is none that is supported.
+        StartupError: it is not supported.
     """
     if name not in _ACTIVATIONS:
         raise StartupError(f"The activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}.")
@@ -352,13 +352,13 @@ def activation(name: str) -> Activation:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings, from `rope_parameters` (Transformers 5), or `rope_scaling` (4) and fields beside it.
+    """Rotary settings, from `rope_parameters` (Transformers 5), or `rope_scaling` (4) and separate fields.
 
     Raises:
-        StartupError: they differ between layers, and the family does not know how.
+        StartupError: they differ between layers, which the family does not handle; or one that must be a number is not.
     """
     found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found = {name: value for name, value in found.items() if value is not None}  # some write null for what they lack
+    found = {name: value for name, value in found.items() if value is not None}  # some write null for missing values
     if any(isinstance(value, Mapping) for value in found.values()):
         raise StartupError("rope_parameters that differ between layers are not supported.")
     found.setdefault("rope_type", found.pop("type", "default"))
@@ -385,7 +385,7 @@ def windows_by_type(config: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 
 def sliding_windows(config: Mapping[str, Any], pattern: int) -> tuple[int | None, ...]:
-    """Of each layer: by layer_types, or else on all but every `pattern`th."""
+    """Sliding window of each layer: by layer_types, or else on all but every `pattern`th layer."""
     window, count = config.get("sliding_window"), config["num_hidden_layers"]
     types = config.get("layer_types")
     sliding = [kind == "sliding_attention" for kind in types or ()] or [
@@ -395,13 +395,13 @@ def sliding_windows(config: Mapping[str, Any], pattern: int) -> tuple[int | None
 
 
 def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration whose rotation differs by the layers' type, with that of layers without window only."""
+    """A configuration whose rotation differs by layer type, reduced to the rotation of layers without a window."""
     found = config.get("rope_parameters") or {}
     return dict(config) | ({"rope_parameters": found["full_attention"]} if "full_attention" in found else {})
 
 
 def theta_of(config: Mapping[str, Any]) -> float:
-    """What is written beside the other fields, or what the family's configurations have where they say nothing."""
+    """The rotary base: the configuration's own field, or the family's default."""
     theta: float | None = config.get("rope_theta")
     if theta is not None:
         return theta
@@ -413,7 +413,7 @@ def local_rotation(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     """Rotary settings of layers with a window.
 
     Args:
-        theta: where the configuration has none for them.
+        theta: the base, if the configuration has no settings for these layers.
     """
     found = config.get("rope_parameters") or {}
     if "sliding_attention" in found:

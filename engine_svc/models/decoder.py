@@ -1,4 +1,4 @@
-"""The decoder that the families share: what differs between them is in ModelConfig."""
+"""The decoder shared by all families; the differences between them are in ModelConfig."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from engine_svc.recurrence.base import StateShape
 
 logger = logging.getLogger(__name__)
 
-# The first or the last one.
+# Modules that only the first or the last stage has.
 _OF_A_STAGE = ("embed_tokens", "project_in", "positions", "embedding_norm", "norm", "project_out", "lm_head")
 
 
 class Decoder(torch.nn.Module):
-    """Token ids to hidden states, and hidden states to logits: all of a model, or one stage of it."""
+    """Turns token ids into hidden states, and hidden states into logits: a whole model, or one stage of it."""
 
     def __init__(
         self, config: ModelConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int,
@@ -40,13 +40,13 @@ class Decoder(torch.nn.Module):
     ) -> None:  # fmt: skip
         """
         Args:
-            stage: None: of all layers. What is another stage's is not there.
+            stage: the pipeline stage to build; modules of other stages do not exist. None means the whole model.
         """
         super().__init__()
         self.stage = stage = stage or Stage(range(config.num_layers))
         self.config = config
         self.quantization = context.quantization
-        self.host_weights: HostWeights | None = None  # of layers that are copied to the device in each pass
+        self.host_weights: HostWeights | None = None  # weights that are copied to the device in each pass
         self._attention = attention
         self._ops = context.ops
         hidden_size, embedding_size = config.hidden_size, config.embedding_size or config.hidden_size
@@ -66,7 +66,7 @@ class Decoder(torch.nn.Module):
         )
         if stage.is_last:
             self.norm = hidden_norm(config, context) if config.has_norm else NoNorm(context.ops)
-            # Of the rows that logits are of, whose adapters are not in the batch's order.
+            # Without adapters: it computes only the rows that have logits, which do not match the batch's row mapping.
             plain = replace(context, adapters=None)
             self.project_out = _projection(hidden_size, embedding_size, plain.at("project_out"))
             self.lm_head: VocabParallelEmbedding | None = self.embed_tokens if tied else None
@@ -87,22 +87,22 @@ class Decoder(torch.nn.Module):
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is the output layer too, or there is none."""
+        """Whether the embedding is also the output layer, or there is no output layer."""
         return self.config.tie_word_embeddings or not self.config.has_head
 
     def is_elsewhere(self, parameter: str) -> bool:
-        """Whether a parameter of the model is another stage's."""
+        """Whether a parameter of the model belongs to another stage."""
         module, _, rest = parameter.partition(".")
         if module == "layers":
             return rest.partition(".")[0] not in self.layers
         return module in _OF_A_STAGE and not hasattr(self, module)
 
     def tap(self, layers: Collection[int]) -> None:
-        """`forward` gives each token's sums before these layers behind its hidden state from now on."""
+        """From now on, `forward` appends each token's residual sums before these layers to its hidden state."""
         self._taps = frozenset(layers)
 
     def state_shapes(self) -> dict[int, StateShape]:
-        """Of the recurrent layers."""
+        """State shapes of the recurrent layers, by layer index."""
         shapes = {index: layer.state_shape for index, layer in self._numbered_layers()}
         return {index: shape for index, shape in shapes.items() if isinstance(shape, StateShape)}
 
@@ -124,16 +124,16 @@ class Decoder(torch.nn.Module):
 
         Args:
             token_ids, positions: int64 [tokens]
-            caches: one for each layer, of the stage's.
-            embedded: rows whose embeddings are given: scaled, where the model scales those that it looks up.
-            received: what the stage before returned.
-            output_rows: int64 [outputs], the rows that are needed of the last stage, nothing of which may be tapped
-                then. The last layer's cache is prepared for these as its queries (OutputRows.as_queries). None means
-                that all are needed.
+            caches: one for each layer of the stage.
+            embedded: rows whose embeddings are given; already scaled, if the model scales its embeddings.
+            received: what the previous stage returned.
+            output_rows: int64 [outputs], the rows that are needed of the last stage; then nothing may be tapped. The
+                last layer's cache must be prepared with these rows as its queries (OutputRows.as_queries). None means
+                that all rows are needed.
 
         Returns:
-            Hidden states [tokens or outputs, hidden_size]: of the last stage normalised, and what is tapped beside
-            them; of others the sums so far.
+            Hidden states [tokens or outputs, hidden_size]. The last stage's are normalized, with tapped values appended
+            to each row; those of other stages are the residual sums so far.
         """
         rotary = self._ops.take_rows(self._rotary, positions)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
@@ -170,7 +170,7 @@ class Decoder(torch.nn.Module):
         return (torch.log1p(steps) * temperature.growth + 1)[:, None, None]
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
-        """Has layers cache over a checkpoint's scales, if they cache in 8 bits."""
+        """Makes layers use a checkpoint's KV cache scales, if the cache has 8 bits."""
         if not scales:
             return
         if self._attention.shape.cache_dtype is None:
@@ -181,25 +181,25 @@ class Decoder(torch.nn.Module):
             for module in layer.modules():
                 if isinstance(module, Attention):
                     self._attention.use_scales(module.options, found)
-                elif isinstance(module, LatentAttention):  # what is cached is key and value
+                elif isinstance(module, LatentAttention):  # the cached vector is both key and value
                     self._attention.use_scales(module.options, CacheScales(found.key, found.key))
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """[tokens, hidden_size] → float32 [rows, vocab_size].
 
         Args:
-            rows: int64 [rows], of which tokens; None: of all.
+            rows: int64 [rows], the tokens whose logits are computed; None means all.
         """
         assert self.lm_head is not None
         return self._scaled(self.lm_head.logits(self._taken(hidden, rows)))
 
     @property
     def vocabulary(self) -> VocabularyPart | None:
-        """Which tokens `own_logits` has; None where `logits` gathers nothing."""
+        """The tokens whose logits `own_logits` returns; None if `logits` need not gather anything."""
         return self.lm_head.part if self.lm_head is not None else None
 
     def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """As `logits`, of this rank's tokens alone."""
+        """Like `logits`, but only for this rank's part of the vocabulary."""
         assert self.lm_head is not None
         return self._scaled(self.lm_head.own_logits(self._taken(hidden, rows)))
 
@@ -215,5 +215,5 @@ class Decoder(torch.nn.Module):
 
 
 def _projection(inputs: int, outputs: int, context: LayerContext) -> ColumnParallelLinear | None:
-    """Between embeddings and hidden states, where these have different sizes."""
+    """A projection between embeddings and hidden states; None if they have the same size."""
     return None if inputs == outputs else whole_linear(inputs, outputs, bias=False, context=context)

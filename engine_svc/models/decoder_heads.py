@@ -1,4 +1,4 @@
-"""What stands on decoders that make classes, as Transformers and reward models have it."""
+"""Classification heads on decoders, as in Transformers and in reward models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.encoder_config import HEAD, HeadConfig, HeadLayer
 
 
 def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig:
-    """Of a sequence, its last token tells.
+    """Reads the head; a sequence is classified by its last token.
 
     Args:
         kind: SequenceClassification, TokenClassification, RewardModel or ProcessRewardModel.
@@ -18,7 +18,7 @@ def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig
         return HeadConfig((HeadLayer(num_labels, bias=False),), ((r"^score\.", f"{HEAD}0."),), "LAST")
     if kind == "TokenClassification":
         bias = bool(config.get("token_classification_bias", True))
-        # The families of before Llama call it so.
+        # Families older than Llama call it classifier.
         return HeadConfig((HeadLayer(num_labels, bias=bias),), ((r"^(score|classifier)\.", f"{HEAD}0."),), "ALL")
     names = ((r"^score\.0\.", f"{HEAD}0."), (r"^score\.2\.", f"{HEAD}1."))
     return HeadConfig((HeadLayer(config["hidden_size"], "relu"), HeadLayer(num_labels)), names, "ALL")

@@ -1,7 +1,7 @@
-"""One layer of a decoder: attention and feed-forward around a residual, with norms where the family has them.
+"""One layer of a decoder: attention and feed-forward with a residual, and norms where the family has them.
 
-`hidden` is what the layer before put out, and `residual` the sum of all before it: adding the one to the other is left
-to the norm that comes next, which does both at once. A layer returns both, for the rows that are needed: see
+`hidden` is the output of the previous layer, and `residual` the sum of all outputs before it. Adding the two is left to
+the next norm, which does both in one kernel. A layer returns both, for the rows that are needed: see
 StepInputs.output_rows.
 """
 
@@ -27,21 +27,21 @@ from engine_svc.recurrence.base import StateShape
 
 
 class LayerOutput(NamedTuple):
-    """Both [outputs, hidden_size]."""
+    """The output of a layer; both tensors are [outputs, hidden_size]."""
 
-    hidden: torch.Tensor  # to be added to the residual
+    hidden: torch.Tensor  # not yet added to the residual
     residual: torch.Tensor
 
 
 class DecoderLayer(torch.nn.Module):
-    """Norms before attention and feed-forward."""
+    """A layer with norms before attention and before feed-forward."""
 
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops, self._multipliers = context.ops, config.multipliers
-        self.state_shape: StateShape | None = None  # of what keeps a state
+        self.state_shape: StateShape | None = None  # None means that the layer keeps no state
         is_alone, attends = config.norm_placement == "alone", config.attends(index)
         names = (config.recurrent_name, "mixer", "mixer") if is_alone else (config.recurrent_name, "self_attn", "mlp")
         self._recurrent_name, self._attention_name, feed_forward_name = names
@@ -61,7 +61,7 @@ class DecoderLayer(torch.nn.Module):
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> LayerOutput:
-        """Both [tokens, hidden_size]; the residual is changed."""
+        """Runs the layer; `hidden` and `residual` are [tokens, hidden_size], and `residual` is changed in place."""
         if self._row_pass is not None and len(hidden) <= self._row_pass.most_rows and step.output_rows is None:
             assert isinstance(cache, LayerCache)
             return LayerOutput(self._row_pass.forward(hidden, residual, cache, step), residual)
@@ -71,13 +71,15 @@ class DecoderLayer(torch.nn.Module):
 
     @functools.cached_property
     def _row_pass(self) -> RowPass | None:
-        """Once the layer is packed."""
+        """The fused pass for a few rows, or None; must not be read before the layer is packed."""
         norms = (self.input_layernorm, self.post_attention_layernorm)
         return None if self.state_shape else RowPass.of(getattr(self, self._attention_name), self.mlp, norms)
 
     def _mix(self, hidden: torch.Tensor, cache: AnyLayerCache, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size], which may be changed → [outputs, hidden_size], in which tokens have seen those before
-        them."""
+        """Runs attention or the recurrent layer, in which tokens see earlier tokens.
+
+        [tokens, hidden_size], which may be changed in place → [outputs, hidden_size].
+        """
         if isinstance(cache, BothCaches):
             return self._mix_both(hidden, cache, step)
         if self.state_shape is not None:
@@ -86,11 +88,11 @@ class DecoderLayer(torch.nn.Module):
         return attended
 
     def _keep(self, hidden: torch.Tensor, state: AnyLayerCache, step: StepInputs) -> torch.Tensor:
-        """As `_mix`, by the recurrent layer, whose state all tokens go into."""
+        """Like `_mix`, for the recurrent layer, whose state takes in all tokens."""
         return step.outputs(self._ops, getattr(self, self._recurrent_name)(hidden, state, step))
 
     def _mix_both(self, hidden: torch.Tensor, cache: BothCaches, step: StepInputs) -> torch.Tensor:
-        """The sum of a recurrent layer and attention, of the same norm."""
+        """The sum of a recurrent layer's and attention's outputs for the same normed input."""
         assert self._multipliers is not None
         (kept_in, kept_out), (attended_in, attended_out) = self._multipliers.recurrent, self._multipliers.attention
         kept = self._keep(_times(self._ops, hidden, kept_in), cache.state, step)
@@ -100,7 +102,7 @@ class DecoderLayer(torch.nn.Module):
 
 
 class MixerLayer(DecoderLayer):
-    """Attention, a recurrent layer (Mamba) or feed-forward (Nemotron H), but one of them."""
+    """A layer that is only one of attention, a recurrent layer (Mamba) or feed-forward (Nemotron H)."""
 
     norms = ("norm",)
 
@@ -116,7 +118,7 @@ class MixerLayer(DecoderLayer):
 
 
 class ParallelLayer(DecoderLayer):
-    """Attention and feed-forward side by side, of one norm (Cohere)."""
+    """Attention and feed-forward in parallel, after one common norm (Cohere)."""
 
     norms = ("input_layernorm",)
 
@@ -130,7 +132,7 @@ class ParallelLayer(DecoderLayer):
 
 
 class ParallelNormsLayer(DecoderLayer):
-    """The same, each of a norm of its own (Falcon 40B)."""
+    """Attention and feed-forward in parallel, each after its own norm (Falcon 40B)."""
 
     norms = ("input_layernorm", "mlp_layernorm")
 
@@ -144,7 +146,7 @@ class ParallelNormsLayer(DecoderLayer):
 
 
 class PostNormLayer(DecoderLayer):
-    """Norms behind attention and feed-forward (OLMo 2)."""
+    """Norms after attention and after feed-forward (OLMo 2)."""
 
     norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
@@ -159,7 +161,7 @@ class PostNormLayer(DecoderLayer):
 
 
 class SandwichNormLayer(DecoderLayer):
-    """Norms before and behind (Gemma 2 and 3)."""
+    """Norms before and after attention and feed-forward (Gemma 2 and 3)."""
 
     norms = (
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
@@ -176,7 +178,7 @@ class SandwichNormLayer(DecoderLayer):
 
 
 class SumNormLayer(DecoderLayer):
-    """Norms of the sums (BERT): what a layer puts out is all that there is, and the residual stays zero."""
+    """Norms of the sums (BERT): a layer's output includes the residual connection, and `residual` stays zero."""
 
     norms = ("attention_norm", "output_norm")
 
@@ -190,7 +192,7 @@ class SumNormLayer(DecoderLayer):
 
 
 class ResidualNormLayer(DecoderLayer):
-    """Norms whose output is what is added to (MiniMax): what a layer puts out is all, and the residual stays zero."""
+    """Residual connections from the norms' outputs (MiniMax): layer outputs include them, and `residual` stays zero."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
@@ -210,12 +212,12 @@ class ResidualNormLayer(DecoderLayer):
         return LayerOutput(self._sum(normed, self.mlp(normed), self._balances[1]), step.outputs(self._ops, residual))
 
     def _sum(self, normed: torch.Tensor, added: torch.Tensor, balance: tuple[float, float]) -> torch.Tensor:
-        """Both may be changed."""
+        """The weighted sum; both tensors may be changed in place."""
         return self._ops.add(_times(self._ops, normed, balance[0]), _times(self._ops, added, balance[1]))
 
 
 def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
-    """In place."""
+    """Multiplies in place."""
     return hidden if factor == 1 else ops.scale(hidden, factor)
 
 
@@ -226,7 +228,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
 
 
 def create_layer(config: ModelConfig, context: LayerContext, index: int) -> DecoderLayer:
-    """The layer of this number."""
+    """Creates the layer with this index."""
     placement = config.recurrent_norm_placement if index in config.recurrent else None
     return LAYERS[placement or config.norm_placement](config, context, index)
 
@@ -253,7 +255,7 @@ def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP
 
 
 def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:
-    """A norm of hidden states, as the family has them."""
+    """Creates a norm of hidden states, of the family's kind."""
     size, epsilon, offset = config.hidden_size, config.norm_eps, config.norm_offset
     if config.norm == "layer":
         return LayerNorm(

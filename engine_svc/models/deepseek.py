@@ -1,7 +1,7 @@
 """DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups.
 
-V3.1, R1 and Kimi K2 are V3 with other numbers. V3.2 and GLM 5 choose the tokens that they attend to, where there are
-more than so many; up to there they are V3.
+V3.1, R1 and Kimi K2 are V3 with other numbers. V3.2 and GLM 5 choose the tokens that they attend to beyond a certain
+length; up to that length, they are V3.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from quire.errors import StartupError
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Rotation is of neighbouring values. Biases are on what projects hidden states, and on
-    the output's projection.
+    """The first layers are dense. Neighboring values are rotated with each other.
+
+    Biases, if any, are on the projections of hidden states and on the output projection.
 
     Raises:
-        StartupError: it is not.
+        StartupError: other values are rotated with each other.
     """
     if not config.get("rope_interleave", True):
         raise StartupError("config.json has rope_interleave false, which is not supported for compressed attention.")
@@ -36,11 +37,11 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
-    """The layers' mixtures of experts, of DeepSeek and of families that took them over."""
+    """The layers' mixtures of experts, for DeepSeek and families that have adopted them."""
     is_v3 = config["architectures"][0] != "DeepseekV2ForCausalLM"
     grouped = is_v3 or config.get("topk_method") == "group_limited_greedy"
     moe = MoeConfig(
-        # Transformers 5 writes the number under another name.
+        # Transformers 5 uses another name for the number.
         num_experts=config.get("n_routed_experts") or config["num_local_experts"],
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["moe_intermediate_size"],
@@ -60,7 +61,7 @@ def mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
 
 
 def _scale(config: Mapping[str, Any], latent: LatentConfig) -> float:
-    """With YaRN, scores grow with the stretch."""
+    """The scale of scores; with YaRN, it grows with the scaling factor of positions."""
     scale: float = (latent.plain_dim + latent.rotated_dim) ** -0.5
     parameters = rope_parameters(config)
     all_dim = parameters.get("mscale_all_dim")

@@ -1,4 +1,4 @@
-"""The gated delta net (Yang, Kautz, Hatamizadeh 2024) as Qwen3-Next, Qwen3.5 and OLMo Hybrid have it, and Kimi's."""
+"""The gated delta net (Yang, Kautz, Hatamizadeh 2024) of Qwen3-Next, Qwen3.5 and OLMo Hybrid, and Kimi's variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine_svc.recurrence.registry import create_recurrence
 class DeltaNet(RecurrentLayer):
     """See RecurrentLayer. Every rank has some of the key heads, and the value heads that they serve."""
 
-    # Of what is convolved, gates, strengths and time steps.
+    # Projections to the inputs of the convolution (queries, keys, values), gates, strengths and time steps.
     _projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
     _norm_name, _output_name = "norm", "out_proj"
     _gate: Literal["silu", "sigmoid"] = "silu"
@@ -56,16 +56,16 @@ class DeltaNet(RecurrentLayer):
 
     @property
     def _steps(self) -> int:
-        """Time steps of each value head."""
+        """Number of time steps of each value head."""
         return 1
 
     @property
     def _served(self) -> int:
-        """Value heads of each key head."""
+        """Number of value heads that each key head serves."""
         return self._config.value_heads // self._config.key_heads
 
     def _of_heads(self, size: int) -> Part:
-        """So many rows of each key head."""
+        """This rank's rows, if each key head has `size` of them."""
         return even_part(self._group, self._config.key_heads, size, "key heads of a delta net")
 
     def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
@@ -80,7 +80,7 @@ class DeltaNet(RecurrentLayer):
         self.add_module(name, ColumnParallelLinear(inputs, parts, bias=False, context=context.at(name)))
 
     def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What is convolved (queries, keys, values), gates, strengths and time steps, of each token."""
+        """Each token's inputs of the convolution (queries, keys, values), gates, strengths and time steps."""
         convolved, gates, strengths, steps = (getattr(self, name)(hidden) for name in self._projections)
         return convolved, gates, strengths, steps
 
@@ -100,7 +100,7 @@ class DeltaNet(RecurrentLayer):
 
 
 class HeadwiseDeltaNet(DeltaNet):
-    """One whose checkpoints have what goes with a key head side by side."""
+    """A delta net whose checkpoints keep everything that belongs to a key head side by side."""
 
     def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
         config = self._config
@@ -126,7 +126,7 @@ class ApartDeltaNet(DeltaNet):
 
 
 class KimiDeltaNet(ApartDeltaNet):
-    """One whose states fade by a rate for each value of a key (Kimi Team 2025); gates go through a sigmoid."""
+    """A delta net whose states decay at a rate for each value of a key (Kimi Team 2025); gates go through a sigmoid."""
 
     _gate = "sigmoid"
 

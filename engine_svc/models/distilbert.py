@@ -1,4 +1,4 @@
-"""DistilBERT: BERT's layers by other names, without types of tokens."""
+"""DistilBERT: BERT's layers under other names, without token types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYERS = (
 
 
 def config_of(config: Mapping[str, Any]) -> EncoderConfig:
-    """Its configuration has names of its own, too."""
+    """The fields of its configuration have names of their own, too."""
     layers, positions = config["n_layers"], config["max_position_embeddings"]
     named = {
         "num_attention_heads": config["n_heads"], "num_hidden_layers": layers, "hidden_size": config["dim"],

@@ -1,4 +1,4 @@
-"""The contract of a model that guesses tokens for another one, the target, to verify."""
+"""The contract of a draft model, which drafts tokens for another model, the target, to verify."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class DraftModel(Protocol):
     """What the runner calls.
 
     Attributes:
-        feature_size: of a row, which is of the target's hidden states at a position and of the token behind it. 0: it
-            is of the token at the position alone.
+        feature_size: size of the features in each row. A row reads the target's hidden states at a position and the
+            token after it; with a feature_size of 0, it reads only the token at the position.
     """
 
     feature_size: int
 
     def features_of(self, target: torch.Tensor) -> torch.Tensor:
-        """What rows read of the target's hidden states: [tokens, …] → [tokens, feature_size]."""
+        """Derives the features that rows read from the target's hidden states: [tokens, …] → [tokens, feature_size]."""
         ...
 
     def forward(
@@ -35,48 +35,48 @@ class DraftModel(Protocol):
         caches: Sequence[AnyLayerCache],
         features: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Hidden states [tokens, …], from which `logits` are made, and which a row behind them reads as its features.
+        """Returns hidden states [tokens, …], which `logits` reads, and which are the features of the following row.
 
         Args:
             token_ids, positions: int64 [tokens]
             caches: one for each layer.
-            features: [tokens, feature_size], where it reads them: the target's, or what `forward` gave for the row
-                before.
+            features: [tokens, feature_size], if the model reads features: those of the target, or what `forward`
+                returned for the previous row.
         """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, tokens that it guesses among], which are the first ones of the target's vocabulary."""
+        """float32 [rows, tokens that it chooses from], which are the first ones of the target's vocabulary."""
         ...
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model and what goes with it."""
+    """A draft model and what belongs to it."""
 
     model: DraftModel
     attention: AttentionBackend
-    num_layers: int  # that cache keys and values
-    longest: int  # positions that it has
+    num_layers: int  # layers that cache keys and values
+    longest: int  # number of positions that it supports
     present: PresentRows  # see LoadedModel
 
 
 class DraftDecoder:
-    """A whole model as a draft: it sees tokens alone."""
+    """A complete model as the draft: it reads only tokens."""
 
     feature_size = 0
 
     def __init__(self, model: Decoder, vocab_size: int) -> None:
         """
         Args:
-            vocab_size: of the target. Either may have more tokens than the other, that stand for nothing.
+            vocab_size: of the target. Either vocabulary may have extra tokens at its end that stand for nothing.
         """
         self._model = model
         self._vocab_size = vocab_size
         self._last_token = model.config.vocab_size - 1
 
     def features_of(self, target: torch.Tensor) -> torch.Tensor:
-        """See DraftModel.features_of: none."""
+        """See DraftModel.features_of; there are none."""
         return target[:, :0]
 
     def forward(

@@ -1,4 +1,4 @@
-"""The encoder that the families share: what differs between them is in EncoderConfig."""
+"""The encoder shared by all families; the differences between them are in EncoderConfig."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from engine_svc.models.positions import position_table
 
 
 class Encoder(torch.nn.Module):
-    """Token ids to hidden states, each of which has seen all of its sequence."""
+    """Turns token ids into hidden states, each of which has seen its whole sequence."""
 
-    is_tied = True  # as Decoder.is_tied
+    is_tied = True  # see Decoder.is_tied
 
     def __init__(
         self, config: EncoderConfig, context: LayerContext, attention: AttentionBackend, max_model_len: int
@@ -54,10 +54,10 @@ class Encoder(torch.nn.Module):
         self._local_rotary = table(config.local_rope_parameters)
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
-        """Nothing is cached."""
+        """Does nothing: an encoder has no KV cache."""
 
     def is_elsewhere(self, parameter: str) -> bool:
-        """See Decoder.is_elsewhere: an encoder is whole."""
+        """See Decoder.is_elsewhere; encoders are never split into stages."""
         return False
 
     def forward(

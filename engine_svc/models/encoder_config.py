@@ -1,4 +1,4 @@
-"""The shape of an encoder, and of the heads that make classes of what models put out."""
+"""The shape of an encoder, and of the classification heads on models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from engine_svc.models.config import ModelConfig, activation, common_fields
 from engine_svc.ops.base import PlainActivation
 
-# What names in a checkpoint become, by ModelConfig.renames, from which nothing is loaded; and those of a head.
+# Prefixes that ModelConfig.renames gives to a checkpoint's names: of tensors that are not loaded, and of a head's.
 NOBODYS = "nobodys."
 HEAD = "pooling_head."
 
@@ -18,39 +18,39 @@ HeadActivation = PlainActivation | Literal["tanh", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """An encoder: all tokens see each other. Those without learned positions rotate."""
+    """An encoder, in which all tokens see each other. Encoders without learned positions have rotary ones."""
 
     type_vocab_size: int = 0
-    norms_first_layer: bool = True  # before its attention
+    norms_first_layer: bool = True  # whether the first layer has a norm before its attention
     has_norm: bool = False
     has_head: bool = False
 
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """A linear layer of a head, and what follows it."""
+    """A linear layer of a head, and the activation and norm after it."""
 
     size: int  # outputs
     activation: HeadActivation = "none"
     bias: bool = True
-    norm_epsilon: float | None = None  # of a layer norm behind it; None for none
+    norm_epsilon: float | None = None  # of a layer norm after it; None means that there is none
     norm_bias: bool = True
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What makes classes of pooled hidden states, or of each token's."""
+    """A classification head on pooled hidden states, or on those of each token."""
 
     layers: tuple[HeadLayer, ...]
-    renames: tuple[tuple[str, str], ...]  # as ModelConfig.renames, to names that begin with HEAD
-    pooling: str  # that of the model's own code: CLS, LAST, MEAN; ALL or STEP of tokens
+    renames: tuple[tuple[str, str], ...]  # like ModelConfig.renames, to names that begin with HEAD
+    pooling: str  # as in the model's own code: CLS, LAST or MEAN; for tokens ALL or STEP
 
 
 def head_activation(name: str) -> HeadActivation:
-    """As a configuration names it.
+    """A head's activation by its name in config.json.
 
     Raises:
-        StartupError: it is none that is supported.
+        StartupError: it is not supported.
     """
     if name == "tanh":
         return "tanh"
@@ -60,7 +60,7 @@ def head_activation(name: str) -> HeadActivation:
 
 
 def encoder_config(config: Mapping[str, Any], **family: Any) -> EncoderConfig:
-    """The fields that most encoders name alike, and those that the family gives."""
+    """A configuration of the fields that most encoders name alike; the family's own fields take precedence."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     fields = common_fields(config, head_dim) | {
         "norm": "layer",

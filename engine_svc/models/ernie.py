@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (Baidu): Llama with the rotation of neighbouring values."""
+"""ERNIE 4.5, dense (Baidu): Llama with neighboring values rotated with each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """All projections have biases, or none."""
+    """Either all projections have biases, or none."""
     bias = bool(config.get("use_bias"))
     return base_config(
         config, head_dim=config.get("head_dim") or 128, qkv_bias=bias, output_bias=bias, mlp_bias=bias,

@@ -1,4 +1,4 @@
-"""Ernie 4.5 with mixtures of experts (Baidu 2025): its dense sibling but for them."""
+"""Ernie 4.5 with mixtures of experts (Baidu 2025): otherwise like the dense model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Every `moe_layer_interval`th layer of a range is a mixture. What guesses ahead is not loaded."""
+    """Every `moe_layer_interval`th layer of a range is a mixture. Layers for multi-token prediction are not loaded."""
     moe = MoeConfig(
         config["moe_num_experts"], config["moe_k"], config["moe_intermediate_size"], renormalize=True, choice_bias=True,
         shared_size=config["moe_intermediate_size"] * (config.get("moe_num_shared_experts") or 0) or None,

@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG): norms behind attention and feed-forward, and of each head; layers without window do not rotate."""
+"""EXAONE 4 (LG): norms after attention and feed-forward, and of each head; layers without a window do not rotate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, sliding_windows
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Where no layer has a window, all rotate."""
+    """If no layer has a window, all layers rotate."""
     count, pattern = config["num_hidden_layers"], config.get("sliding_window_pattern") or 4
     windows = (None,) * count
     if config.get("sliding_window") is not None:
@@ -21,5 +21,5 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _distance(pattern: int | str) -> int:
-    """Of layers without window, also written as `LLLG`."""
+    """Distance between layers without a window; may also be written as a pattern like `LLLG`."""
     return len(pattern) if isinstance(pattern, str) else pattern

@@ -1,4 +1,4 @@
-"""Which experts of a mixture a token goes through."""
+"""The router of a mixture: decides which experts a token goes through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_svc.ops.base import Routing
 
 
 class ExpertChoice(ReplicatedLinear):
-    """Scores all experts and takes the best; where experts are in groups, those of the best groups."""
+    """Scores all experts and takes the best; if experts are in groups, the best ones of the best groups."""
 
     def __init__(self, hidden_size: int, moe: MoeConfig, *, context: LayerContext) -> None:
         super().__init__(hidden_size, moe.num_experts, bias=moe.router_bias, context=context)
@@ -27,11 +27,13 @@ class ExpertChoice(ReplicatedLinear):
             self.e_score_correction_bias.loader = self._load_bias
 
     def choose(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token]; ids are -1 of rows
-        that are nobody's, for which no expert's weights are read."""
+        """Chooses experts: [tokens, hidden_size] → weights float32 and ids int64, both [tokens, experts_per_token].
+
+        The ids of padding rows are -1, so that no expert's weights are read for them.
+        """
         return self._ops.choose_experts(self(hidden), self.e_score_correction_bias, self._routing, self._present.count)
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:
-            # Ernie's has a dimension more in front.
+            # Ernie's bias has one more dimension in front.
             self.e_score_correction_bias.write(part, self.e_score_correction_bias, Flat(source), (slice(None),))

@@ -1,4 +1,4 @@
-"""Falcon (TII 2023): attention and feed-forward side by side, few key-value heads; linear biases in Falcon RW."""
+"""Falcon (TII 2023): attention and feed-forward in parallel, few key-value heads; ALiBi in Falcon RW."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.layers.part import Layout
 from engine_svc.models.alibi import alibi_slopes
 from engine_svc.models.config import ModelConfig, activation, base_config, by_common_names
 
-# Of the configurations that went with the first checkpoints' own code.
+# Field names in configurations for the custom code of the first checkpoints.
 _NAMES = {
     "n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_head_kv": "num_kv_heads",
@@ -24,7 +24,7 @@ _MODULES = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Those behind 7B have a few key-value heads and, but for 11B, a norm each for attention and feed-forward."""
+    """Models after 7B have several key-value heads and, except 11B, separate norms for attention and feed-forward."""
     config = {"max_position_embeddings": 2048, **by_common_names(config, _NAMES)}
     is_new = bool(config.get("new_decoder_architecture", config.get("model_type") == "RefinedWeb"))
     size, heads = config["hidden_size"], config["num_attention_heads"]
@@ -43,7 +43,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _key_values(config: Mapping[str, Any], heads: int, is_new: bool) -> tuple[int, Layout]:
-    """How many heads have keys and values, beside each of which a checkpoint has its queries."""
+    """The number of key-value heads, and the layout of checkpoints, which have the queries of each beside it."""
     if is_new:
         count = config.get("num_kv_heads") or heads
         return count, Layout(groups=count)
@@ -51,7 +51,7 @@ def _key_values(config: Mapping[str, Any], heads: int, is_new: bool) -> tuple[in
 
 
 def _slopes(heads: int, head_dim: int) -> tuple[float, ...]:
-    """Rounded as the models were trained with them, and scaled like the scores that they lower."""
+    """Slopes rounded as in training, and scaled like the scores that they lower."""
     return tuple((torch.tensor(alibi_slopes(heads)).bfloat16().double() * head_dim**-0.5).tolist())
 
 

@@ -1,4 +1,4 @@
-"""Falcon H1 (TII 2025): attention and Mamba 2 side by side in each layer; multipliers on what goes in and out."""
+"""Falcon H1 (TII 2025): attention and Mamba 2 in parallel in each layer; multipliers on inputs and outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "no
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases, where there are any, are on all four projections of the attention."""
+    """Biases, if any, are on all four attention projections."""
     layers, bias = range(config["num_hidden_layers"]), bool(config.get("attention_bias"))
     gate, down = config.get("mlp_multipliers") or (1.0, 1.0)
     common = base_config(
@@ -28,7 +28,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
             mlp=(gate, down),
         ),
     )  # fmt: skip
-    # What keys are times, scores are.
+    # A factor on keys is the same as one on scores.
     return dataclasses.replace(common, attention_scale=common.attention_scale * _factor(config, "key_multiplier"))
 
 

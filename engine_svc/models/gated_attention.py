@@ -1,4 +1,4 @@
-"""Attention whose output goes through gates: of each of its values (Qwen3-Next), or of each head (LFM3)."""
+"""Attention with gates on its output: one for each value (Qwen3-Next), or one for each head (LFM3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_svc.models.config import ModelConfig
 
 
 class GatedAttention(Attention):
-    """The gates of a head are made beside its query, which stands before them."""
+    """Attention with a gate for each value; the query projection also produces each head's gates, after its query."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
@@ -34,7 +34,7 @@ class GatedAttention(Attention):
 
 
 class HeadGatedAttention(Attention):
-    """The gates are made by a matrix of their own."""
+    """Attention with a gate for each head, produced by a separate projection."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)

@@ -1,4 +1,4 @@
-"""Griffin's recurrent layer (De et al. 2024), as RecurrentGemma has it: gated linear units behind a convolution."""
+"""Griffin's recurrent layer (De et al. 2024), as in RecurrentGemma: gated linear units after a convolution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARPNESS = 8.0  # on the rates
 
 
 class GatedUnits(RecurrentLayer):
-    """See RecurrentLayer. Every rank has some of the heads."""
+    """Griffin's recurrent layer, see RecurrentLayer. Each rank has a part of the heads."""
 
     def __init__(self, hidden_size: int, config: GatedUnitsConfig, context: LayerContext) -> None:
         """
@@ -53,17 +53,17 @@ class GatedUnits(RecurrentLayer):
 
 
 class HeadGates(PackedLayer):
-    """Gates before their sigmoid: each head's channels, times a matrix of its own. It is never quantized."""
+    """Gates before their sigmoid: each head's channels times its own matrix, which is never quantized."""
 
     def __init__(self, heads: Part, size: int, context: LayerContext) -> None:
         """
         Args:
-            heads: this rank's.
-            size: channels of each.
+            heads: the heads of this rank.
+            size: number of channels of each head.
         """
         super().__init__()
         self._ops, self._shape = context.ops, (heads.count, size)
-        # Inputs first, as checkpoints have them.
+        # [heads, inputs, outputs], as in checkpoints.
         self.weight = rows_parameter(
             [heads], (heads.count, size, size), context, lambda rows: rows.to(context.dtype), context.dtype
         )
@@ -76,7 +76,7 @@ class HeadGates(PackedLayer):
         del self.weight
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """[tokens, channels of this rank] → the same."""
+        """[tokens, channels of this rank] → [tokens, channels of this rank]."""
         assert self._product is not None
         gates = torch.empty_like(values)
         self._product(values.unflatten(-1, self._shape), gates.unflatten(-1, self._shape))

@@ -15,7 +15,7 @@ from engine_svc.models.config import (
     sliding_windows,
 )
 
-# What the configurations of Gemma 3 that sees images leave out.
+# Fields that the configurations of multimodal Gemma 3 models leave out.
 _GEMMA3: dict[str, Any] = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "rope_theta": 1e6, "sliding_window": 4096,
@@ -23,7 +23,7 @@ _GEMMA3: dict[str, Any] = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Gemma 2 caps its scores and logits; Gemma 3 norms its heads, and rotates more slowly in layers without window."""
+    """Gemma 2 caps scores and logits; Gemma 3 norms heads, and has a larger rotary base in layers without a window."""
     if config["architectures"][0] == "GemmaForCausalLM":
         return base_config(config, **_common(config))
     is_gemma3 = config["architectures"][0] == "Gemma3ForCausalLM"
@@ -48,7 +48,7 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": config.get("head_dim") or 256,
         "qkv_bias": bias,
         "output_bias": bias,
-        # The first Gemma says `gelu` in places and means the one by the hyperbolic tangent.
+        # Some configurations of the first Gemma say `gelu` but mean the tanh approximation.
         "activation": activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         "embedding_scale": config["hidden_size"] ** 0.5,
         "norm_offset": 1.0,
@@ -57,7 +57,7 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of layers without window. The positions are those that Gemma 3 has when they are stretched."""
+    """Rotation of layers without a window. `max_position_embeddings` counts positions after scaling."""
     found = rope_parameters(one_rotation(config))
     if found["rope_type"] == "linear":
         found.setdefault("original_max_position_embeddings", config["max_position_embeddings"] / found["factor"])

@@ -1,4 +1,4 @@
-"""GLM 4, dense (Zhipu 2024): half of each head is rotated, neighbour with neighbour."""
+"""GLM 4, dense (Zhipu 2024): half of each head is rotated, neighboring values with each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from engine_svc.models.config import ModelConfig, base_config
 
-# Of the models of 2025, which have norms around attention and feed-forward.
+# Names of norms in the models of 2025, which have norms before and after attention and feed-forward.
 _NORMS = {
     "post_self_attn_layernorm": "post_attention_layernorm", "post_attention_layernorm": "pre_feedforward_layernorm",
     "post_mlp_layernorm": "post_feedforward_layernorm",

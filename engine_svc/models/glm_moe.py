@@ -10,7 +10,7 @@ from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Half of each head is rotated where the configuration says nothing."""
+    """The first layers are dense. Half of each head is rotated, unless the configuration says otherwise."""
     if config["architectures"][0] == "Glm4MoeLiteForCausalLM":
         return deepseek.config_of({"first_k_dense_replace": 1, **config})
     return base_config(

@@ -1,4 +1,4 @@
-"""GPT (OpenAI 2018), GPT-2 (2019) and GPT BigCode (2023): learned positions, and matrices with their inputs first."""
+"""GPT (OpenAI 2018), GPT-2 (2019) and GPT BigCode (2023): learned positions, and transposed matrices (inputs first)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMES = {**GPT_NAMES, "afn": "activation_function"}
 _MODULES = {
     **GPT_MODULES, "wpe": "positions", "c_attn": "qkv_proj", "c_fc": "fc_in", "ln_2": "post_attention_layernorm",
 }  # fmt: skip
-# The first one has its norms behind what they norm the sums of, and none behind the last layer.
+# The first GPT norms the sums of input and output of attention and feed-forward, and has no norm after the last layer.
 _FIRST_MODULES = {
     **_MODULES, "tokens_embed": "embed_tokens", "positions_embed": "positions", "ln_1": "attention_norm",
     "ln_2": "output_norm",
@@ -23,10 +23,10 @@ _TRANSPOSED = (".c_attn.weight", ".c_fc.weight", ".c_proj.weight")
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases are everywhere; BigCode's matrices lie as those of other families.
+    """Biases are everywhere; BigCode's matrices are not transposed.
 
     Raises:
-        StartupError: scores are scaled otherwise in each layer.
+        StartupError: the scale of scores differs between layers.
     """
     if config.get("scale_attn_by_inverse_layer_idx"):
         raise StartupError(

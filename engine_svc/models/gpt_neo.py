@@ -1,4 +1,4 @@
-"""GPT-Neo (EleutherAI 2021): learned positions, scores that are not scaled, windows on some layers."""
+"""GPT-Neo (EleutherAI 2021): learned positions, unscaled scores, windows on some layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ del _MODULES["attn"]  # it is called attn.attention, for which module_names.py h
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases are everywhere but on queries, keys and values."""
+    """Biases are everywhere except on queries, keys and values."""
     config = by_common_names(config, _NAMES)
     size, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     window = config.get("window_size", 256)
@@ -33,7 +33,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
-    """Of attention, by layer: listed, or in patterns and how often each comes."""
+    """The kind of attention of each layer: from a list, or from patterns with their numbers of repetitions."""
     given = config.get("attention_layers")
     if given:
         return list(given)

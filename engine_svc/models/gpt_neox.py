@@ -1,4 +1,4 @@
-"""GPT-NeoX (EleutherAI 2022), Pythia, Dolly 2: attention and feed-forward side by side, each of a norm of its own."""
+"""GPT-NeoX (EleutherAI 2022), Pythia, Dolly 2: attention and feed-forward in parallel, each after its own norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULES = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """A part of each head is rotated; a checkpoint has query, key and value of each side by side."""
+    """A part of each head is rotated; checkpoints have query, key and value of each head side by side."""
     is_parallel, bias = config.get("use_parallel_residual", True), bool(config.get("attention_bias", True))
     heads = config["num_attention_heads"]
     return base_config(

@@ -11,7 +11,7 @@ from engine_svc.ops.base import ClampedSwish
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """A softmax over the chosen experts' logits is the same as theirs of all that is made to sum to one."""
+    """A softmax over the chosen experts' logits equals one over all experts, renormalized over the chosen ones."""
     bias = bool(config.get("attention_bias", True))
     moe = MoeConfig(
         num_experts=config.get("num_local_experts") or config["num_experts"],

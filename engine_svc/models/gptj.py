@@ -1,4 +1,4 @@
-"""GPT-J (EleutherAI 2021) and CodeGen (Salesforce 2022): attention and feed-forward side by side, of one layer norm."""
+"""GPT-J (EleutherAI 2021) and CodeGen (Salesforce 2022): parallel attention and feed-forward after one layer norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from engine_svc.layers.part import Layout
 from engine_svc.models.config import ModelConfig, activation, base_config, by_common_names
 
-# Of the first GPT, which others have too.
+# Names from the first GPT, which other families use too.
 GPT_NAMES = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
@@ -17,12 +17,12 @@ GPT_MODULES = {
     "transformer": "model", "wte": "embed_tokens", "h": "layers", "ln_f": "norm", "ln_1": "input_layernorm",
     "attn": "self_attn", "out_proj": "o_proj",
 }  # fmt: skip
-# CodeGen's queries, values and keys stand in four groups, one for each core that it was trained on.
+# CodeGen's queries, values and keys are in four groups, one for each core that it was trained on.
 _GROUPS = Layout(("q", "v", "k"), groups=4)
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first values of each head are rotated, neighbour with neighbour."""
+    """The first values of each head are rotated, neighboring ones with each other."""
     config = by_common_names(config, GPT_NAMES)
     size, heads = config["hidden_size"], config["num_attention_heads"]
     return base_config(

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense (IBM): Llama with multipliers for embeddings, scores, what layers add, and logits."""
+"""Granite 3 and 4, dense (IBM): Llama with multipliers for embeddings, scores, layer outputs and logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases, where there are any, are on all four projections of the attention."""
+    """Biases, if any, are on all four attention projections."""
     bias = bool(config.get("attention_bias"))
     return base_config(
         config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias")), **multipliers(config)
@@ -19,8 +19,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 def multipliers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ModelConfig that are common to Granite's families.
 
-    What is added to the residual is times `residual_multiplier` there. Here, the residual is what theirs is divided by
-    that: the embeddings are divided by it instead, and a norm gives the same for an epsilon divided by its square.
+    Granite multiplies what is added to the residual by `residual_multiplier`. Here, the whole residual is kept divided
+    by it instead: embeddings are divided by it, and norms give the same result if epsilon is divided by its square.
     """
     residual = config.get("residual_multiplier", 1.0)
     return {

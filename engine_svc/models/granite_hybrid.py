@@ -1,4 +1,4 @@
-"""Granite 4 hybrid (IBM 2025): Mamba 2 in most layers, with Granite's multipliers; mixtures of experts or none."""
+"""Granite 4 hybrid (IBM 2025): Mamba 2 in most layers, with Granite's multipliers, with or without experts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from engine_svc.models import granite, granite_moe
 from engine_svc.models.bamba import mamba2_config
 from engine_svc.models.config import ModelConfig
 
-# Of models without experts, the feed-forward layer that others share.
+# In models without experts, the feed-forward layer has the names of the shared expert.
 _DENSE = {"shared_mlp": "mlp", "input_linear": "gate_up_proj", "output_linear": "down_proj"}
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Layers attend where their type says so, with rotation or without."""
+    """Layers whose type says so attend, with or without rotation."""
     layers, mamba2 = range(config["num_hidden_layers"]), mamba2_config(config)
     types = config.get("layer_types") or config.get("layers_block_type") or ["mamba"] * len(layers)
     has_experts = bool(config.get("num_local_experts"))

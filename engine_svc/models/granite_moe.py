@@ -1,4 +1,4 @@
-"""Granite 3 with mixtures of experts (IBM), some of which share an expert: its dense sibling but for them."""
+"""Granite 3 with mixtures of experts (IBM), some with a shared expert: otherwise like the dense model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """A softmax over the chosen experts' logits is the same as theirs of all that is made to sum to one."""
+    """A softmax over the chosen experts' logits equals one over all experts, renormalized over the chosen ones."""
     moe = MoeConfig(
         config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], renormalize=True,
         shared_size=config.get("shared_intermediate_size") or None,

@@ -10,7 +10,7 @@ from engine_svc.models.config import activation, rope_parameters
 from engine_svc.models.encoder_config import HEAD, EncoderConfig, HeadConfig, HeadLayer, encoder_config
 from quire.errors import StartupError
 
-# Their own layouts, and Transformers'.
+# Names in the checkpoints' own formats, and in that of Transformers.
 _NAMES = (
     (r"^(gte|new|nomic_bert|bert|model)\.", ""), (r"^emb_ln\.", "embedding_norm."),
     (r"^encoder\.layers?\.", "layers."), (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."),
@@ -19,7 +19,7 @@ _NAMES = (
     (r"\.(norm2|mlp_ln|post_mlp_layernorm)\.", ".output_norm."), (r"\.mlp\.up_gate_proj\.", ".mlp.gate_up_proj."),
     (r"\.mlp\.fc11\.", ".mlp.up_proj."), (r"\.mlp\.fc12\.", ".mlp.gate_proj."), (r"\.mlp\.fc2\.", ".mlp.down_proj."),
 )  # fmt: skip
-# Of Nomic's configuration, in Transformers' words.
+# Fields of Nomic's configuration → Transformers' names.
 _NOMICS = {
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
     "n_inner": "intermediate_size", "n_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps",
@@ -28,7 +28,7 @@ _NOMICS = {
 
 
 def config_of(config: Mapping[str, Any]) -> EncoderConfig:
-    """Nomic's has no biases but those of norms, GTE's feed-forward layer one behind it."""
+    """Nomic's BERT has biases only in norms; GTE's feed-forward layer has one only on its output."""
     is_nomic = config["architectures"][0].startswith("NomicBert")
     config = _in_our_words(config) if is_nomic else config
     theta = 1_000.0 if is_nomic else 160_000.0
@@ -41,10 +41,12 @@ def config_of(config: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Alibaba's `ntk` is another base, and all frequencies a little lower; max_position_embeddings is what it reaches.
+    """Rotary settings. Alibaba's `ntk` has another base and slightly lower frequencies.
+
+    max_position_embeddings counts positions after scaling.
 
     Raises:
-        StartupError: it has what is not built.
+        StartupError: it uses an unsupported option.
     """
     found = rope_parameters(config)
     if found["rope_type"] != "ntk":
@@ -59,9 +61,10 @@ def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_our_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """
+    """Translates Nomic's configuration.
+
     Raises:
-        StartupError: it has what is not built.
+        StartupError: it uses an unsupported option.
     """
     found = dict(config)
     for theirs, ours in _NOMICS.items():
@@ -81,7 +84,7 @@ def _in_our_words(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def head_of(config: Mapping[str, Any], kind: str, num_labels: int) -> HeadConfig:
-    """As BERT's."""
+    """Reads the head, which is like BERT's; see bert.head_of."""
     if kind == "TokenClassification":
         return HeadConfig((HeadLayer(num_labels),), ((r"^classifier\.", f"{HEAD}0."),), "ALL")
     size = config.get("n_embd") or config["hidden_size"]

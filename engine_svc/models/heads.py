@@ -1,8 +1,8 @@
-"""Heads: a layer or so that guesses by the hidden states of the model that verifies, the target.
+"""Draft heads: draft models of about one layer that read the hidden states of the model that verifies, the target.
 
-A row is of the target's features at a position and of the token behind it, and guesses the token after that one. From
-there on a head goes by what it has put out itself. Embedding and output layer are the target's, unless a checkpoint
-brings others.
+A row combines the target's features at a position with the token after it, and predicts the token after that one. For
+further tokens, a head reads its own output as features. Embedding and output layer are the target's, unless the head's
+checkpoint has its own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from engine_svc.ops.base import Ops
 
 @dataclass(frozen=True)
 class HeadForm:
-    """What there is to a head beside its layers' shape."""
+    """The form of a head, in addition to the shape of its layers."""
 
     config: ModelConfig
     own_embedding: bool = False
     own_output: bool = False
-    draft_vocab_size: int | None = None  # tokens that it guesses among, where they are not the target's first ones
+    draft_vocab_size: int | None = None  # number of tokens it chooses from, if these are not the target's first ones
     fc_bias: bool = False
-    norm_before_residual: bool = False  # EAGLE-3: the residual is of normalised features
+    norm_before_residual: bool = False  # EAGLE-3: the residual starts with normalized features
 
 
 class FeatureHead(torch.nn.Module):
-    """See DraftModel; loaded as a Decoder is."""
+    """Base class of heads: see DraftModel. Loaded like a Decoder."""
 
     is_tied = False
 
@@ -47,7 +47,7 @@ class FeatureHead(torch.nn.Module):
     ) -> None:
         """
         Args:
-            longest: positions that are used.
+            longest: number of positions that are used.
         """
         super().__init__()
         self.config, self.quantization = form.config, context.quantization
@@ -58,7 +58,7 @@ class FeatureHead(torch.nn.Module):
             config.rope_parameters, config.rotary_dim, config.max_position_embeddings, longest, context.dtype
         )
         self._rotary = rotary.to(context.device)
-        # The target's are called by their functions: as modules they would be this one's, to be loaded.
+        # The target's modules are kept as bound methods: as attributes they would become submodules, to be loaded.
         self._embed: Callable[[torch.Tensor], torch.Tensor] = target.embed_tokens.forward
         self._logits: Callable[[torch.Tensor], torch.Tensor] = target.logits
         self._vocab_size = target.config.vocab_size
@@ -83,7 +83,7 @@ class FeatureHead(torch.nn.Module):
         return False
 
     def _load_d2t(self, source: TensorSlice, part: str) -> None:
-        """How far each of the head's tokens is from the target's."""
+        """Loads the offset from each of the head's tokens to the target's token."""
         assert self.d2t is not None
         self.d2t.write(part, self.d2t, source, (slice(None),))
         targets = self.d2t + self._places
@@ -91,7 +91,7 @@ class FeatureHead(torch.nn.Module):
             raise ValueError(f"names a token that is not among the model's {self._vocab_size}")
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
-        """There are none."""
+        """Does nothing: heads have no scales of cached keys and values."""
 
     def _step(self, positions: torch.Tensor) -> StepInputs:
         rotary = self._ops.take_rows(self._rotary, positions)
@@ -102,11 +102,11 @@ class FeatureHead(torch.nn.Module):
         return target
 
     def _normalised(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the output layer reads."""
+        """Hidden states as the output layer reads them."""
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See DraftModel.logits; minus infinity for tokens that are none of the head's."""
+        """See DraftModel.logits; minus infinity for tokens that the head does not have."""
         logits = self._logits(self._normalised(hidden))
         if self.d2t is None:
             return logits[:, : self._vocab_size]
@@ -120,8 +120,11 @@ def _beside(ops: Ops, *parts: torch.Tensor) -> torch.Tensor:
 
 
 class EagleHead(FeatureHead):
-    """EAGLE (Li et al. 2024): embedding and feature make the input of ordinary layers, of which the first has no norm
-    before it. What comes out is a feature, and read by the target's output layer as it is."""
+    """EAGLE (Li et al. 2024): ordinary layers whose input is projected from embedding and feature.
+
+    The first layer has no norm before attention. The output is a feature, which the target's output layer reads
+    directly.
+    """
 
     def __init__(
         self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
@@ -162,8 +165,11 @@ class _FirstLayer(DecoderLayer):
 
 
 class Eagle3Head(FeatureHead):
-    """EAGLE-3 (Li et al. 2025): a layer that attends by embedding and feature side by side. The target's features are
-    the sums before three of its layers, made one by `fc`; the head's own are the sums behind its layer."""
+    """EAGLE-3 (Li et al. 2025): a layer whose attention reads embedding and feature side by side.
+
+    The target's features are the residual sums before three of its layers, combined by `fc`; the head's own features
+    are the sums after its layer.
+    """
 
     def __init__(
         self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
@@ -193,7 +199,7 @@ class Eagle3Head(FeatureHead):
 
 
 class _PairAttention(Attention):
-    """Of twice as many inputs."""
+    """Attention with an input of twice the hidden size: embedding and feature."""
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__(config, context, index)
@@ -214,7 +220,7 @@ class _PairLayer(DecoderLayer):
     def forward_pair(
         self, embedded: torch.Tensor, features: torch.Tensor, cache: AnyLayerCache, step: StepInputs
     ) -> torch.Tensor:
-        """Both [tokens, hidden_size]. Returns the sum behind the layer."""
+        """Runs the layer; embeddings and features are [tokens, hidden_size]. Returns the residual sum after it."""
         normed = self.hidden_norm(features)
         residual = self._ops.add(self._ops.zeros_like(normed), normed if self._norm_before_residual else features)
         hidden = self._mix(_beside(self._ops, self.input_layernorm(embedded), normed), cache, step)
@@ -223,14 +229,14 @@ class _PairLayer(DecoderLayer):
 
 
 class MultiTokenHead(FeatureHead):
-    """The layer behind a model's own that it was trained with to guess one token further (DeepSeek V3)."""
+    """The extra layer after a model's own that was trained to predict one token further (DeepSeek V3)."""
 
     def __init__(
         self, form: HeadForm, context: LayerContext, attention: AttentionBackend, target: Decoder, longest: int
     ) -> None:
         super().__init__(form, context, attention, target, longest)
         index = form.config.num_layers - 1
-        # Under the name that it has in the checkpoint.
+        # Under its name in the checkpoint.
         self.layers = torch.nn.ModuleDict(
             {str(index): _MultiTokenLayer(form.config, context.at(f"layers.{index}"), index)}
         )
@@ -255,7 +261,7 @@ class MultiTokenHead(FeatureHead):
 
 
 class _SharedHead(torch.nn.Module):
-    """The output layer behind the norm is the target's, which checkpoints have a second time."""
+    """The norm before the output layer. The output layer is the target's, although checkpoints contain it again."""
 
     def __init__(self, config: ModelConfig, context: LayerContext) -> None:
         super().__init__()
@@ -272,7 +278,7 @@ class _MultiTokenLayer(DecoderLayer):
 
 
 def one_layer_more(config: ModelConfig) -> ModelConfig:
-    """A model's shape with a layer like its last one behind it."""
+    """A model's shape with one more layer like its last one."""
     return replace(
         config, num_layers=config.num_layers + 1, moe=(*config.moe, config.moe[-1]),
         sliding_windows=(*config.sliding_windows, None),

@@ -1,4 +1,4 @@
-"""Hunyuan V1, dense (Tencent): query and key are normalised per head, after their rotation."""
+"""Hunyuan V1, dense (Tencent): query and key are normalized per head, after their rotation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, rope_parameters
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases, where there are any, are on all four projections of the attention."""
+    """Biases, if any, are on all four attention projections."""
     return base_config(config, **attention(config))
 
 
@@ -28,7 +28,7 @@ def attention(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stretched(parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """`dynamic` with an `alpha` stretches the base once for all, whatever the length."""
+    """`dynamic` scaling with an `alpha` scales the base by a constant, independent of the length."""
     alpha = parameters.get("alpha")
     if parameters["rope_type"] != "dynamic" or not alpha:
         return parameters

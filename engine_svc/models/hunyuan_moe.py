@@ -1,4 +1,4 @@
-"""Hunyuan with mixtures of experts (Tencent 2025, such as A13B): its dense sibling but for them."""
+"""Hunyuan with mixtures of experts (Tencent 2025, for example A13B): otherwise like the dense model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """What may differ between layers is one number or a list."""
+    """Fields that may differ between layers are one number or a list."""
     count = config["num_hidden_layers"]
 
     def each(name: str, default: int | None = None) -> list[int]:

@@ -1,4 +1,4 @@
-"""InternLM 3: Llama, but that biases have other names in its configuration."""
+"""InternLM 3: Llama, but with other names for biases in its configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """`qkv_bias` is of query, key and value, `bias` of all others; Transformers writes Llama's names for them."""
+    """`qkv_bias` is for query, key and value, `bias` for all others; Transformers uses Llama's names for them."""
     others = bool(config.get("bias", config.get("mlp_bias")))
     return base_config(
         config,

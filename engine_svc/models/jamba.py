@@ -1,4 +1,4 @@
-"""Jamba (AI21 2024): some layers attend, without rotation, the others are Mamba's; every second one is a mixture."""
+"""Jamba (AI21 2024): some layers attend, without rotation, the others are Mamba; every second has experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMES = {"pre_ff_layernorm": "post_attention_layernorm", "final_layernorm": "no
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Which layers attend and which are mixtures, periods and offsets say."""
+    """Periods and offsets say which layers attend, and which are mixtures of experts."""
     layers = range(config["num_hidden_layers"])
     mamba = _mamba(config)
     moe = MoeConfig(config["num_experts"], config["num_experts_per_tok"], config["intermediate_size"], False)

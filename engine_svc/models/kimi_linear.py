@@ -1,4 +1,4 @@
-"""Kimi Linear (Moonshot AI 2025): Kimi's delta nets, compressed attention without positions, mixtures as DeepSeek's."""
+"""Kimi Linear (Moonshot AI 2025): Kimi's delta nets, compressed attention without positions, DeepSeek's mixtures."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAMES = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Which layers attend, a list of types says, or one of their numbers from 1 on.
+    """The layers that attend are given by a list of types, or by a list of their numbers, counted from 1.
 
     Raises:
-        StartupError: they know positions.
+        StartupError: attention uses positions.
     """
     if not config.get("mla_use_nope", True):
         raise StartupError("config.json has mla_use_nope false, and Kimi Linear with positions is not supported.")

@@ -1,8 +1,9 @@
-"""Compressed attention (multi-head latent attention of DeepSeek V2), as attention with a single key-value head.
+"""Compressed attention (multi-head latent attention of DeepSeek V2), computed with a single key-value head.
 
-A head's plain key is the cached vector times a matrix of the head, and so is its value. Instead of making keys and
-values of all heads, the first matrix is applied to the query and the second to what attention gives: then all heads
-attend to the same thing, the vector and the rotated part of the key, which are all that is cached.
+The plain key of a head is the cached vector times one of the head's matrices, and its value is the vector times
+another. Instead of computing keys and values of all heads, the first matrix is applied to the query and the second to
+the output of attention. All heads then attend to the same keys: the vector and the rotated part of the key, which are
+all that is cached.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from engine_svc.models.config import LatentConfig, ModelConfig
 from engine_svc.ops.base import HeadsProduct
 from engine_svc.ops.weights import wide
 
-_NORM_EPSILON = 1e-6  # of the norms inside, whatever the configuration says
+_NORM_EPSILON = 1e-6  # of the norms inside, regardless of the configuration
 
 
 class LatentAttention(torch.nn.Module):
-    """The same calls as Attention's."""
+    """Compressed attention, with the same interface as Attention."""
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, context: LayerContext) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class LatentAttention(torch.nn.Module):
             return {"": Part(0, rows, rows)}
 
         if latent.query_rank is None:
-            # Under the name that parameter_name gives to a checkpoint's q_proj.
+            # parameter_name maps a checkpoint's q_proj to this name.
             self.qkv_proj = ColumnParallelLinear(
                 config.hidden_size, {"q": queries}, bias=False, context=context.at("qkv_proj")
             )
@@ -90,7 +91,7 @@ class LatentAttention(torch.nn.Module):
 
 
 class HeadMatrices(PackedLayer):
-    """From a rank's heads to the cached vector and back: each head's matrix for keys and its matrix for values."""
+    """Projections between a rank's heads and the cached vector: each head's key matrix and value matrix."""
 
     def __init__(
         self, heads: int, first_head: int, all_heads: int, latent: LatentConfig, context: LayerContext
@@ -121,14 +122,14 @@ class HeadMatrices(PackedLayer):
             self._adapters = self._context.adapters.heads(path, self._part, heads, self._plain_dim, size)
 
     def to_vector(self, plain: torch.Tensor, vectors: torch.Tensor) -> None:
-        """The plain part of queries, [tokens, heads, plain_dim] → [tokens, heads, rank]."""
+        """Projects the plain part of queries, [tokens, heads, plain_dim], to `vectors`, [tokens, heads, rank]."""
         assert self._to_vector is not None
         self._to_vector(plain, vectors)
         if self._adapters is not None:
             self._adapters.to_inputs(plain, vectors)
 
     def to_values(self, vectors: torch.Tensor, values: torch.Tensor) -> None:
-        """[tokens, heads, rank] → [tokens, heads, value_dim]."""
+        """Projects outputs of attention, [tokens, heads, rank], to `values`, [tokens, heads, value_dim]."""
         assert self._to_values is not None
         self._to_values(vectors, values)
         if self._adapters is not None:

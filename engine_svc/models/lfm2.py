@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI 2025): short convolutions in most layers, some that attend, mixtures of experts in larger ones."""
+"""LFM2 (Liquid AI 2025): short convolutions in most layers, attention in some, mixtures of experts in larger models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LFM_MODULES = {
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Layers attend where their type says so, or where `full_attn_idxs` names them."""
+    """Layers attend if their type says so, or if `full_attn_idxs` lists them."""
     layers = range(config["num_hidden_layers"])
     attending = config.get("full_attn_idxs")
     types = config.get("layer_types") or [
@@ -33,7 +33,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _intermediate_size(config: Mapping[str, Any]) -> int:
-    """Configurations give it before it is cut by a third and made a multiple of something."""
+    """The feed-forward size; configurations give it before it is reduced by a third and rounded up to a multiple."""
     size = int(config.get("block_ff_dim") or config["intermediate_size"])
     if not config.get("block_auto_adjust_ff_dim", True):
         return size

@@ -1,4 +1,4 @@
-"""LFM3 (Liquid AI 2026): short convolutions, windows and whole contexts in turn; a gate for each head; norms around."""
+"""LFM3 (Liquid AI 2026): short convolutions, windowed and full attention; a gate per head; norms before and after."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SANDWICH_MODULES = {
     **LFM_MODULES, "post_operator_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffn_norm": "post_feedforward_layernorm",
 }  # fmt: skip
-_RENAMES = ((r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),)  # which other families have in feed-forward layers
+_RENAMES = ((r"\.self_attn\.gate_proj\.", ".self_attn.g_proj."),)  # gate_proj is for feed-forward layers elsewhere
 _ROTATION = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
 _LOCAL_BASE = 10000.0
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Which layers are which, their types say, or their numbers in fours."""
+    """The kinds of layers are given by their types, or else repeat every four layers."""
     layers, bias = range(config["num_hidden_layers"]), bool(config.get("attention_bias"))
     types = config.get("layer_types") or [
         "full_attention" if index % 4 == 2 else "sliding_attention" if index and index % 4 == 0 else "conv"

@@ -1,4 +1,4 @@
-"""Lightning attention (Qin et al. 2024), as MiniMax has it: linear attention that fades at a rate of each head."""
+"""Lightning attention (Qin et al. 2024), as in MiniMax: linear attention that decays at a rate for each head."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine_svc.models.recurrent import RecurrentLayer, even_part
 from engine_svc.recurrence.base import LayerState, ScanInputs, ScanParameters, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 
-_NORM_EPSILON = 1e-6  # whatever the configuration says
+_NORM_EPSILON = 1e-6  # regardless of the configuration
 
 
 class LightningAttention(RecurrentLayer):
-    """See RecurrentLayer. It is Mamba 2's state space with steps of one unit of time: keys write, queries read."""
+    """See RecurrentLayer. Computed as Mamba 2's state space with time steps of 1, where keys write and queries read."""
 
     def __init__(self, hidden_size: int, config: LightningConfig, context: LayerContext) -> None:
         """
@@ -45,7 +45,7 @@ class LightningAttention(RecurrentLayer):
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
         """See RecurrentLayer.forward."""
         query, key, value = self._ops.activate(self.qkv_proj(hidden), "silu").split(self._size, dim=-1)
-        steps = value[:, : self._heads]  # whatever they are: their limits make them 1
+        steps = value[:, : self._heads]  # arbitrary values: the time limits make them 1
         output = self._recurrence.scan_heads(ScanInputs(value, steps, key, query), self._scan, state)
         self.norm(output)
         return self.o_proj(self._ops.gate(output, self.output_gate(hidden)))

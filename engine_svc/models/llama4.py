@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025), the text model: three layers of four attend within chunks, the others rotate nothing."""
+"""Llama 4 (Meta 2025), the text model: three of four layers attend within chunks, the others do not rotate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig, Temperature, base_c
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The experts' inputs are times what they count."""
+    """Experts' weights multiply their inputs."""
     count, bias = config["num_hidden_layers"], bool(config.get("attention_bias"))
     rotating = _rotating(config, count)
     moe = MoeConfig(
@@ -33,14 +33,14 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _rotating(config: Mapping[str, Any], count: int) -> list[bool]:
-    """Of each layer; `no_rope_layers` says the opposite of its name."""
+    """Whether each layer rotates; `no_rope_layers` says the opposite of its name."""
     given = config.get("no_rope_layers")
     interval = config.get("no_rope_layer_interval", 4)
     return [bool(each) for each in given] if given else [bool((index + 1) % interval) for index in range(count)]
 
 
 def _mixtures(config: Mapping[str, Any], count: int) -> range | list[int]:
-    """Which layers have experts."""
+    """The layers that have experts."""
     given = config.get("moe_layers")
     step = config.get("interleave_moe_layer_step", 1)
     return given if given is not None else range(step - 1, count, step)

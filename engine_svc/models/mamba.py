@@ -1,4 +1,4 @@
-"""The selective state space of Mamba (Gu and Dao 2023), as Jamba and the pure models have it."""
+"""The selective state space layer of Mamba (Gu and Dao 2023), as in Jamba and pure Mamba models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine_svc.recurrence.registry import create_recurrence
 
 
 class Mamba(RecurrentLayer):
-    """See RecurrentLayer. Every rank has a range of the channels."""
+    """Mamba layer, see RecurrentLayer. Each rank has a range of the channels."""
 
     def __init__(self, hidden_size: int, config: MambaConfig, context: LayerContext) -> None:
         """

@@ -1,4 +1,4 @@
-"""The state space of Mamba 2 (Dao and Gu 2024), whose heads have one rate each, as Bamba and Granite 4 have it."""
+"""The state space layer of Mamba 2 (Dao and Gu 2024), with one rate per head, as in Bamba and Granite 4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine_svc.recurrence.registry import create_recurrence
 
 
 class Mamba2(RecurrentLayer):
-    """See RecurrentLayer. Every rank has some of the heads, and the groups that they write and read by."""
+    """Mamba 2 layer, see RecurrentLayer. Each rank has a part of the heads, and their groups of writes and reads."""
 
     def __init__(self, hidden_size: int, config: Mamba2Config, context: LayerContext) -> None:
         """
@@ -65,7 +65,7 @@ class Mamba2(RecurrentLayer):
         return self.out_proj(self._ops.activate_and_multiply(self._ops.join([gates[:, None], output[:, None]]), "silu"))
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Gates, values, writes, reads and time steps side by side."""
+        """Projects to gates, values, writes, reads and time steps, side by side and scaled."""
         projected = self.in_proj(hidden)
         sizes = (self._projected[0], *self._convolved, self._projected[2])
         for part, factor in zip(projected.split(sizes, dim=-1), self._multipliers, strict=True):
@@ -75,29 +75,29 @@ class Mamba2(RecurrentLayer):
 
 
 class GroupedNorm(torch.nn.Module):
-    """Root mean square norms of groups of values that go through a gate; a group may lie on several ranks."""
+    """RMS norms of groups of gated values; a single group may be spread over all ranks."""
 
     def __init__(self, part: Part, groups: int, epsilon: float, gates_first: bool, context: LayerContext) -> None:
         """
         Args:
-            part: which values are this rank's.
-            groups: of all ranks' values.
+            part: the values of this rank.
+            groups: number of groups over all ranks' values.
             gates_first: see GatedNorm.
 
         Raises:
-            ValueError: some groups lie on some of the ranks.
+            ValueError: several groups cannot be divided among the ranks.
         """
         super().__init__()
         self._recurrence = create_recurrence(context.ops)
         self._group = context.groups.tensor
         self._total, self._epsilon, self._gates_first = part.total, epsilon, gates_first
-        self._groups = groups // self._group.world_size  # 0: all ranks have a part of the only one
+        self._groups = groups // self._group.world_size  # 0 means that all ranks share the only group
         if self._groups * self._group.world_size != groups and groups > 1:
             raise ValueError(f"norms of {groups} groups cannot be divided among {self._group.world_size} ranks")
         self.weight = rows_parameter([part], (part.count,), context, dtype=context.dtype)
 
     def forward(self, hidden: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """Both [tokens, values of this rank] → the same."""
+        """Norms gated values; `hidden`, `gates` and the result are [tokens, values of this rank]."""
         if self._groups:
             norm = GatedNorm(self.weight, self._groups, self._epsilon, self._gates_first)
             return self._recurrence.gated_norm(hidden, gates, norm)
@@ -110,7 +110,7 @@ class GroupedNorm(torch.nn.Module):
 
 
 def _groups(group: ParallelGroup, config: Mamba2Config) -> Part:
-    """Those of this rank's heads: its own, or one that other ranks have too."""
+    """The groups of this rank's heads: its own ones, or a single one that other ranks have too."""
     if config.groups % group.world_size == 0 or group.world_size % config.groups:
         return even_part(group, config.groups, config.state_size, "groups of a Mamba 2 layer")
     first = group.rank * config.groups // group.world_size

@@ -1,4 +1,4 @@
-"""MiniMax Text 01 and M1 (2025): lightning attention in most layers, the others attend; mixtures of experts in all."""
+"""MiniMax Text 01 and M1 (2025): lightning attention in most layers, else attention; mixtures of experts in all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from engine_svc.models.config import Balance, LightningConfig, ModelConfig, MoeConfig, base_config
 
-# Of what is told by config.json, and what the released configurations call it.
+# Fields of Balance → the part's name in the released configurations.
 _FACTORS = {"attention": "full_attention", "recurrent": "linear_attention", "mlp": "mlp"}
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Layers attend where their type says so, or their number in `attn_type_list`; else every second one does."""
+    """Layers attend if their type or entry in `attn_type_list` says so; without these, every second layer does."""
     layers, heads = range(config["num_hidden_layers"]), config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     rotation = {"partial_rotary_factor": config["rotary_dim"] / head_dim} if config.get("rotary_dim") else {}
@@ -34,7 +34,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _balance(config: Mapping[str, Any], part: str) -> tuple[float, float]:
-    """What is added to is times alpha, and what is added times beta."""
+    """Factors of a residual connection: alpha on the residual, beta on what is added to it."""
     short = part.replace("attention", "attn")
     alpha, beta = (
         config.get(f"{short}_{name}_factor", config.get(f"layernorm_{part}_{name}", 1.0)) for name in ("alpha", "beta")

@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Which part of each head is rotated, released configurations say in values."""
+    """Released configurations give the rotated part of each head as a number of values."""
     moe = MoeConfig(
         config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], renormalize=True,
         scoring="sigmoid", choice_bias=True,

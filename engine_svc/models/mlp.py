@@ -13,7 +13,7 @@ from engine_svc.ops.base import Activation, ClampedSwish, RowProduct, activate
 
 
 class RowForms(NamedTuple):
-    """Of an MLP."""
+    """An MLP's products for few rows."""
 
     gate_up: RowProduct
     down: RowProduct
@@ -21,7 +21,7 @@ class RowForms(NamedTuple):
 
 
 class MLP(torch.nn.Module):
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
+    """Feed-forward layer: down(activation(gate(x)) * up(x)), or without gate down(activation(up(x)))."""
 
     def __init__(
         self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext,
@@ -30,9 +30,9 @@ class MLP(torch.nn.Module):
     ) -> None:  # fmt: skip
         """
         Args:
-            output_bias: None: as `bias`.
-            up_first: in a checkpoint's tensors that hold gate and up as one.
-            multipliers: on the gate before its activation, and on what comes out.
+            output_bias: None means as `bias`.
+            up_first: whether up comes first in checkpoint tensors that hold gate and up together.
+            multipliers: factors on the gate before its activation, and on the output.
         """
         super().__init__()
         self._ops = context.ops
@@ -49,7 +49,7 @@ class MLP(torch.nn.Module):
         self.down_proj = RowParallelLinear(size, hidden_size, bias=output_bias, context=context.at("down_proj"))
 
     def row_forms(self) -> RowForms | None:
-        """The layer's products of few rows, if what is around them is what they can do beside it."""
+        """The layer's fused products for few rows; None if they do not support this layer."""
         first, second = self.gate_up_proj.row, self.down_proj.row
         if first is None or second is None or not self._is_gated or self._multipliers != (1.0, 1.0):
             return None
@@ -65,7 +65,7 @@ class MLP(torch.nn.Module):
 
 
 class PlainMLP(torch.nn.Module):
-    """fc_out(activation(fc_in(x)))."""
+    """Feed-forward layer without gate: fc_out(activation(fc_in(x)))."""
 
     def __init__(
         self, hidden_size: int, size: int, *, activation: Activation, bias: bool, context: LayerContext

@@ -1,4 +1,4 @@
-"""ModernBERT: norms before, rotary positions, a gated feed-forward layer, and windows on two layers of three."""
+"""ModernBERT: pre-norms, rotary positions, a gated feed-forward layer, and windows on two of three layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = (
 
 
 def config_of(config: Mapping[str, Any]) -> EncoderConfig:
-    """A window reaches half of local_attention to either side."""
+    """A window reaches half of `local_attention` to either side."""
     layers, period = config["num_hidden_layers"], config.get("global_attn_every_n_layers", 3)
     types = config.get("layer_types") or [
         "sliding_attention" if i % period else "full_attention" for i in range(layers)
@@ -44,7 +44,7 @@ def config_of(config: Mapping[str, Any]) -> EncoderConfig:
 
 
 def _rotation(config: Mapping[str, Any], kind: str, name: str, default: float) -> dict[str, Any]:
-    """Of one type of layers."""
+    """Rotary settings of one type of layers."""
     found = (config.get("rope_parameters") or {}).get(kind)
     return rope_parameters({"rope_parameters": found, "rope_theta": config.get(name, default)})
 

@@ -14,13 +14,13 @@ from engine_svc.ops.base import ExpertsForm
 
 
 def experts_of(model: object) -> list[Experts]:
-    """Those of a model's layers, in their order."""
+    """The experts of all layers of a model, in order; empty if it has none."""
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     return [module for module in modules if isinstance(module, Experts)]
 
 
 class SparseMLP(torch.nn.Module):
-    """A router picks each token's experts; one more expert may be shared by all tokens."""
+    """A mixture of experts: a router picks each token's experts; one more expert may be shared by all tokens."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, context: LayerContext) -> None:
         super().__init__()

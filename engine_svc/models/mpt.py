@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023): linear biases in place of positions, and no others."""
+"""MPT (MosaicML 2023): ALiBi in place of positions, and no biases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODULES = {
     "norm_2": "post_attention_layernorm", "attn": "self_attn", "Wqkv": "qkv_proj", "out_proj": "o_proj",
     "ffn": "mlp", "up_proj": "fc_in", "down_proj": "fc_out",
 }  # fmt: skip
-# What Transformers' code of it does not have either, and what a field says that does not ask for it.
+# Options that Transformers' implementation does not have either, and their values when they are off.
 _PLAIN: dict[str, Any] = {
     "attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "qk_gn": False, "alibi": True,
     "rope": False, "sliding_window_size": -1,
@@ -29,7 +29,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Queries, keys and values may be clipped.
 
     Raises:
-        StartupError: it asks for what only the first checkpoints' own code has.
+        StartupError: it asks for an option that only the custom code of the first checkpoints has.
     """
     config = by_common_names(config, _NAMES)
     attention = config.get("attn_config") or {}

@@ -1,4 +1,4 @@
-"""Nemotron H (NVIDIA 2025), Nemotron Nano 2 and 3: layers of Mamba 2, attention, feed-forward or a mixture alone."""
+"""Nemotron H (NVIDIA 2025), Nemotron Nano 2 and 3: each layer is only Mamba 2, attention, feed-forward or a mixture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engine_svc.models.config import Mamba2Config, ModelConfig, MoeConfig, activ
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
 _KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # in patterns
-_OTHERWISE = {"linear_attention": "mamba", "full_attention": "attention"}  # Transformers 5's
+_OTHERWISE = {"linear_attention": "mamba", "full_attention": "attention"}  # names in Transformers 5
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """What layers are, a list says or a pattern of letters. None rotates; feed-forward layers have no gates."""
+    """A list or a pattern of letters gives the layers' kinds. None rotates; feed-forward layers have no gates."""
     pattern = config.get("hybrid_override_pattern")
     found = config.get("layers_block_type") or config.get("layer_types") or [_KINDS[each] for each in pattern or ""]
     kinds = [_OTHERWISE.get(each, each) for each in found]
@@ -43,7 +43,7 @@ def _mamba2(config: Mapping[str, Any]) -> Mamba2Config:
 
 def _mixture(config: Mapping[str, Any]) -> MoeConfig:
     return MoeConfig(
-        # Transformers 5 may write the number under another name.
+        # Transformers 5 may use another name for the number.
         config.get("n_routed_experts") or config["num_local_experts"], config["num_experts_per_tok"],
         config["moe_intermediate_size"], renormalize=bool(config.get("norm_topk_prob", True)),
         shared_size=config["moe_shared_expert_intermediate_size"], scoring="sigmoid", choice_bias=True,

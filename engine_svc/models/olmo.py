@@ -1,4 +1,4 @@
-"""OLMo (Ai2 2024): layer norms that have no weights, queries, keys and values that may be clipped."""
+"""OLMo (Ai2 2024): layer norms without weights; queries, keys and values may be clipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NORM_EPSILON = 1e-5
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases, where there are any, are on all four projections of the attention."""
+    """Biases, if any, are on all four attention projections."""
     bias = bool(config.get("attention_bias"))
     return base_config(
         config, norm="layer", norm_weight=False, norm_eps=_NORM_EPSILON, qkv_bias=bias, output_bias=bias,

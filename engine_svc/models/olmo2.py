@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and feed-forward, and over all query heads and all key heads together."""
+"""OLMo 2 and 3: norms after attention and feed-forward, and norms over all query heads and all key heads together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, local_rotation, o
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Biases are optional. OLMo 3 has windows on three layers of four, whose rotation is not stretched."""
+    """Biases are optional. OLMo 3 has windows on three of four layers, whose positions are not scaled."""
     bias = bool(config.get("attention_bias"))
     windows: dict[str, Any] = {}
     if config["architectures"][0] == "Olmo3ForCausalLM":

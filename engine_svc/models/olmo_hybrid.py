@@ -1,4 +1,4 @@
-"""OLMo Hybrid (Ai2 2025): gated delta nets with norms before them, and layers that attend with norms behind."""
+"""OLMo Hybrid (Ai2 2025): gated delta nets with norms before them, and attention layers with norms after them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from engine_svc.models.config import DeltaNetConfig, ModelConfig, base_config
 
 _NAMES = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
-_NORM_EPSILON = 1e-5  # of what delta nets put out, whatever the configuration says
+_NORM_EPSILON = 1e-5  # of delta nets' outputs, regardless of the configuration
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Every fourth layer attends, unless its type says otherwise. Without a base for angles, nothing is rotated."""
+    """Every fourth layer attends, unless layer types say otherwise. Without a rotary base, nothing is rotated."""
     layers, bias = range(config["num_hidden_layers"]), bool(config.get("attention_bias"))
     types = config.get("layer_types") or [
         "full_attention" if index % 4 == 3 else "linear_attention" for index in layers

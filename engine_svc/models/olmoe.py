@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """OLMoE has its other norms before attention and feed-forward, FlexOlmo behind them."""
+    """OLMoE has its other norms before attention and feed-forward, FlexOlmo after them."""
     bias = bool(config.get("attention_bias"))
     moe = MoeConfig(
         config.get("num_experts") or config["num_local_experts"], config["num_experts_per_tok"],

@@ -1,4 +1,4 @@
-"""OPT (Meta 2022), Galactica, and XGLM (Meta 2021): positions that are looked up, from the third in the table on."""
+"""OPT (Meta 2022), Galactica, and XGLM (Meta 2021): position embeddings from the third row of their table on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MODULES = {
     "final_layer_norm": "post_attention_layernorm",
 }  # fmt: skip
 _SUM_MODULES = {**_MODULES, "self_attn_layer_norm": "attention_norm", "final_layer_norm": "output_norm"}
-# The norm behind the last layer is called as one of each layer's.
+# The norm after the last layer has the same name as one in each layer.
 _RENAMES = ((r"^(model\.)?decoder\.final_layer_norm\.", "norm."),)
-_FIRST = 2  # in the table of positions
+_FIRST = 2  # the first token's row in the table of positions
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """OPT 350M has its norms behind what they norm the sums of, and smaller embeddings than hidden states."""
+    """OPT 350M has norms of sums, after attention and feed-forward, and embeddings smaller than hidden states."""
     is_xglm = config["architectures"][0] == "XGLMForCausalLM"
     config = by_common_names(config, _XGLM_NAMES)
     size, heads, bias = config["hidden_size"], config["num_attention_heads"], bool(config.get("enable_bias", True))

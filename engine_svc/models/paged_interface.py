@@ -1,4 +1,4 @@
-"""What Transformers calls to attend (its attention interface), with the paged cache behind it."""
+"""Implements Transformers' attention interface, the function its models call to attend, over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from engine_svc.attention.base import AttentionBackend, AttentionOptions
 from engine_svc.models.attention import LayerCache
 from quire.errors import StartupError
 
-# Under the first, models make no masks; under the other they ask for some, which tell what they would hide.
+# Names of attention implementations. With the first one, models make no masks; with the second one, they request masks,
+# which show what these would hide.
 NAME, WATCHED = "quire-paged", "quire-watched"
-# What layers pass to an attention function: what ours obeys, and what says nothing new to it.
+# Named arguments that layers pass to an attention function: those that ours follows, and those it can ignore.
 _OBEYED = {"scaling", "sliding_window", "softcap", "s_aux"}
 _SILENT = {"cache_position", "dropout", "is_causal", "output_attentions", "position_ids", "use_cache"}
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What attention is called with."""
+    """The heads that an attention function is called with."""
 
     num_heads: int
     num_kv_heads: int
-    head_dim: int  # the longer of keys' and values'
+    head_dim: int  # the larger one of keys and values
 
 
 class PagedInterface:
-    """Attends in the order in which a model's layers call it, which is the same in every forward pass.
+    """Attention for a model's layers, identified by the order of their calls, which is the same in every forward pass.
 
-    A cache belongs to a call: layers may attend twice, or be run again and again. Where calls differ in their heads,
-    the cache has the most and the longest: heads of keys and values are repeated, and filled up with zeros.
+    Each call has its own cache, because a layer may attend twice or be run repeatedly. If calls differ in their heads,
+    the cache has room for the most and the largest ones: heads of keys and values are repeated and padded with zeros.
     """
 
     attention: AttentionBackend
@@ -48,20 +49,20 @@ class PagedInterface:
         self._calls = 0
 
     def watch(self) -> None:
-        """The next forward pass, under the name WATCHED, attends to nothing and says which calls there are."""
+        """Makes the next forward pass, under the name WATCHED, record its calls without attending to anything."""
         ALL_ATTENTION_FUNCTIONS.register(WATCHED, self._probe)
         ALL_MASK_ATTENTION_FUNCTIONS.register(WATCHED, _mark)
 
     def begin(self, caches: Sequence[LayerCache]) -> None:
-        """The next forward pass attends to these caches, one for each call."""
+        """Makes the next forward pass attend to these caches, one for each call."""
         ALL_ATTENTION_FUNCTIONS.register(NAME, self._attend)
         self._caches, self._calls = caches, 0
 
     def heads(self) -> Heads:
-        """Those of the cache.
+        """The heads of the cache.
 
         Raises:
-            StartupError: no layer has called, or they cannot share a form of cache.
+            StartupError: no layer has called attention, or the calls' heads do not fit one cache layout.
         """
         if not self._heads:
             raise StartupError("The model's layers do not call Transformers' attention interface.")
@@ -85,7 +86,11 @@ class PagedInterface:
         *_: Any,
         **named: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Notes the call, and whether it wants anything that ours does not know."""
+        """Records the call.
+
+        Raises:
+            StartupError: the layer wants something that paged attention does not support.
+        """
         kind = type(module).__name__
         unknown = sorted(name for name, given in named.items() if given is not None and name not in _OBEYED | _SILENT)
         if unknown:
@@ -110,7 +115,7 @@ class PagedInterface:
         s_aux: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Transformers' attention function: [1, heads, tokens, dim] each → [1, tokens, heads, dim], no weights."""
+        """Transformers' attention function: [1, heads, tokens, dim] → [1, tokens, heads, dim], without weights."""
         index, self._calls = self._calls, self._calls + 1
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         options = self._options.setdefault(index, AttentionOptions(scale, self.windows[index], softcap, s_aux))
@@ -123,14 +128,14 @@ class PagedInterface:
 
 
 def _mark(mask_function: Callable[..., torch.Tensor], local_size: int | None = None, **_: Any) -> torch.Tensor:
-    """A mask of nothing, which says what a mask of the model's would hide.
+    """Makes a placeholder mask that only records what the model's mask would hide.
 
     Args:
-        mask_function: whether a token at one position (the third argument) sees that at another one.
-        local_size: of windows, or of chunks.
+        mask_function: whether a token at one position (the third argument) sees the token at another (the fourth).
+        local_size: size of windows or chunks.
 
     Raises:
-        StartupError: it is neither causal nor a sliding window.
+        StartupError: the mask is neither causal nor that of a sliding window.
     """
 
     def sees(here: int, there: int) -> bool:
@@ -142,7 +147,7 @@ def _mark(mask_function: Callable[..., torch.Tensor], local_size: int | None = N
 
 
 class _Mark(torch.Tensor):
-    """A mask that knows its window. Of what a model makes of it, only parts do."""
+    """A mask that carries its window. Only slices keep it, not other tensors that a model derives from the mask."""
 
     window: int | None
 
@@ -156,9 +161,10 @@ class _Mark(torch.Tensor):
 
 
 def _window_of(mask: torch.Tensor, kind: str) -> int | None:
-    """
+    """The window that a mask carries.
+
     Raises:
-        StartupError: the model made the mask by itself.
+        StartupError: the model made the mask itself.
     """
     if not isinstance(mask, _Mark) or not hasattr(mask, "window"):
         raise StartupError(f"{kind} cannot use paged attention: it wants a mask of its own.")
@@ -166,6 +172,6 @@ def _window_of(mask: torch.Tensor, kind: str) -> int | None:
 
 
 def _fitted(tensor: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
-    """[1, fewer heads, tokens, shorter dim] → [tokens, heads, dim]."""
+    """Repeats and pads heads: [1, fewer heads, tokens, smaller dim] → [tokens, heads, dim]."""
     filled = F.pad(tensor[0], (0, dim - tensor.shape[-1]))
     return filled.repeat_interleave(heads // len(filled), dim=0).transpose(0, 1).contiguous()

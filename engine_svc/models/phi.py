@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2 (Microsoft 2023): attention and feed-forward side by side, of one layer norm; biases everywhere."""
+"""Phi 1, 1.5 and 2 (Microsoft 2023): parallel attention and feed-forward after one layer norm; biases everywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """A part of each head is rotated.
 
     Raises:
-        StartupError: heads are to be normed, which no released one's are.
+        StartupError: the configuration asks for norms of heads, which no released model has.
     """
     if config.get("qk_layernorm"):
         raise StartupError("config.json says qk_layernorm, which is not supported; use --model-impl transformers.")

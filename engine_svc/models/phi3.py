@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama with fused projections in the checkpoint, of which a part of each head may be rotated."""
+"""Phi-3 and Phi-4: Llama with fused projections in the checkpoint; only a part of each head may be rotated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, rope_parameters
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """`longrope` needs to know where the short context ends, which stands outside of its parameters."""
+    """`longrope` needs to know where the short context ends, which the configuration has outside its parameters."""
     parameters = rope_parameters(config)
     if original := config.get("original_max_position_embeddings"):
         parameters.setdefault("original_max_position_embeddings", original)

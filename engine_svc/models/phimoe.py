@@ -1,4 +1,4 @@
-"""Phi-3.5 MoE (Microsoft 2024): layer norms, biases, and experts that sparsemixer chooses."""
+"""Phi-3.5 MoE (Microsoft 2024): layer norms, biases, and experts chosen by sparsemixer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, MoeConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Experts are near enough within twice the jitter that they were trained with."""
+    """For sparsemixer, experts count as near within twice the jitter that the model was trained with."""
     moe = MoeConfig(
         config["num_local_experts"], config["num_experts_per_tok"], config["intermediate_size"], renormalize=False,
         scoring="sparsemixer", near=2 * config.get("router_jitter_noise", 0.01),

@@ -1,4 +1,4 @@
-"""Embeddings of positions, which are added to those of tokens."""
+"""Position embeddings, which are added to token embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 10000.0  # of the waves, over 2π
 
 
 class Waves(torch.nn.Module):
-    """Sines and cosines of falling frequencies (Vaswani et al. 2017): in the first half of the values, in the other."""
+    """Sines, then cosines, of decreasing frequencies (Vaswani et al. 2017), each in one half of the values."""
 
     def __init__(self, count: int, size: int, *, context: LayerContext, first: int = 0) -> None:
         """
@@ -35,7 +35,7 @@ class Waves(torch.nn.Module):
 
 
 def position_table(config: ModelConfig, context: LayerContext) -> RowTable | Waves | None:
-    """As the family has it; None where it has none."""
+    """The family's position embeddings; None if it has none."""
     if not config.num_positions:
         return None
     table = Waves if config.positions_are_waves else RowTable

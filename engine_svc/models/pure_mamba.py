@@ -1,4 +1,4 @@
-"""Models of Mamba's layers alone: Mamba (Gu and Dao 2023), Falcon Mamba (TII 2024), Mamba 2 (Dao and Gu 2024)."""
+"""Models with only Mamba layers: Mamba (Gu and Dao 2023), Falcon Mamba (TII 2024), Mamba 2 (Dao and Gu 2024)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from engine_svc.models.bamba import number
 from engine_svc.models.config import Mamba2Config, MambaConfig, ModelConfig, RecurrentConfig, base_config
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"}
-# They know no positions: this is what is set aside for a sequence's tokens.
+# These models have no positions; this is the length that is reserved for a sequence's tokens.
 _LENGTH = 32768
-# Of attention that no layer has.
+# Placeholders for fields of attention and feed-forward, which no layer has.
 _NO_ATTENTION = {"num_attention_heads": 1, "head_dim": 16, "intermediate_size": 0}
 
 

@@ -1,4 +1,4 @@
-"""Qwen3, dense: query and key are normalised per head."""
+"""Qwen3, dense: query and key are normalized per head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config, windows_by_type
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The head's size is given; biases are optional."""
+    """The configuration has the head size; biases are optional."""
     bias = bool(config.get("attention_bias"))
     return base_config(
         config, head_dim=config.get("head_dim") or 128, qk_norm="head", qkv_bias=bias, output_bias=bias,

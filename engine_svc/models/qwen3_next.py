@@ -10,7 +10,7 @@ from engine_svc.models.qwen_moe import mixtures
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Every fourth layer attends, unless its type says otherwise; a quarter of each head is rotated."""
+    """Every fourth layer attends, unless layer types say otherwise; a quarter of each head is rotated."""
     layers = range(config["num_hidden_layers"])
     bias, interval = bool(config.get("attention_bias")), config.get("full_attention_interval", 4)
     types = config.get("layer_types") or [
@@ -24,7 +24,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         {"intermediate_size": 0, "partial_rotary_factor": 0.25, **config},
         head_dim=config.get("head_dim") or 256, qkv_bias=bias, output_bias=bias, qk_norm="head", norm_offset=1.0,
         gates_attention=True, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},
-        moe=moe, ignored_names=("mtp.", "visual."),  # of layers that guess ahead, and that see
+        moe=moe, ignored_names=("mtp.", "visual."),  # layers for multi-token prediction and for vision
     )  # fmt: skip
 
 

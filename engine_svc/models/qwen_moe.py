@@ -1,4 +1,4 @@
-"""Qwen2 (and 1.5) and Qwen3 with mixtures of experts: their dense siblings but for the feed-forward layers."""
+"""Qwen2 (and 1.5) and Qwen3 with mixtures of experts: like the dense models except for feed-forward layers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from engine_svc.models.config import ModelConfig, MoeConfig
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Qwen2 shares one more expert."""
+    """Qwen2 has an additional shared expert."""
     family = qwen3 if config["architectures"][0] == "Qwen3MoeForCausalLM" else qwen2
     moe = mixtures(config, shares_expert=family is qwen2, renormalize=bool(config.get("norm_topk_prob")))
     return dataclasses.replace(family.config_of(config), moe=moe)
 
 
 def mixtures(config: Mapping[str, Any], shares_expert: bool, renormalize: bool) -> tuple[MoeConfig | None, ...]:
-    """Of each layer: every `decoder_sparse_step`th is a mixture, but for `mlp_only_layers`."""
-    # Transformers 5 writes Qwen3's number under another name.
+    """The mixture of each layer: every `decoder_sparse_step`th layer has one, except `mlp_only_layers`."""
+    # Transformers 5 uses another name for Qwen3's number.
     count = config.get("num_experts") or config["num_local_experts"]
     moe = MoeConfig(
         count, config["num_experts_per_tok"], config["moe_intermediate_size"], renormalize,

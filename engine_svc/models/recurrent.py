@@ -1,4 +1,4 @@
-"""What the recurrent layers share: convolutions, the rates at which states fade, how they are called."""
+"""What recurrent layers have in common: their interface, convolutions, and the rates at which states decay."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine_svc.recurrence.base import Convolution, LayerState, StateShape
 
 
 class RecurrentLayer(torch.nn.Module):
-    """Stands where others attend."""
+    """Interface of a recurrent layer, which takes the place of attention."""
 
     state_shape: StateShape
 
     def forward(self, hidden: torch.Tensor, state: LayerState, step: StepInputs) -> torch.Tensor:
-        """[tokens, hidden_size] → the same; changes the states of the sequences that compute."""
+        """[tokens, hidden_size] → [tokens, hidden_size]; updates the states of the batch's sequences in place."""
         raise NotImplementedError
 
 
 class ChannelConvolution(torch.nn.Module):
-    """A checkpoint's conv1d, one filter for each channel."""
+    """A checkpoint's conv1d, with one filter for each channel."""
 
     def __init__(
         self, parts: Sequence[Part] | Mapping[str, Part], taps: int, *, bias: bool, context: LayerContext,
@@ -33,7 +33,7 @@ class ChannelConvolution(torch.nn.Module):
     ) -> None:  # fmt: skip
         """
         Args:
-            parts: by name, where checkpoints may have each by itself.
+            parts: this rank's channels; by name, if checkpoints may have them in separate tensors.
         """
         super().__init__()
         self._activates = activates
@@ -42,20 +42,20 @@ class ChannelConvolution(torch.nn.Module):
         self.bias = rows_parameter(parts, (self.channels,), context) if bias else None
 
     def filters(self) -> Convolution:
-        """As the operations take it."""
+        """The convolution as the operations of Recurrence take it."""
         return Convolution(self.weight, self.bias, self._activates)
 
 
 def rates(logarithms: torch.Tensor) -> torch.Tensor:
-    """What checkpoints call A_log, as the rate of which a state's logarithm changes in a unit of time."""
+    """Converts a checkpoint's A_log to rates, at which a state's logarithm changes per unit of time."""
     return -logarithms.float().exp()
 
 
 def even_part(group: ParallelGroup, count: int, size: int, what: str) -> Part:
-    """Rows of `count` heads, of so many rows each, of which every rank has as many.
+    """This rank's rows of `count` heads with `size` rows each, which are divided evenly among the ranks.
 
     Raises:
-        ValueError: they cannot be divided.
+        ValueError: they cannot be divided evenly.
     """
     share = group.divide(count, what)
     return Part(group.rank * share * size, share * size, count * size)

@@ -1,4 +1,4 @@
-"""RecurrentGemma and Griffin (Google 2024): gated linear units in two layers of three, windows in the third."""
+"""RecurrentGemma and Griffin (Google 2024): gated linear units in two of three layers, windowed attention in others."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _RENAMES = (
     (r"\.rg_lru\.(input|recurrent)_gate_(weight|bias)$", r".\1_gate.\2"),
     (r"\.rg_lru\.recurrent_param$", ".recurrent_param"),
 )  # fmt: skip
-_LENGTH = 8192  # that they were trained with, and their configurations do not say
+_LENGTH = 8192  # the length that they were trained with, which configurations do not contain
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Half of each head is rotated; biases are everywhere but on queries, keys and values."""
+    """Half of each head is rotated; biases are everywhere except on queries, keys and values."""
     layers, size, heads = range(config["num_hidden_layers"]), config["hidden_size"], config["num_attention_heads"]
     types = config.get("block_types") or config.get("_block_types") or ("recurrent", "recurrent", "attention")
     kinds = list(itertools.islice(itertools.cycle(types), len(layers)))
@@ -35,7 +35,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     return base_config(
         {
             "max_position_embeddings": _LENGTH, "partial_rotary_factor": 0.5, **config,
-            "intermediate_size": config["intermediate_size"] // 2,  # of gates, and of what they let through
+            "intermediate_size": config["intermediate_size"] // 2,  # it counts gate and up together
         },
         activation=activated, head_dim=size // heads, qkv_bias=bool(config.get("attention_bias")), output_bias=True,
         mlp_bias=True, norm_offset=1.0, embedding_scale=float(torch.tensor(size**0.5).bfloat16()),

@@ -1,4 +1,4 @@
-"""Which layer a configuration of a recurrent layer is of."""
+"""Creates a recurrent layer from its configuration."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from engine_svc.models.short_convolution import ShortConvolution
 
 
 def recurrent_layer(hidden_size: int, config: RecurrentConfig, context: LayerContext) -> RecurrentLayer:
-    """
+    """Creates the layer.
+
     Raises:
-        ValueError: the ranks cannot share it.
+        ValueError: it cannot be divided among the ranks.
     """
     if isinstance(config, MambaConfig):
         return Mamba(hidden_size, config, context)

@@ -1,4 +1,4 @@
-"""Which architecture is in which file, loaded when it is asked for."""
+"""Maps architectures to the modules that implement them, which are loaded on demand."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ ARCHITECTURES = {
 
 
 # Families of encoders → module with `config_of(config) -> EncoderConfig` and `head_of(config, kind, num_labels) ->
-# HeadConfig`. Their architectures are the family's name and what stands on it: see pooling_form/architecture.py.
+# HeadConfig`. Their architectures are named after the family and the head: see pooling_form/architecture.py.
 ENCODERS = {
     "Bert": "engine_svc.models.bert",
     "Camembert": "engine_svc.models.bert",
@@ -111,7 +111,7 @@ ENCODERS = {
     "XLMRoberta": "engine_svc.models.bert",
 }
 
-# Of models that see images too, by architecture and kind of text model: the latter's architecture, which runs alone.
+# For multimodal models, by architecture and type of text model: the architecture of the text model, which runs alone.
 TEXT_MODELS = {
     ("Gemma3ForConditionalGeneration", "gemma3_text"): "Gemma3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
@@ -124,7 +124,7 @@ TEXT_MODELS = {
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration as if the text model, where it is one of several, were all."""
+    """The configuration of the text model alone, if it is one of several parts; else the configuration itself."""
     text = config.get("text_config") or {}
     for name in config.get("architectures") or ():
         if found := TEXT_MODELS.get((name, text.get("model_type", ""))):
@@ -134,18 +134,18 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:
-    """Whether the model is of a family with an implementation here."""
+    """Whether the model's family is implemented in this package."""
     return any(name in ARCHITECTURES for name in text_part(config).get("architectures") or ())
 
 
 def unsupported(config: Mapping[str, Any], reason: str) -> StartupError:
-    """What to raise for a model that nobody here can run."""
+    """The error to raise for a model that cannot be run."""
     asked = ", ".join(config.get("architectures") or ()) or "none"
     return StartupError(f"The model's architecture ({asked}) is not supported: {reason}. docs/models.md has what is.")
 
 
 def config_for(config: Mapping[str, Any]) -> ModelConfig:
-    """The model's shape, as its family reads config.json.
+    """The model's shape, read from config.json by its family's module.
 
     Raises:
         StartupError: the architecture is not supported, or config.json lacks a field.
@@ -157,10 +157,10 @@ def config_for(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
-    """The model's shape, as a family's module reads config.json, in which the first architecture is the family's.
+    """The model's shape, read from config.json by a family's module; the first architecture must be of that family.
 
     Raises:
-        StartupError: config.json lacks a field, or has a value that is none.
+        StartupError: config.json lacks a field, or has an invalid value.
     """
     name = config["architectures"][0]
     try:
@@ -174,7 +174,7 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
 
 
 def head_reader(family: str) -> Callable[[Mapping[str, Any], str, int], HeadConfig]:
-    """What reads the head of a family's models: (config, kind, num_labels) → HeadConfig."""
+    """The function that reads the head of a family's models: (config, kind, num_labels) → HeadConfig."""
     found: Callable[[Mapping[str, Any], str, int], HeadConfig] = importlib.import_module(
         ENCODERS.get(family, "engine_svc.models.decoder_heads")
     ).head_of

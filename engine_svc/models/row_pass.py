@@ -1,4 +1,4 @@
-"""A token or two through a layer, by products that do what is small beside them: seven kernels for ten."""
+"""Fused forward pass of one decoder layer for one or two tokens: seven kernels instead of ten."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from engine_svc.ops.base import RowProduct
 
 
 class RowPass(NamedTuple):
-    """Of a layer with norms before attention and feed-forward."""
+    """The fused pass of a layer with norms before attention and feed-forward; products include small operations."""
 
     attention: Attention
     qkv: RowProduct
     output: RowProduct
     feed_forward: torch.nn.Module
-    dense: RowForms | None  # None: the feed-forward layer is computed as it is for many rows
+    dense: RowForms | None  # None means that the feed-forward layer is computed as for many rows
     norms: tuple[RMSNorm, RMSNorm]
-    most_rows: int  # that all products take
+    most_rows: int  # the most rows that all products support
 
     @classmethod
     def of(
         cls, attention: torch.nn.Module | None, feed_forward: torch.nn.Module, norms: tuple[torch.nn.Module, ...]
     ) -> RowPass | None:
-        """None: the layer's products have no such form, or what stands between them is other than here."""
+        """The fused pass of a layer; None if its products have no fused form, or it has other parts between them."""
         first, second = norms
         if type(attention) is not Attention or not isinstance(first, RMSNorm) or not isinstance(second, RMSNorm):
             return None
@@ -42,7 +42,7 @@ class RowPass(NamedTuple):
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: LayerCache, step: StepInputs
     ) -> torch.Tensor:
-        """See DecoderLayer.forward: of as few tokens as the products take."""
+        """See DecoderLayer.forward; for at most `most_rows` tokens."""
         first, second = self.norms
         projected = self.qkv.of_norm(hidden, residual, first.weight, first.epsilon)
         self.output.add_to(residual, self.attention.attend_projected(projected, cache, step), hidden)

@@ -9,7 +9,7 @@ from engine_svc.models.config import ModelConfig, base_config
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """Those of the other projections have options of their own."""
+    """Biases of the other projections have separate options."""
     return base_config(
         config,
         head_dim=config.get("head_dim") or 128,

@@ -1,4 +1,4 @@
-"""The short convolution between two gates of LFM2 (Liquid AI 2025): a state is the last few inputs, and no more."""
+"""LFM2's short convolution between two gates (Liquid AI 2025); its state is just the last few inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_svc.recurrence.registry import create_recurrence
 
 
 class ShortConvolution(RecurrentLayer):
-    """See RecurrentLayer. Every rank has a range of the channels."""
+    """Short convolution layer, see RecurrentLayer. Each rank has a range of the channels."""
 
     def __init__(self, hidden_size: int, config: ShortConvolutionConfig, context: LayerContext) -> None:
         """

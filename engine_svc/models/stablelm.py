@@ -1,4 +1,4 @@
-"""StableLM 3B, 2 1.6B and 12B, Stable Code (Stability AI 2023): layer norms, a quarter of each head rotated."""
+"""StableLM 3B, 2 1.6B and 2 12B, Stable Code (Stability AI 2023): layer norms, a quarter of each head rotated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODULES = {"q_layernorm": "q_norm", "k_layernorm": "k_norm"}
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The largest norms each head, and has attention and feed-forward side by side, of one norm."""
+    """The largest model norms each head, and has attention and feed-forward in parallel after one norm."""
     return base_config(
         {"partial_rotary_factor": 0.25, **config},
         qkv_bias=bool(config.get("use_qkv_bias")), qk_norm="each" if config.get("qk_layernorm") else "none",

@@ -1,9 +1,9 @@
-"""Any other decoder: the Transformers library's own modelling code, with our paged attention plugged in.
+"""Any other decoder: the Transformers library's own modeling code, with our paged attention plugged in.
 
-Transformers asks a registry for the function that attends (its attention interface). Ours writes to the paged cache and
-attends over it, so continuous batching, prefix caching and chunked prefill work as for our own models. The layers
-between run as that library wrote them: slower, without our kernels. Several ranks share a model by the plans that come
-with it (transformers_tensor.py, transformers_stages.py).
+Transformers looks up the attention function in a registry (its attention interface). Ours writes to the paged KV cache
+and attends to it, so continuous batching, prefix caching and chunked prefill work as for our own models. All other
+layers run that library's code: slower, without our kernels. Several ranks share a model by the plans that come with it
+(transformers_tensor.py, transformers_stages.py).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from quire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
-# Of layers, where the configuration names them.
+# Supported layer types, if the configuration names them.
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Of configurations, that are about text.
+# Sub-configurations that belong to a text model.
 _TEXT_PARTS = {"attn_config", "ffn_config", "text_config"}
 _DRAFTERS = {"gemma4_assistant", "gemma4_unified_assistant"}
-# How the parameters of a language model are called among those of others, and by itself.
+# Names of a language model's parameters within a multimodal model, and the names in the language model alone.
 _NAMES_AMONG_OTHERS = {
     r"^(model\.language_model|language_model\.model)\.": "model.", r"^language_model\.lm_head\.": "lm_head.",
 }  # fmt: skip
 
 
 class _Output(BaseModelOutputWithPast):
-    """What a decoder puts out; of all that some decoders have beside hidden states, nothing."""
+    """Output of a decoder with hidden states only; any further attribute that some decoders have reads as None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -54,7 +54,7 @@ class _Output(BaseModelOutputWithPast):
 
 
 class _Given(torch.nn.Module):
-    """Stands in the decoder's place, so that calling the model turns these hidden states into logits."""
+    """Takes the decoder's place, so that calling the model turns these hidden states into logits."""
 
     hidden: torch.Tensor
 
@@ -70,23 +70,23 @@ class Division:
     cut: StageCut | None = None
 
     def begin(self, model: Any) -> None:
-        """Before its weights are read."""
+        """Called before the model's weights are read."""
         if self.cut is not None:
             self.cut.begin(model)
         if self.tensor is not None:
             self.tensor.begin(model)
 
     def finish(self, model: Any) -> None:
-        """When they have been."""
+        """Called once the weights have been read."""
         if self.tensor is not None:
             self.tensor.finish(model)
 
 
 class TransformersModel:
-    """The same calls as Decoder's, once it has a backend to attend by.
+    """A model of the Transformers library, with the interface of Decoder; `attend_by` must be called before `forward`.
 
     Attributes:
-        stage: which of its layers are here.
+        stage: the layers on this rank.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class TransformersModel:
         read_tensors: Callable[[], Mapping[str, torch.Tensor] | None] = lambda: None,
         division: Division = Division(),
     ) -> None:
-        """Loads the weights, and runs the model once to see its heads.
+        """Loads the weights, and runs the model once to find out its heads.
 
         Args:
             raw: config.json, with the user's changes.
-            progress: shows a bar while loading.
-            read_tensors: gives those of the checkpoint, where Transformers is not to read them itself.
-            division: one for this model.
+            progress: whether to show a progress bar while loading.
+            read_tensors: returns the checkpoint's tensors; None means that Transformers reads them itself.
+            division: how ranks share the model; not to be used for another model.
 
         Raises:
-            StartupError: Transformers has no such model, or it cannot use our attention; or ranks cannot share it.
+            StartupError: Transformers has no such model, it cannot use our attention, or ranks cannot share it.
         """
         config = _read(raw)
         self._cut, self._dtype = division.cut, dtype
@@ -127,11 +127,11 @@ class TransformersModel:
         self.stage = self._cut.stage if self._cut else Stage(range(len(self._interface.windows)))
 
     def heads(self) -> Heads:
-        """Those of the cache; see PagedInterface.heads."""
+        """The heads of the KV cache; see PagedInterface.heads."""
         return self._interface.heads()
 
     def attend_by(self, attention: AttentionBackend) -> None:
-        """Sets the backend, whose heads are those of `heads`."""
+        """Sets the attention backend, whose heads must be those of `heads`."""
         self._interface.attention = attention
 
     def facts(self) -> ModelFacts:
@@ -149,10 +149,10 @@ class TransformersModel:
         )
 
     def _windows(self, cut: StageCut, config: transformers.PretrainedConfig) -> tuple[int | None, ...]:
-        """Of the layers of all stages, which all of them must know.
+        """The windows of the layers of all stages, which every stage must know.
 
         Raises:
-            StartupError: the configuration does not say of other stages what this one's layers have.
+            StartupError: what the configuration says of all layers differs from what this stage's layers have.
         """
         own, kinds = self._interface.windows, getattr(config, "layer_types", None)
         if kinds:
@@ -184,7 +184,7 @@ class TransformersModel:
         hidden = self._decode(token_ids, positions, embedded if received is None else None)
         return hidden if self._cut.left is None else self._cut.left[0]
 
-    vocabulary = None  # logits come whole
+    vocabulary = None  # logits are always those of the whole vocabulary
 
     def own_logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """See Decoder.own_logits."""
@@ -200,9 +200,10 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _try(self, device: torch.device) -> None:
-        """
+        """Tries the model with two tokens.
+
         Raises:
-            StartupError: two tokens do not go through.
+            StartupError: it does not run.
         """
         try:
             hidden = self._decode(torch.zeros(2, dtype=torch.int64, device=device), torch.arange(2, device=device))
@@ -216,9 +217,10 @@ class TransformersModel:
         self._model.config._attn_implementation = NAME
 
     def _check(self, hidden: torch.Tensor) -> None:
-        """
+        """Checks the result of the trial run.
+
         Raises:
-            ValueError: this is not what a model comes to, some ranks of which have a part of it.
+            ValueError: it is not that of a model which is correctly divided among ranks.
         """
         size = self._model.config.get_text_config().vocab_size
         if (found := self.logits(hidden).shape[-1]) != size:
@@ -249,10 +251,10 @@ def _load(
     tensors: Mapping[str, torch.Tensor] | None,
     division: Division,
 ) -> Any:
-    """The model of text, with all of its weights.
+    """Loads the text model with all of its weights.
 
     Raises:
-        StartupError: the checkpoint lacks some, or they do not fit; or ranks cannot share it.
+        StartupError: the checkpoint lacks weights, they do not fit, or ranks cannot share the model.
     """
     text = config.get_text_config()
     is_part = text is not config
@@ -271,7 +273,7 @@ def _load(
         raise StartupError(f"Transformers cannot load {folder}: {error}") from error
     for name, found, expected in told["mismatched_keys"]:
         raise StartupError(f"{folder}: {name}: shape {list(found)} in the checkpoint does not fit {list(expected)}")
-    if missing := sorted(told["missing_keys"]):  # they would be random
+    if missing := sorted(told["missing_keys"]):  # they would have random values
         raise StartupError(f"{folder}: the checkpoint lacks {', '.join(missing[:5])} ({len(missing)} in all).")
     unknown = sorted(told["unexpected_keys"])
     if unknown and not is_part and division.cut is None:
@@ -280,13 +282,16 @@ def _load(
 
 
 def _divided(model_class: Any, division: Division) -> Any:
-    """A class of models which ranks share. Transformers divides a model that it has made before it reads the weights,
-    into placeholders which are of a part; this is where it asks for that."""
+    """A subclass of the model class that divides its models among ranks.
+
+    Transformers divides a model after making it and before reading its weights, by replacing parameters with
+    placeholders for a part. The subclass overrides the methods that Transformers calls for this.
+    """
     if division == Division():
         return model_class
 
     def prepare(_: Any, config: DistributedConfig, device_map: Any = None) -> tuple[DistributedConfig, Any, None]:
-        return config, device_map, None  # there are groups already
+        return config, device_map, None  # process groups exist already
 
     def divide(_: Any, model: Any, *__: Any) -> Any:
         division.begin(model)
@@ -297,16 +302,16 @@ def _divided(model_class: Any, division: Division) -> Any:
 
 
 def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
-    """The configuration; none of the checkpoint's own code is run.
+    """The configuration as a Transformers object; none of the checkpoint's own code is run.
 
     Raises:
-        StartupError: Transformers does not know such a model, or it is not one that we can run.
+        StartupError: Transformers does not know this type of model, or we cannot run it.
     """
     try:
         config = transformers.CONFIG_MAPPING[raw.get("model_type", "")].from_dict(dict(raw))
     except KeyError as error:
         raise unsupported(raw, f"Transformers {transformers.__version__} has no such type of model") from error
-    except Exception as error:  # their classes check their fields, by exceptions of many kinds
+    except Exception as error:  # configuration classes check their fields and raise exceptions of many kinds
         raise StartupError(f"Transformers does not take the model's configuration: {error}") from error
     if getattr(config, "quantization_config", None):  # see quantization.registry
         config.quantization_config["dequantize"] = True
@@ -316,7 +321,7 @@ def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
 
 
 def _obstacle(config: transformers.PretrainedConfig) -> str | None:
-    """What keeps a model from paged attention, as far as it shows before the weights are loaded."""
+    """Why a model cannot run with paged attention, as far as this can be told before loading its weights, or None."""
     if config.is_encoder_decoder or type(config).is_encoder_decoder:
         return "it is an encoder with a decoder, or the decoder of one"
     if config.model_type in _DRAFTERS:
@@ -339,12 +344,12 @@ def _obstacle(config: transformers.PretrainedConfig) -> str | None:
 
 
 def _decoder_of(model: Any) -> Any:
-    """All but the output layer, which some call their decoder."""
+    """The whole model except its output layer; what some models return as their decoder is something else."""
     found = model.get_decoder()
     return found if hasattr(found, "get_input_embeddings") else model.base_model
 
 
 def _first_position(decoder: torch.nn.Module) -> int:
-    """RoBERTa's positions begin behind that of padding."""
+    """The position of the first token: RoBERTa's positions begin after that of the padding token."""
     embeddings: Any = getattr(decoder, "embeddings", None)
     return embeddings.padding_idx + 1 if hasattr(embeddings, "create_position_ids_from_input_ids") else 0

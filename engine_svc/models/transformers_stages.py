@@ -1,8 +1,8 @@
-"""A stage of a model that the Transformers library's code runs, cut by the plan that comes with the model.
+"""A pipeline stage of a model that runs the Transformers library's code, cut by the plan that comes with the model.
 
-A plan says which modules hidden states go through, one after the other. Those of other stages lose their weights and
-hand on what they get: where the stage begins, what the stage before has sent; where it ends, it is kept to be sent.
-What a stage gets of embeddings that are not there is no number, so that anything else that layers take from them shows.
+A plan lists the modules that hidden states go through in order. Modules of other stages lose their weights and pass on
+their input. At the beginning of the stage, hidden states are replaced by what the previous stage has sent; at its end,
+they are kept to be sent. Embeddings of another stage are NaN, so that any other use of them by layers is noticed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine_svc.parallel.stages import Stage
 from quire.errors import StartupError
 
 _Io = tuple[tuple[str, ...], tuple[str, ...]]
-# What modules of a plan take and give.
+# Inputs and outputs of the modules in a plan.
 _EMBEDDING: _Io = ("input_ids",), ("inputs_embeds",)
 _BEFORE_LAYERS: tuple[_Io, ...] = (
     (("inputs_embeds",), ("inputs_embeds",)), (("inputs_embeds",), ("hidden_states",)),
@@ -27,13 +27,13 @@ _BEHIND_LAYERS: tuple[_Io, ...] = ((("hidden_states",), ("hidden_states",)), (("
 
 
 class StageCut:
-    """One for each model and rank.
+    """Cuts a model down to one stage; one object for each model and rank.
 
     Attributes:
-        stage: which layers the rank has, once the model is cut.
-        num_layers: of all stages.
-        received: what the stage before has sent for the next pass: [tokens, hidden_size].
-        left: what the last pass came to, where another stage follows: [1, tokens, hidden_size].
+        stage: which layers the rank has; set once the model is cut.
+        num_layers: number of layers of all stages.
+        received: what the previous stage has sent for the next pass: [tokens, hidden_size].
+        left: what the last pass has to send to the next stage, if there is one: [1, tokens, hidden_size].
     """
 
     stage: Stage
@@ -42,20 +42,20 @@ class StageCut:
     def __init__(self, stage_of: Callable[[int], Stage]) -> None:
         """
         Args:
-            stage_of: the rank's stage of so many layers; may raise StartupError.
+            stage_of: returns the rank's stage of a model with this many layers; may raise StartupError.
         """
         self._stage_of = stage_of
         self.received: torch.Tensor | None = None
         self.left: torch.Tensor | None = None
 
     def begin(self, model: Any) -> None:
-        """Leaves out what other stages have.
+        """Removes what belongs to other stages.
 
         Args:
-            model: on no device.
+            model: on the meta device.
 
         Raises:
-            StartupError: the model has no plan, or one that we do not know; or it cannot be cut so.
+            StartupError: the model has no plan, or an unsupported one; or it cannot be cut like this.
         """
         name = type(model).__name__
         if not model.config.base_model_pp_plan:
@@ -76,11 +76,11 @@ class StageCut:
         layers = modules[stack]
         self.num_layers, self.stage = len(layers), self._stage_of(len(layers))
         elsewhere = [f"{stack}.{index}" for index in self._cut_layers(layers)] + self._cut_others(model, plan)
-        # What there is of them in the checkpoint is no surprise.
+        # Their tensors in the checkpoint are not unexpected.
         model._keys_to_ignore_on_load_unexpected |= {rf"^{re.escape(path)}\." for path in elsewhere}
 
     def _cut_layers(self, layers: Sequence[torch.nn.Module]) -> list[int]:
-        """Returns which are elsewhere."""
+        """Cuts layers; returns the indices of those on other stages."""
         own = self.stage.layers
         others = [index for index in range(len(layers)) if index not in own]
         for index in others:
@@ -92,7 +92,7 @@ class StageCut:
         return others
 
     def _cut_others(self, model: Any, plan: Mapping[str, _Io]) -> list[str]:
-        """Returns what is elsewhere."""
+        """Cuts the modules before and after the layers; returns the paths of those on other stages."""
         elsewhere = []
         stage, is_tied = self.stage, bool(model.all_tied_weights_keys)
         size = model.get_input_embeddings().weight.shape[-1]
@@ -110,7 +110,7 @@ class StageCut:
         return elsewhere
 
     def _enter(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        # While it is tried out nothing has been received.
+        # Nothing has been received during the trial run.
         return torch.zeros_like(hidden_states) if self.received is None else self.received[None]
 
     def _leave(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -119,7 +119,7 @@ class StageCut:
 
 
 class _NoEmbedding:
-    """Embeddings of another stage."""
+    """Stands for the embeddings of another stage: returns NaN."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         self._size, self._dtype = size, dtype
@@ -133,15 +133,15 @@ def _hand_on(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 
 def _put_elsewhere(module: Any, forward: Callable[..., torch.Tensor], keeps_weights: bool = False) -> None:
-    """Has a module do this in place of what it does; what a model asks of its plain attributes stays."""
+    """Replaces a module's forward and drops its weights; plain attributes, which a model may read, stay."""
     if not keeps_weights:
         for held in (module._modules, module._parameters, module._buffers, module._non_persistent_buffers_set):
             held.clear()
-        module._is_hf_initialized = True  # there is nothing to
+        module._is_hf_initialized = True  # there is nothing to initialize
     module.forward = forward
     module.is_of_another_stage = True
 
 
 def is_elsewhere(module: torch.nn.Module) -> bool:
-    """Whether a module is another stage's."""
+    """Whether a module belongs to another stage."""
     return hasattr(module, "is_of_another_stage")

@@ -1,8 +1,8 @@
-"""Tensor parallelism of a model that the Transformers library's code runs: by the plan that comes with the model.
+"""Tensor parallelism of a model that runs the Transformers library's code, by the plan that comes with the model.
 
-A plan says of modules and parameters in which style ranks share them. Before the weights are read, parameters become
-placeholders of the rank's part, and that library reads no more of a checkpoint. Behind that they are plain tensors, and
-modules exchange by our groups what their style says.
+A plan gives the style in which ranks share each module and parameter. Before the weights are read, parameters become
+placeholders for the rank's part, and the library reads no more of a checkpoint than that. Afterwards they are plain
+tensors again, and modules communicate through our groups as their style requires.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from engine_svc.parallel.group import ParallelGroup
 from quire.errors import StartupError
 
 Forward = Callable[..., torch.Tensor]
-# (module with the rank's part, group, how it runs by itself) → how it runs among the ranks.
+# (module with the rank's part, group, the module's own forward) → its forward among the ranks.
 Style = Callable[[Any, ParallelGroup, Forward], Forward]
 
 _KEYS_AND_VALUES = ("k_proj", "v_proj")
 
 
 class TensorSharing:
-    """One for each model and rank: `begin` before its weights are loaded, `finish` behind that."""
+    """Shares a model among ranks; one object for each model and rank.
+
+    Order of calls: `begin` before the weights are loaded, `finish` after that.
+    """
 
     def __init__(self, group: ParallelGroup, device: torch.device) -> None:
         self._group, self._device = group, device
-        self._rows: dict[str, slice] = {}  # of parameters that are read whole: the rows that are kept
+        self._rows: dict[str, slice] = {}  # rows to keep of parameters that are read whole
 
     def begin(self, model: Any) -> None:
-        """Makes parameters the rank's part.
+        """Reduces parameters to the rank's part.
 
         Args:
-            model: on no device.
+            model: on the meta device.
 
         Raises:
-            StartupError: the model has no plan, or one that we do not know; or ranks cannot share its heads.
+            StartupError: the model has no plan, or an unsupported one; or its heads cannot be divided among the ranks.
         """
         if not model.config.base_model_tp_plan:
             raise StartupError(
@@ -72,7 +75,7 @@ class TensorSharing:
                 ALL_PARALLEL_STYLES[style].shard_param(model.get_submodule(path), parameter, mesh)
 
     def _repeated_head(self, model: Any, path: str, style: str) -> slice | None:
-        """The outputs of a projection to keys or values that are the rank's, where there are fewer heads than ranks.
+        """The rank's outputs of a projection to keys or values, if there are fewer heads than ranks; else None.
 
         Raises:
             StartupError: heads cannot be divided among the ranks.
@@ -88,13 +91,13 @@ class TensorSharing:
         return slice(first, first + size) if heads < ranks else None
 
     def finish(self, model: Any) -> None:
-        """Makes parameters plain tensors again, and has modules exchange what their style says.
+        """Makes parameters plain tensors again, and modules communicate as their style requires.
 
         Raises:
-            StartupError: the checkpoint has parameters in a form of which no rank's part can be read.
+            StartupError: the checkpoint has parameters in a form from which a rank's part cannot be read.
         """
         _check_conversions(model)
-        made: dict[int, torch.nn.Parameter] = {}  # some modules have the same one
+        made: dict[int, torch.nn.Parameter] = {}  # modules may share a parameter
         for path, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 own = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
@@ -108,8 +111,11 @@ class TensorSharing:
 
 
 def _made_of_others(conversions: Iterable[WeightTransform]) -> tuple[str, ...]:
-    """How names of parameters end that the library takes out of a checkpoint's tensors, or arranges anew. Of what it
-    reads, it would cut a rank's part before that: right where experts are put together, and not here."""
+    """Suffixes of the names of parameters that the library converts from differently arranged checkpoint tensors.
+
+    The library would cut out a rank's part before the conversion. This is right when experts are merged, but wrong for
+    these parameters.
+    """
     return tuple(
         f".{target.removeprefix('.')}"
         for conversion in conversions
@@ -124,9 +130,10 @@ def _puts_together(conversion: WeightConverter) -> bool:
 
 
 def _check_conversions(model: Any) -> None:
-    """
+    """Checks that no part of a parameter was cut out before its conversion.
+
     Raises:
-        StartupError: a part of a parameter was cut out of what it is made of.
+        StartupError: one was.
     """
     cut = [f".{name}" for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
     known = [f".{name}" for name, _ in model.named_parameters()]
@@ -142,10 +149,10 @@ def _check_conversions(model: Any) -> None:
 
 
 def _planned(plan: Mapping[str, str], names: list[str], of_modules: bool) -> Iterator[tuple[str, str]]:
-    """Those that a plan has, with their styles; it has `*` for the numbers of layers.
+    """The names that a plan contains, with their styles; the plan has `*` in place of layer numbers.
 
     Args:
-        of_modules: the names are those of parameters, whose module may stand for them.
+        of_modules: the names are of parameters, and the plan may name their modules instead.
     """
     for name in names:
         generic = re.sub(r"\.\d+(?=\.|$)", ".*", name)
@@ -157,17 +164,17 @@ def _planned(plan: Mapping[str, str], names: list[str], of_modules: bool) -> Ite
 
 
 def _alone(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
-    """Nothing is exchanged."""
+    """Runs without communication."""
     return forward
 
 
 def _share(group: ParallelGroup, size: int) -> int:
-    """Features of the first ranks; the last may have fewer."""
+    """Number of features on each rank; the last ranks may have fewer."""
     return -(-size // group.world_size)
 
 
 def _gathered(group: ParallelGroup, mine: torch.Tensor, size: int) -> torch.Tensor:
-    """All ranks' features [..., size]."""
+    """Gathers all ranks' features: [..., size]."""
     return group.all_gather_last(F.pad(mine, (0, _share(group, size) - mine.shape[-1])))[..., :size]
 
 
@@ -184,7 +191,7 @@ def _sums(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
 
 
 def _sums_products(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
-    """A bias is added once, to the sum."""
+    """Sums the ranks' products; a bias is added once, to the sum."""
     bias, module.bias = module.bias, None
 
     def run(hidden: torch.Tensor) -> torch.Tensor:
@@ -201,9 +208,9 @@ def _splits_inputs(module: Any, group: ParallelGroup, forward: Forward) -> Forwa
 
 
 def _looks_up_own(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
-    """Each rank has a range of the vocabulary."""
+    """Looks up embeddings, of which each rank has a range of the vocabulary."""
     first, count = group.rank * _share(group, module.num_embeddings), len(module.weight)
-    module.padding_idx = None  # which may be none of the rank's, and is for training alone
+    module.padding_idx = None  # it may be on another rank, and is only for training
 
     def run(token_ids: torch.Tensor) -> torch.Tensor:
         local = token_ids - first
@@ -214,7 +221,7 @@ def _looks_up_own(module: Any, group: ParallelGroup, forward: Forward) -> Forwar
 
 
 def _divides(module: Any, group: ParallelGroup, forward: Forward) -> Forward:
-    """Of what is summed, all ranks have the same."""
+    """Divides the input by the number of ranks, because all ranks have the same and their outputs are summed."""
     return lambda hidden, *given, **named: forward(hidden / group.world_size, *given, **named)
 
 
