@@ -1,8 +1,8 @@
-"""What adapters cost: tokens a second of sequences that decode with none, one, or several of them in a batch.
+"""Cost of adapters: decode throughput with none, one, or several adapters in a batch.
 
-`python -m benchmarks.adapters` takes a minute. All cases run in turn in one process, on one model with random weights:
-what else the machine does meanwhile slows them alike, so the ratios are what counts. `--one-thread` measures the
-processor time of a single thread, which others disturb least.
+`python -m benchmarks.adapters` takes a minute. All cases take turns in one process, on one model with random weights.
+Other load on the machine slows them all alike, so the ratios are what counts. `--one-thread` measures the CPU time of a
+single thread, which other processes disturb least.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 
 _PROMPT = 64  # tokens
-_STEPS = 4  # of a case in a round; the first is not counted
+_STEPS = 4  # steps of a case per round; the first is not counted
 _PREFIX = "base_model.model."
 
 
 def write_adapter(folder: Path, modules: Mapping[str, tuple[int, int]], rank: int) -> None:
-    """Random matrices for modules, of bfloat16."""
+    """Writes an adapter with random bfloat16 matrices for modules."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -55,7 +55,7 @@ def write_adapter(folder: Path, modules: Mapping[str, tuple[int, int]], rank: in
 
 
 class Decoding:
-    """A model that takes adapters, and sequences that decode."""
+    """A model with adapter slots, and sequences that decode with it."""
 
     def __init__(self, folder: Path, sequences: int, adapters: int, rank: int, one_thread: bool) -> None:
         given = {
@@ -69,7 +69,7 @@ class Decoding:
         self._executor.allocate(sequences * self._pages)
         self._sequences, self._step = sequences, 0
         self._token_ids = torch.randint(spec.vocab_size, (sequences, _PROMPT)).tolist()
-        # Modules go by several names; these are Llama's and Qwen's.
+        # Modules have several names; use those of Llama and Qwen.
         own = {name: shape for name, shape in spec.adapter_modules.items() if _is_usual(name)}
         write_adapter(folder / "adapter", own, rank)
         self._place(folder / "adapter", adapters)
@@ -78,7 +78,7 @@ class Decoding:
             kernels(available_levels()[-1]).set_threads(1)
 
     def _place(self, folder: Path, adapters: int) -> None:
-        """The same matrices in all slots: they are as much to read as different ones."""
+        """Places the same matrices in all slots: reading them costs as much as different ones."""
         keys = range(1, adapters + 1)
         read = self._run([], [], AdapterChanges(read={key: str(folder) for key in keys})).read_adapters
         while len(read) < adapters:
@@ -94,7 +94,7 @@ class Decoding:
         return self._executor.collect()
 
     def seconds(self, adapters: int) -> list[float]:
-        """Of decoding steps in which so many different adapters run."""
+        """Durations of decode steps in which this many different adapters run."""
         new = []
         for slot, token_ids in enumerate(self._token_ids):
             blocks = [[*range(slot * self._pages, (slot + 1) * self._pages)]]
@@ -121,11 +121,12 @@ def _is_usual(module: str) -> bool:
 
 
 def table(seconds: Mapping[int, Sequence[float]], sequences: int) -> list[str]:
-    """Lines of Markdown: of each case's steps, the one that a fifth of them are faster than, for others may have had
-    the processor in the rest.
+    """Lines of a Markdown table.
+
+    Shows the first quintile of each case's step times, because other processes may have slowed the rest.
 
     Args:
-        seconds: of steps, by the number of adapters.
+        seconds: durations of steps, by the number of adapters.
     """
     lines = ["| adapters | ms a step | tokens/s | of the base's |", "|---|---|---|---|"]
     usual = {count: statistics.quantiles(found, n=5)[0] for count, found in seconds.items()}
@@ -149,7 +150,7 @@ def main() -> None:
         decoding = Decoding(Path(folder), arguments.sequences, most, arguments.rank, arguments.one_thread)
         cases = (0, *arguments.adapters)
         for count in cases:
-            decoding.seconds(count)  # is recorded
+            decoding.seconds(count)  # warm-up, in which steps are recorded
         seconds: dict[int, list[float]] = {count: [] for count in cases}
         for _ in range(arguments.rounds):
             for count, found in seconds.items():

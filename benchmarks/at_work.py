@@ -1,8 +1,8 @@
-"""Whether the whole stack works on a device: `python -m benchmarks.at_work`, by OpenAI's own client.
+"""Checks that the whole stack works on a device, using OpenAI's own client: `python -m benchmarks.at_work`.
 
-`quire serve` is started with models of real shapes and random weights, one server after the other, and each is tried:
-chats, prefix hits, many streams, cancelled ones, a cache that is too small, workers that are killed, and the end. Every
-wait has a deadline. What is not as it should be is told in the table, what comes next is tried, and the status is 1.
+Starts `quire serve` with models of real shapes and random weights, one server after the other, and tries each one:
+chats, prefix cache hits, many streams, canceled ones, a KV cache that is too small, killed workers, and shutdown. Every
+wait has a deadline. Failures are reported in the table, the remaining trials still run, and the exit status is 1.
 
 Without a GPU: `--device cpu --shapes tiny-llama`.
 """
@@ -39,23 +39,23 @@ from quire.serve.ports import free_ports
 
 Trial: TypeAlias = Callable[[Stack], Awaitable[str]]
 
-_MOST_SECONDS = 300.0  # of all runs, but for the end of the last one
+_MOST_SECONDS = 300.0  # for all runs, except the shutdown of the last one
 _START_SECONDS = 120.0
 _TRIAL_SECONDS = 100.0
 _LOG_LINES = 20
-# The first is tried in all ways.
+# All trials run with the first shape.
 GPU_SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "gpt-oss-20b", "qwen3-30b-a3b", "deepseek-v2-lite")
 _CHAT: tuple[Trial, ...] = (whole_and_streamed, two_choices, log_probabilities, seeds)
 _LOAD: tuple[Trial, ...] = (many_streams, cancelled_streams)
 _FEW_SEQUENCES = "--max-num-seqs 32"  # fewer CUDA graphs to record
 _OFFLOADED = "--quantization fp8 --cpu-offload-gb 0.3"
-# What shapes other than the first are tried with.
+# Extra options for shapes other than the first.
 _OPTIONS = {"llama-3.1-8b": "--quantization int8"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A server, and what is tried with it; it is stopped in the end."""
+    """A server, and the trials that run against it; it is stopped at the end."""
 
     shape: str
     options: str
@@ -64,24 +64,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one thing that was tried."""
+    """The outcome of one trial."""
 
     run: Run
     tried: str
     is_good: bool
     result: str
     seconds: float
-    log: Sequence[str] = ()  # of the server, where it has failed
+    log: Sequence[str] = ()  # of the server, if the trial failed
 
     def row(self) -> str:
-        """Of the table."""
+        """The outcome's row in the table."""
         result = " ".join(self.result.split()).replace("|", "\\|")
         said = f"{'' if self.is_good else 'FAILED: '}{result}"
         return f"| {self.run.shape} | {self.run.options} | {self.tried} | {said} | {self.seconds:.1f} |"
 
 
 def runs(shapes: Sequence[str], scale: Scale) -> list[Run]:
-    """All of them; the first shape's come first."""
+    """All runs; those of the first shape come first."""
     first, *others = shapes
     few = f"--num-gpu-blocks-override {scale.few_blocks} --max-model-len {scale.max_model_len}"
     return [
@@ -90,7 +90,7 @@ def runs(shapes: Sequence[str], scale: Scale) -> list[Run]:
             first, f"{few} --swap-space 1 --kv-cache-dtype fp8",
             (whole_and_streamed, preempted_streams, host_tier, cancelled_streams),
         ),
-        # So the streams of one that dies are to have the very tokens that they would have had.
+        # Batch-invariant, so the streams of a worker that dies must have exactly the tokens that they would have had.
         Run(
             first, "--engines 2 --gpu-memory-utilization 0.3 --batch-invariant",
             (*_CHAT, both_workers, killed_worker, restarted_worker),
@@ -108,10 +108,11 @@ def runs(shapes: Sequence[str], scale: Scale) -> list[Run]:
 
 
 def tried(run: Run, device: str, scale: Scale, end: float) -> Iterator[Outcome]:
-    """Outcomes as they come.
+    """Runs the trials of a run and yields their outcomes.
 
     Args:
-        end: of the time for all, by time.monotonic(). A run is cut short there but for its server's end.
+        end: when the time for all runs is over, by time.monotonic(). A run is cut short then, except for the shutdown
+            of its server.
     """
     begin = time.monotonic()
     if begin >= end:
@@ -129,7 +130,7 @@ def tried(run: Run, device: str, scale: Scale, end: float) -> Iterator[Outcome]:
                 for trial in run.trials:
                     outcome = asyncio.run(_outcome(run, trial, stack, end - time.monotonic()))
                     yield outcome if outcome.is_good else replace(outcome, log=_tail(log) + _tail(services_log))
-                # Whatever time is left.
+                # Regardless of how much time is left.
                 yield asyncio.run(_outcome(run, stopped, stack, _TRIAL_SECONDS))
         except RuntimeError as error:  # it did not start
             last = str(error).strip().splitlines()[-1]
@@ -145,7 +146,7 @@ def _server(run: Run, device: str, folder: Path) -> Server:
 
 
 def _is_ready(port: int, log: Path) -> bool:
-    """Whether it has said where its services are, and answers."""
+    """Whether the server has printed the addresses of its services, and answers requests."""
     return " is ready after " in log.read_text(errors="replace") and answers(port)
 
 
@@ -156,7 +157,7 @@ async def _outcome(run: Run, trial: Trial, stack: Callable[[], Stack], seconds: 
             result, is_good = await trial(entered), True
     except Unexpected as error:
         result = str(error)
-    except Exception as error:  # whatever it is, the other things are tried
+    except Exception as error:  # whatever it is, the remaining trials run
         result = f"{type(error).__name__}: {error}"
     result = "not done in time" if limit.expired() else result
     return Outcome(run, trial.__name__.replace("_", " "), is_good, result, time.monotonic() - begin)
@@ -167,7 +168,7 @@ def _tail(log: Path) -> list[str]:
 
 
 def measure(chosen: Sequence[Run], device: str, seconds: float = _MOST_SECONDS) -> list[Outcome]:
-    """Prints the table, row by row as they come, and what servers said where something failed."""
+    """Prints the table row by row, then the logs of servers with failed trials."""
     scale, end, outcomes = scale_of(device), time.monotonic() + seconds, list[Outcome]()
     print("| shape | with | what was tried | result | s |\n|---|---|---|---|---|")
     for run in chosen:
@@ -181,7 +182,7 @@ def measure(chosen: Sequence[Run], device: str, seconds: float = _MOST_SECONDS) 
 
 
 def scale_of(device: str) -> Scale:
-    """As much as it bears."""
+    """The scale of the trials for a device."""
     return ON_CPU if device == "cpu" else ON_GPU
 
 

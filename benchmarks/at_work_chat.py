@@ -8,14 +8,14 @@ import time
 from benchmarks.at_work_stack import MODEL, Stack, compared, complete, expect, until, with_tops
 
 _PROMPT = "What is a block?"
-_TEMPLATE_TOKENS = 19  # that benchmarks.models.TEMPLATE puts around one message of a user
+_TEMPLATE_TOKENS = 19  # tokens that benchmarks.models.TEMPLATE adds around one user message
 _TOKENS = 24
 _TOPS = 5
 _SLEEP_SECONDS = 10.0
 
 
 async def whole_and_streamed(stack: Stack) -> str:
-    """A greedy answer at once, and in pieces."""
+    """A greedy answer, unstreamed and streamed."""
     [whole] = await stack.ask(_PROMPT, _TOKENS, **with_tops())
     streamed = await stack.stream(_PROMPT, _TOKENS, **with_tops())
     complete([whole, streamed], _TOKENS)
@@ -30,7 +30,7 @@ async def whole_and_streamed(stack: Stack) -> str:
 
 
 async def two_choices(stack: Stack) -> str:
-    """Of one prompt, drawn apart."""
+    """Two choices for one prompt, sampled independently."""
     answers = await stack.ask(_PROMPT, _TOKENS, n=2, temperature=1, seed=1)
     expect(len(answers) == 2, f"{len(answers)} choices")
     expect(all(len(answer.ids) == _TOKENS for answer in answers), f"{[len(answer.ids) for answer in answers]} tokens")
@@ -41,7 +41,7 @@ async def two_choices(stack: Stack) -> str:
 
 
 async def log_probabilities(stack: Stack) -> str:
-    """By the SDK's own classes."""
+    """Log-probabilities, read with the SDK's own classes."""
     completion = await stack.client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": _PROMPT}], max_tokens=_TOKENS, temperature=0,
         logprobs=True, top_logprobs=_TOPS, extra_body={"ignore_eos": True},
@@ -58,7 +58,7 @@ async def log_probabilities(stack: Stack) -> str:
 
 
 async def seeds(stack: Stack) -> str:
-    """One twice, and another."""
+    """The same seed twice, then another one."""
     asked = [await stack.ask(_PROMPT, _TOKENS, temperature=1, seed=seed) for seed in (7, 7, 8)]
     first, again, other = (answers[0].ids for answers in asked)
     expect(len(first) == _TOKENS, f"{len(first)} tokens")
@@ -68,7 +68,7 @@ async def seeds(stack: Stack) -> str:
 
 
 async def prefix_hit(stack: Stack) -> str:
-    """A long prompt that was computed, and then found."""
+    """A long prompt that is computed, then found in the prefix cache."""
     length = stack.scale.prompt_tokens
     prompt = "".join(f"{number} is the {number}th. " for number in range(length))[:length]
     [computed] = await stack.ask(prompt, _TOKENS, **with_tops())

@@ -1,4 +1,4 @@
-"""Many streams at once, workers that die and the end, as `benchmarks.at_work` tries them."""
+"""Trials of `benchmarks.at_work` with many streams at once, workers that die, and shutdown."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from benchmarks.servers import family
 
 _CANCELLED = 4  # streams
 _OF_LIVE_REQUESTS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-_SETTLE_SECONDS = 10.0  # for metrics, which workers tell several times a second
-_HEARD_SECONDS = 1.0  # within which the gateway hears from all workers
+_SETTLE_SECONDS = 10.0  # for metrics, which workers report several times a second
+_HEARD_SECONDS = 1.0  # time within which the gateway hears from all workers
 _RESTART_SECONDS = 90.0
 _STOP_SECONDS = 30.0
 _UNDER_WAY = 4  # tokens
 
 
 def _prompts(name: str, count: int) -> list[str]:
-    """Of some hundred tokens, which differ from the first one of them on."""
+    """Prompts of about a hundred tokens, which differ from the first token on."""
     return [f"{number} {name}: " + "some hundred bytes that are to be gone on with, " * 2 for number in range(count)]
 
 
 async def _streams(
     stack: Stack, name: str, tokens: int, on_tokens: Callable[[Answer], None] = lambda _: None
 ) -> list[Answer]:
-    """All at once, and all complete."""
+    """Runs all streams at once and checks that all are complete."""
     prompts = _prompts(name, stack.scale.streams)
     answers = await asyncio.gather(*(stack.stream(prompt, tokens, on_tokens) for prompt in prompts))
     complete(answers, tokens)
@@ -40,7 +40,7 @@ async def _streams(
 
 
 async def many_streams(stack: Stack) -> str:
-    """At once."""
+    """Many streams at once."""
     tokens, begin = stack.scale.tokens, time.monotonic()
     answers = await _streams(stack, "many", tokens)
     seconds = time.monotonic() - begin
@@ -48,9 +48,9 @@ async def many_streams(stack: Stack) -> str:
 
 
 async def cancelled_streams(stack: Stack) -> str:
-    """Some end in the middle, as their clients leave; the others go on."""
+    """Some streams are aborted because their clients leave; the others go on."""
     under_way, tokens, more = asyncio.Event(), stack.scale.tokens, stack.scale.max_model_len // 2
-    await asyncio.sleep(_HEARD_SECONDS)  # of what ran before
+    await asyncio.sleep(_HEARD_SECONDS)  # until metrics of earlier requests have arrived
     before = await stack.metric("vllm:generation_tokens_total")
     leaving = [
         asyncio.create_task(stack.stream(prompt, more, lambda answer: _tell(under_way, answer)))
@@ -91,7 +91,7 @@ def _tell(event: asyncio.Event, answer: Answer) -> None:
 
 
 async def preempted_streams(stack: Stack) -> str:
-    """More than the cache holds: sequences wait for others, and go on."""
+    """More streams than the KV cache holds: sequences are preempted, and resume later."""
     before, tokens = await stack.metric("vllm:num_preemptions_total"), stack.scale.max_model_len // 2
     answers = await _streams(stack, "many", tokens)
 
@@ -104,21 +104,21 @@ async def preempted_streams(stack: Stack) -> str:
 
 
 async def host_tier(stack: Stack) -> str:
-    """Blocks that the device had to forget came from the host's memory when they were asked for again."""
+    """Blocks evicted from the device are loaded from host memory when they are needed again."""
     kept = await stack.metric("quire_engine_host_blocks_used", "engine")
     expect(kept > 0, "the host's memory keeps no block")
     before = await stack.metric("quire_engine_host_cache_hits_total", "engine")
-    await many_streams(stack)  # whose prompts others have pushed out
+    await many_streams(stack)  # their prompts have been evicted by others
     found = await stack.metric("quire_engine_host_cache_hits_total", "engine") - before
     expect(before + found > 0, "no token was found in the host's memory")
     return f"{kept:.0f} blocks kept there, {before:.0f} tokens found there, {found:.0f} more by the same streams again"
 
 
 async def both_workers(stack: Stack) -> str:
-    """Each gets some of the requests, if not of the first ones: one whose first steps were slow gets none at first."""
+    """Each worker gets some requests; maybe not at first, if its first steps were slow."""
     before, begin = await _generated(stack), time.monotonic()
     for number in itertools.count(1):
-        # Of other prompts each time: the router sends what is cached to where it is.
+        # Other prompts each time: the router sends cached prompts to the worker that has them.
         await _streams(stack, f"both {number} after {before}", stack.scale.tokens)
         shares = [now - then for now, then in zip(await _generated(stack), before, strict=True)]
         if all(shares):
@@ -128,8 +128,8 @@ async def both_workers(stack: Stack) -> str:
 
 
 async def killed_worker(stack: Stack) -> str:
-    """Streams of a worker that is killed go on at the other one."""
-    tokens = min(4 * stack.scale.tokens, stack.scale.max_model_len // 2)  # not done before it is dead
+    """Streams of a killed worker continue on the other one."""
+    tokens = min(4 * stack.scale.tokens, stack.scale.max_model_len // 2)  # enough not to finish before it is killed
     undisturbed = await _streams(stack, "killed", tokens)
     moved = await stack.metric("quire_router_migrations_total", "router")
     all_begun, begun = asyncio.Event(), set[int]()
@@ -168,7 +168,7 @@ def _engine_of(stack: Stack, rank: int) -> int:
 
 
 async def restarted_worker(stack: Stack) -> str:
-    """The one that was killed is back, and gets requests."""
+    """The killed worker is back, and gets requests."""
 
     async def is_back() -> bool:
         return await stack.metric("quire_router_workers", "router", state="ready") == 2
@@ -207,7 +207,7 @@ async def stopped(stack: Stack) -> str:
 
 
 def _alive(pids: Sequence[int]) -> list[int]:
-    """Those that have not ended; one may lie there until its new parent asks for it."""
+    """The processes that have not ended; a zombie that its new parent has not reaped yet counts as ended."""
     found = []
     for pid in pids:
         try:

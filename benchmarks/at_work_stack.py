@@ -1,4 +1,4 @@
-"""A stack that `benchmarks.at_work` tries: its chats by OpenAI's own client, its metrics, its processes."""
+"""The stack that `benchmarks.at_work` tries: chats through OpenAI's own client, metrics and processes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from benchmarks.servers import Running
 MODEL = "bench"
 _METRICS = re.compile(r"^ +(\S+) +gRPC \S+ +metrics (\S+)$", re.MULTILINE)  # in what `quire serve` prints
 _REPEAT_SECONDS = 0.05
-_NEAR = 0.3  # in log-probability: last bits may exchange two tokens that are no farther apart
+_NEAR = 0.3  # in log-probability: rounding may swap two tokens that are no farther apart
 _TOPS = 20
 _ANSWER_SECONDS = 90.0
 
 
 class Unexpected(Exception):
-    """What was seen is not what should be."""
+    """What was observed is not what was expected."""
 
 
 def expect(is_so: bool, seen: str) -> None:
-    """
+    """Checks an expectation.
+
     Raises:
-        Unexpected: it is not so, and this was seen.
+        Unexpected: it is not met; the text is `seen`.
     """
     if not is_so:
         raise Unexpected(seen)
@@ -39,22 +40,22 @@ def expect(is_so: bool, seen: str) -> None:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is asked of a server."""
+    """How much load is put on a server."""
 
     streams: int  # at once
     tokens: int  # of each
     prompt_tokens: int  # of a long prompt
-    few_blocks: int  # of a cache that does not hold all streams
-    max_model_len: int  # with so few
+    few_blocks: int  # blocks of a KV cache that does not hold all streams
+    max_model_len: int  # with that KV cache
 
 
 ON_GPU = Scale(streams=32, tokens=192, prompt_tokens=4000, few_blocks=64, max_model_len=1024)  # blocks of 64 tokens
-ON_CPU = Scale(streams=8, tokens=48, prompt_tokens=1500, few_blocks=32, max_model_len=512)  # of 16
+ON_CPU = Scale(streams=8, tokens=48, prompt_tokens=1500, few_blocks=32, max_model_len=512)  # blocks of 16 tokens
 
 
 @dataclass
 class Answer:
-    """Of one chat, whole or so far."""
+    """The answer to one chat, complete or so far."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -63,10 +64,10 @@ class Answer:
     usage: Any = None
 
     def take(self, choice: Any, message: Any) -> None:
-        """What a choice, or a chunk's, says.
+        """Adds a choice, of a completion or of a chunk.
 
         Args:
-            message: or delta.
+            message: the choice's message or delta.
         """
         self.ids += (choice.model_extra or {}).get("token_ids") or []
         self.text += ((message.model_extra or {}).get("reasoning") or "") + (message.content or "")
@@ -80,13 +81,13 @@ def _id(token: str) -> int:
 
 
 class Stack:
-    """A `quire serve` that is ready, and a client of it within `async with`. What fails is not tried again."""
+    """A running `quire serve`, and a client of it within `async with`. Failed requests are not retried."""
 
     def __init__(self, server: Running, port: int, log: Path, scale: Scale, is_invariant: bool) -> None:
         """
         Args:
-            log: what it has printed.
-            is_invariant: whether what shares a batch makes no difference to a sequence.
+            log: file with what the server prints.
+            is_invariant: whether a sequence's tokens are independent of the rest of its batch.
         """
         self.server = server
         self.scale = scale
@@ -114,10 +115,10 @@ class Stack:
     async def stream(
         self, prompt: str, tokens: int, on_tokens: Callable[[Answer], None] = lambda _: None, **fields: Any
     ) -> Answer:
-        """The same, streamed, with one choice.
+        """Like `ask`, but streamed, with one choice.
 
         Args:
-            on_tokens: is told after each chunk what there is.
+            on_tokens: called after each chunk with the answer so far.
         """
         answer = Answer()
         request = _request(prompt, tokens, fields) | {"stream": True, "stream_options": {"include_usage": True}}
@@ -130,11 +131,11 @@ class Stack:
         return answer
 
     async def administer(self, command: str) -> None:
-        """A command of --server-dev-mode, with what it is given."""
+        """Runs a command of --server-dev-mode, with its query parameters."""
         await asyncio.to_thread(_answer, f"http://127.0.0.1:{self._port}/{command}", _ANSWER_SECONDS, "POST")
 
     async def metric(self, name: str, service: str = "gateway", **labels: str) -> float:
-        """The sum of a metric's values with these labels; of a service that is named as `quire serve` names it."""
+        """The sum of a metric's values with these labels, in a service as named by `quire serve`."""
         urls = dict(_METRICS.findall(self._log.read_text(errors="replace")))
         url = urls.get(service, f"http://127.0.0.1:{self._port}/metrics")
         text = await asyncio.to_thread(_answer, url)
@@ -152,7 +153,7 @@ def _answer(url: str, seconds: float = 10.0, method: str = "GET") -> str:
 
 
 def _request(prompt: str, tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Token ids come with the text: bytes that are no UTF-8 look alike in it."""
+    """A request that returns token ids with the text, in which different invalid UTF-8 bytes look the same."""
     extra = {"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     return {
         "model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0,
@@ -166,12 +167,12 @@ def with_tops() -> dict[str, Any]:
 
 
 def compared(one: Answer, other: Answer, is_invariant: bool) -> str:
-    """Whether two greedy answers to one prompt are equal, in words.
+    """Compares two greedy answers to one prompt, and says in words whether they are equal.
 
-    Where what shares a batch, or what was cached, changes last bits, they may part at a near tie.
+    If the rest of a batch, or what was cached, changes rounding, the answers may diverge at a near tie.
 
     Raises:
-        Unexpected: they differ by more.
+        Unexpected: they differ by more than that.
     """
     pairs = zip(one.ids, other.ids, strict=False)
     place = next((index for index, (left, right) in enumerate(pairs) if left != right), None)
@@ -189,10 +190,10 @@ def compared(one: Answer, other: Answer, is_invariant: bool) -> str:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float, what: str) -> float:
-    """Waits, and returns for how many seconds.
+    """Waits until a condition holds, and returns how many seconds it took.
 
     Raises:
-        Unexpected: it did not come in time.
+        Unexpected: it did not hold in time.
     """
     begin = time.monotonic()
     while not await condition():
@@ -202,9 +203,10 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float, what: 
 
 
 def complete(answers: Sequence[Answer], tokens: int) -> None:
-    """
+    """Checks that all answers are complete.
+
     Raises:
-        Unexpected: one of them has not all of its tokens, or did not end because of their number.
+        Unexpected: one of them lacks tokens, or did not end because of its length.
     """
     for index, answer in enumerate(answers):
         counted = answer.usage.completion_tokens if answer.usage else None

@@ -1,8 +1,9 @@
-"""How far attention is above what this machine allows: `python -m benchmarks.attention --cpu-kernels avx2`.
+"""How close attention is to this machine's limits: `python -m benchmarks.attention --cpu-kernels avx2`.
 
-Of one layer of the 0.6B shape, with its new keys and values written. The floor of decoding is reading the sequences'
-keys and values from memory, what they share once, so that as many layers take turns as no cache holds. The floor of
-a prompt is the operations of its causal half, at the rate of the best product of a large matrix with as many rows.
+Measures one layer of the 0.6B shape, including writing its new keys and values. The floor of decode is the time to read
+the sequences' keys and values from memory, shared ones once; therefore more layers take turns than any processor cache
+holds. The floor of a prompt is the operations of its causal half, at the rate of the best product of a large matrix
+with the same number of rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine_svc.native.library import choose_kernels
 from quire.options.kernels import CPU_LEVELS
 
 _HEADS, _KV_HEADS, _DIM = 16, 8, 128
-_BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as the engine has them
+_BLOCK_SIZE = 64 if torch.cuda.is_available() else 16  # as in the engine
 _DECODES = [(sequences, context, 0) for context in (128, 2048, 16384) for sequences in (1, 8, 32)]
 _DECODES += [(sequences, 2048, 1920) for sequences in (8, 32)]
 _PROMPTS = ((256, 256), (4096, 4096), (32, 16384), (256, 16384))  # new tokens, and all
@@ -31,12 +32,12 @@ _CACHE_BYTES = 2**29
 
 @dataclass(frozen=True)
 class Case:
-    """So many sequences with so many new tokens each, the last of their context."""
+    """A number of sequences, each with a number of new tokens at the end of its context."""
 
     sequences: int
     new: int
     context: int
-    shared: int = 0  # of it, in the same blocks for all
+    shared: int = 0  # positions of the context that are in the same blocks for all sequences
 
     @property
     def name(self) -> str:
@@ -46,17 +47,17 @@ class Case:
 
     @property
     def operations(self) -> int:
-        """Of both products: each query with the keys up to its own."""
+        """Operations of both products: each query attends to the keys up to its own."""
         pairs = self.sequences * self.new * (2 * self.context - self.new + 1) // 2
         return 4 * _HEADS * _DIM * pairs
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """Of the keys and values of one layer."""
+        """Size of the keys and values of one layer."""
         positions = self.sequences * (self.context - self.shared) + self.shared
         return 2 * _KV_HEADS * _DIM * int(dtype.itemsize) * positions
 
     def metadata(self, device: torch.device) -> AttentionMetadata:
-        """With blocks in any order."""
+        """Metadata of the case, with blocks in random order."""
         width = -(-self.context // _BLOCK_SIZE)
         table = torch.randperm(self.sequences * width).int().view(self.sequences, width)
         table[:, : self.shared // _BLOCK_SIZE] = table[0, : self.shared // _BLOCK_SIZE]
@@ -71,7 +72,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Those of the table."""
+    """The cases in the table."""
     yield from (Case(sequences, 1, context, shared) for sequences, context, shared in _DECODES)
     yield from (Case(1, new, tokens) for new, tokens in _PROMPTS)
 

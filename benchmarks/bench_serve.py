@@ -1,8 +1,8 @@
-"""`quire bench serve` beside vLLM's client, on one server: whether both see the same.
+"""Compares `quire bench serve` with vLLM's client on one server: whether both report the same figures.
 
-`python -m benchmarks.bench_serve --vllm VIRTUAL_ENVIRONMENT` lets both clients send the same prompts to the model in
-the box, and to a server of a known pace, at the same time: what else the machine does then touches both alike. It
-prints their figures, and the ratios.
+`python -m benchmarks.bench_serve --vllm VIRTUAL_ENVIRONMENT` lets both clients send the same prompts at the same time,
+so that other load on the machine affects both alike; to the bundled model, and to a server with a known pace. It prints
+their figures and the ratios.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from quire.model_folder import DEMO_MODEL
 from quire.options.dataset import DatasetOptions
 from quire.options.model import ModelOptions
 
-# What is asked of each server by each of the two, prompts and tokens of an answer among it.
+# Options of both clients for each load, including the number of prompts and the length of answers.
 LOADS: Mapping[str, tuple[str, ...]] = {
     "stack, 3 requests/s": ("--request-rate", "3", "--num-prompts", "60", "--custom-output-len", "64"),
     "stack, 2 at a time": ("--max-concurrency", "2", "--num-prompts", "300", "--custom-output-len", "64"),
     "pace, 32 at a time": ("--max-concurrency", "32", "--num-prompts", "256", "--custom-output-len", "200"),
     "slow pace, 4 at a time": ("--max-concurrency", "4", "--num-prompts", "24", "--custom-output-len", "24"),
 }
-# Which loads go to a server of a known pace: milliseconds to a first piece, and between two.
+# Loads that go to a server with a known pace: milliseconds to the first chunk, and between two chunks.
 PACES: Mapping[str, tuple[int, int]] = {"pace, 32 at a time": (50, 10), "slow pace, 4 at a time": (500, 50)}
 _TOKENIZER = str(resources.files("demo_model") / DEMO_MODEL)
 FIGURES = (
@@ -92,7 +92,7 @@ def _write_prompts(path: Path) -> Path:
 
 
 def _round(arguments: argparse.Namespace, load: Sequence[str], prompts: Path) -> tuple[Figures, Figures]:
-    """Figures of vLLM's client and of ours, which is started when vLLM's begins to send."""
+    """Figures of vLLM's client and of ours, which is started when vLLM's begins to send requests."""
     common = [
         "bench", "serve", "--model", "demo", "--tokenizer", _TOKENIZER, "--port", str(arguments.port), "--dataset-name",
         "custom", "--dataset-path", str(prompts), "--disable-shuffle", "--ignore-eos", "--temperature", "0",

@@ -1,9 +1,9 @@
-"""Quire against vLLM's CPU build and llama.cpp, through HTTP, with vLLM's own client.
+"""Compares Quire with vLLM's CPU build and llama.cpp, through HTTP, with vLLM's own client.
 
-`python -m benchmarks.compare --peer VENV --llama VENV`: virtual environments of theirs (docs/performance.md says how to
-make them). Quire runs in each combination of what is given for --cpu-kernels, --dtype and --quantization, and is
-compared with a vLLM whose products keep to the same level of instructions, where --peer-kernels has it. The servers
-take turns (A B C A B C), because the speed of a shared machine drifts: only the ratios count.
+`python -m benchmarks.compare --peer VENV --llama VENV` takes their virtual environments (docs/performance.md says how
+to make them). Quire runs in each combination of the given --cpu-kernels, --dtype and --quantization, and is compared
+with a vLLM whose matrix products use the same instruction level, if that is in --peer-kernels. The servers take turns
+(A B C A B C), because the speed of a shared machine drifts: only the ratios count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.options.model_form import DTYPES, QUANTIZATIONS
 
 _KV_CACHE_GIB = 2
 _LLAMA_CONTEXT = 640  # tokens of each stream: a shared prefix, its suffix and the output
-_LLAMA_FAMILIES = ("Llama", "Qwen3")  # that gguf_model.py knows
+_LLAMA_FAMILIES = ("Llama", "Qwen3")  # families that gguf_model.py supports
 _LIMITS = ("--max-model-len", "2048", "--max-num-seqs", "64")
 
 
@@ -44,7 +44,7 @@ class Load:
 
 
 def loads(streams: Sequence[int], output: int) -> list[Load]:
-    """Unique prompts at each number of streams, and four shared prefixes at eight."""
+    """Unique prompts at each number of streams, and four shared prefixes at eight streams."""
     unique = ["--dataset-name", "random", "--random-input-len", "128", "--random-output-len", str(output)]
     shared = [
         "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "512",
@@ -56,7 +56,7 @@ def loads(streams: Sequence[int], output: int) -> list[Load]:
 
 
 def measure(shape: str, server: Server, client: Path, model: Path, some: Sequence[Load]) -> Iterator[Measure]:
-    """Starts the server, runs all loads, weighs it and stops it."""
+    """Starts the server, runs all loads, measures its memory and stops it."""
     with tempfile.TemporaryDirectory() as folder, running(server, Path(folder) / "server.log") as found:
         yield Measure(shape, "", START, server.name, found.start_seconds)
         for load in some:
@@ -74,7 +74,7 @@ def measure_all(
     servers: Callable[[argparse.Namespace, Path], Iterator[Server]],
     some: Sequence[Load],
 ) -> list[Measure]:
-    """All servers of each shape in turns, printed as they come."""
+    """Measures all servers of each shape in turns, printing figures as they come."""
     measures = []
     for shape in arguments.shapes:
         model = Path(".cache/models") / shape
@@ -87,9 +87,9 @@ def measure_all(
 
 
 def run(load: Load, port: int, client: Path, model: Path, result: Path) -> dict[str, Any]:
-    """vLLM's client on one load: its result file.
+    """Runs vLLM's client with one load and returns the contents of its result file.
 
-    Each request has a connection of its own: llama.cpp's server closes those that are kept, at times under a request.
+    Each request has its own connection: llama.cpp's server closes kept-alive ones, sometimes during a request.
     """
     command = [
         str(client), "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions", "--port", str(port),
@@ -106,7 +106,7 @@ def run(load: Load, port: int, client: Path, model: Path, result: Path) -> dict[
 
 
 def servers(arguments: argparse.Namespace, model: Path) -> Iterator[Server]:
-    """The peers and each form of Quire, on ports of their own."""
+    """The peers and each form of Quire, each on its own port."""
     ports = itertools.count(arguments.port, 50)
     for level in arguments.peer_kernels if arguments.vllm else ():
         yield vllm(arguments.peer, model, next(ports), ["--dtype", "bfloat16", *_LIMITS], _KV_CACHE_GIB, level)

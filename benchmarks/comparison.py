@@ -1,4 +1,4 @@
-"""Figures of servers side by side, and what Quire's are to be over its peers'."""
+"""Figures of servers side by side, and the goals for Quire's figures relative to its peers'."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
-SHARED = "shared"  # the load of prompts that begin alike
+SHARED = "shared"  # the load of prompts with shared prefixes
 TOKENS, FIRST, BETWEEN = "output tok/s", "TTFT ms", "TPOT ms"
 START, MEMORY = "start s", "memory MiB"
 FIGURES = (TOKENS, FIRST, BETWEEN)
 VLLM, LLAMA, OWN = "vLLM", "llama.cpp", "Quire bfloat16"
-# Peer → load (or any other) → figure → goal: tokens at least so many times the peer's, times at most.
+# Peer → load ("" for any other) → figure → goal: tokens at least this many times the peer's, times at most.
 Goals: TypeAlias = Mapping[str, Mapping[str, Mapping[str, float]]]
 _GOALS: Goals = {
     VLLM: {"": {TOKENS: 1.5, FIRST: 0.6}},
     LLAMA: {"1": {TOKENS: 1.0, FIRST: 0.5}, "": {TOKENS: 1.3, FIRST: 0.5}},
 }
-# What stands in the name of a form of ours → the form of llama.cpp's that it is compared with.
+# Part of the name of a form of ours → the form of llama.cpp that it is compared with.
 _LLAMA_FORMS = {"Q4_K_M": "Q4_K_M", "int4": "Q4_K_M", "Q8_0": "Q8_0", "int8": "Q8_0", "": "BF16"}
 
 
@@ -34,9 +34,9 @@ class Measure:
 
 
 def report(measures: Sequence[Measure], goals: Goals = _GOALS) -> str:
-    """Two tables of medians as Markdown: each server under each load, and what each takes to start and to run.
+    """Two tables of medians as Markdown: each server under each load, and each server's startup time and memory.
 
-    Beside a figure stand the ratios to the peers' in the same rounds; one that misses its goal names it.
+    Figures are followed by their ratios to the peers' in the same rounds; a ratio that misses its goal names the goal.
     """
     medians = _medians(measures)
     cases = list(dict.fromkeys((found.shape, found.load, found.server) for found in measures if found.load))
@@ -88,7 +88,7 @@ def _ratios(
 
 
 def _counterpart(peer: str, server: str, known: Set[str]) -> str:
-    """The form of a peer that a server is compared with: the same bits of weights, the same level of instructions."""
+    """The form of a peer that a server is compared with: the same weight bits, the same instruction level."""
     if peer == LLAMA:
         return f"{LLAMA} {next(theirs for ours, theirs in _LLAMA_FORMS.items() if ours in server)}"
     level = f"{VLLM} {server.partition(' ')[2].partition(' ')[0]}"

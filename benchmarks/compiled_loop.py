@@ -1,8 +1,8 @@
-"""What plain torch can do: Transformers' model in a compiled loop of greedy decoding, beside the engine.
+"""What plain torch can do: Transformers' model in a compiled greedy decode loop, compared with the engine.
 
 `python -m benchmarks.compiled_loop --shape qwen3-0.6b`: random weights, bfloat16, a static cache, and on a GPU the CUDA
 graphs of `torch.compile(mode="reduce-overhead")`. The loop never looks at its tokens, so that the host is always ahead;
-the engine hands over each one.
+the engine delivers each token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from benchmarks.engine_alone import EngineAlone
 from benchmarks.machine import heading
 from benchmarks.models import SHAPES, build_config
 
-_WARM_UPS = 4  # compiled, recorded, replayed
+_WARM_UPS = 4  # steps that compile, record and first replay
 _ROUNDS = 3
-_CACHE_MULTIPLE = 64  # of positions, as kernels with masks have them
+_CACHE_MULTIPLE = 64  # cache length in positions is a multiple of this, as kernels with masks require
 Step = Callable[[Any, torch.Tensor, Any], torch.Tensor]
 
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def loop_seconds(folder: Path, device: str, batches: list[int], context: int, steps: int) -> list[float]:
-    """Of a step, with each of the batches."""
+    """Duration of the compiled loop's step at each batch size."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device(device):
@@ -65,17 +65,17 @@ def loop_seconds(folder: Path, device: str, batches: list[int], context: int, st
 def _loop_seconds(model: Any, device: str, batch: int, context: int, steps: int) -> float:
     from transformers import StaticCache
 
-    torch.compiler.reset()  # else shapes of the next batch are compiled as variable ones
+    torch.compiler.reset()  # else the shapes of the next batch are compiled as dynamic ones
     positions = context + _WARM_UPS + _ROUNDS * steps
     cache = StaticCache(model.config, max_cache_len=-(-positions // _CACHE_MULTIPLE) * _CACHE_MULTIPLE)
     prompt = torch.randint(256, (batch, context), device=device)
-    token = _next_token(model, prompt, cache)  # which makes the cache, so not compiled
+    token = _next_token(model, prompt, cache)  # not compiled, because it initializes the cache
     step: Step = torch.compile(_next_token, fullgraph=True, mode="reduce-overhead" if device == "cuda" else "default")
     times = []
     for count in (_WARM_UPS, *[steps] * _ROUNDS):
         start = _now(device)
         for _ in range(count):
-            token = step(model, token, cache).clone()  # what a graph has written is overwritten by its next replay
+            token = step(model, token, cache).clone()  # a graph's output is overwritten by its next replay
         times.append((_now(device) - start) / count)
     return statistics.median(times[1:])
 
@@ -92,7 +92,7 @@ def _now(device: str) -> float:
 
 
 def free() -> None:
-    """What a model before held of a GPU, and what its peak was: the engine takes what is left for its cache."""
+    """Frees GPU memory of an earlier model and resets its peak, because the engine's KV cache takes what is left."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -101,7 +101,7 @@ def free() -> None:
 
 
 def skipped_graphs() -> str:
-    """Whether torch replayed what it compiled: it goes without graphs silently."""
+    """Says whether torch used CUDA graphs, which it skips silently."""
     from torch._dynamo.utils import counters
 
     count = counters["inductor"]["cudagraph_skips"]
@@ -109,7 +109,7 @@ def skipped_graphs() -> str:
 
 
 def engine_seconds(folder: Path, device: str, batches: list[int], context: int, steps: int) -> list[float]:
-    """Of a step, with each of the batches."""
+    """Duration of the engine's decode step at each batch size."""
     with EngineAlone(
         str(folder), load_format="dummy", device=device, max_model_len=context + 16 * steps,
         enable_prefix_caching=False,

@@ -1,4 +1,4 @@
-"""Constraints to try backends with: schemas by hand and by a generator, expressions and grammars."""
+"""Constraints to try backends with: handwritten and generated schemas, regular expressions and grammars."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 _INT = {"type": "integer", "minimum": -50, "maximum": 999}
 _WORD = {"type": "string", "maxLength": 8}
 
-# One keyword or one way to combine some, each; bounded, so that outputs come to an end.
+# Each has one keyword or one combination of keywords; all are bounded, so that outputs come to an end.
 SCHEMAS: tuple[Any, ...] = (
     {"type": "null"},
     {"type": "boolean"},
@@ -71,7 +71,7 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "string", "minLength": 2, "maxLength": 4, "enum": ["a", "ab", "abc", "abcde"]},
 )  # fmt: skip
 
-# Digits are those of ASCII: what \d means beyond them depends on the edition of Unicode.
+# Digits are ASCII only: what \d means beyond them depends on the Unicode version.
 REGEXES = (
     "[a-f0-9]{8}",
     "(ja|nein)!?",
@@ -95,7 +95,7 @@ REGEXES = (
     "(a(b(c|d)){1,2}){1,2}",
 )
 
-# In a notation that Lark itself reads as llguidance does, so that Lark can say what is valid.
+# In notation that Lark itself reads the same way as llguidance, so that Lark can tell what is valid.
 GRAMMARS = (
     'start: "a" | "b" start_tail\nstart_tail: "c"',
     'start: expr\nexpr: term (("+"|"-") term)*\nterm: NUMBER | "(" expr ")"\nNUMBER: /[0-9]{1,3}/',
@@ -111,7 +111,7 @@ GRAMMARS = (
 
 
 def generated_schemas(count: int, seed: int = 0) -> list[Any]:
-    """Schemas of objects, lists and scalars in each other, bounded in every way."""
+    """Random schemas of nested objects, lists and scalars, bounded in every way."""
     choose = random.Random(seed)
     return [_object(choose, 3) if choose.random() < 0.7 else _any(choose, 3) for _ in range(count)]
 

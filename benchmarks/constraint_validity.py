@@ -1,11 +1,11 @@
-"""Whether constrained outputs of a running server are what was asked for, as other libraries judge it.
+"""Checks with other libraries whether constrained outputs of a running server satisfy their constraints.
 
     python -m benchmarks.constraint_validity http://127.0.0.1:8000 --suite jsonschema-4.26.0
 
-Schemas by hand and by a generator, expressions and grammars; with --suite, those of the JSON Schema test suite too,
-which the source distribution of `jsonschema` carries (`pip download --no-deps --no-binary jsonschema jsonschema`,
-unpacked). Each is asked for twice at temperature 1.5. An output is valid, or cut at max_tokens, or the constraint is
-refused with 400; anything else is a failure.
+Uses handwritten and generated schemas, regular expressions and grammars; with --suite, also the schemas of the JSON
+Schema test suite, which is part of the source distribution of `jsonschema` (`pip download --no-deps --no-binary
+jsonschema jsonschema`, unpacked). Each is requested twice at temperature 1.5. An output must be valid or cut off at
+max_tokens, or the constraint refused with 400; anything else is a failure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DRAFT = "json/tests/draft2020-12"
 
 @dataclass(frozen=True)
 class Case:
-    """A constraint, and who says what is of it."""
+    """A constraint, and the function that checks outputs against it."""
 
     kind: str
     fields: dict[str, Any]
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass
 class Tally:
-    """What came of the constraints of one kind."""
+    """Results of the constraints of one kind."""
 
     constraints: int = 0
     refused: int = 0
@@ -67,7 +67,7 @@ def cases(suite: Path | None) -> Iterator[Case]:
 
 
 def suite_schemas(folder: Path) -> Iterator[Any]:
-    """Each schema of the test suite once, those of optional features left out."""
+    """Each schema of the test suite once, without those of optional features."""
     known = set()
     for path in sorted((folder / _DRAFT).glob("*.json")):
         for group in json.loads(path.read_text(encoding="utf-8")):
@@ -118,7 +118,7 @@ def _outcome(case: Case, choice: dict[str, Any]) -> str:
 
 
 async def measure(url: str, suite: Path | None, backend: str) -> dict[str, Tally]:
-    """Kind → what came of its constraints."""
+    """Tries all constraints; returns kind → results."""
     tallies: dict[str, Tally] = {}
     room = asyncio.Semaphore(_AT_ONCE)
 

@@ -1,6 +1,7 @@
-"""The engine against the continuous batching of the Transformers library, on the same prompts in one process.
+"""Compares the engine with the Transformers library's continuous batching, on the same prompts in one process.
 
-`python -m benchmarks.continuous_batching --shape qwen3-0.6b --streams 32`: random weights, greedy, bfloat16; in turn.
+`python -m benchmarks.continuous_batching --shape qwen3-0.6b --streams 32`: random weights, greedy, bfloat16; the two
+take turns.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def run_transformers(folder: Path, device: str, workloads: list[Workload]) -> li
 
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).eval()
-    # Both servers write every token they are asked for.
+    # Both generate every token they are asked for.
     greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
     with model.continuous_batching_context_manager(generation_config=greedy, block=True, timeout=5) as manager:
 

@@ -1,9 +1,8 @@
-"""What `--enable-dbo` costs and brings on CPU ranks: `python -m benchmarks.dual_batch` prints the table of
-docs/scaling.md.
+"""Costs and benefits of `--enable-dbo` on CPU ranks; prints the table of docs/scaling.md.
 
-Two tensor ranks, or two data ranks, of one thread each share the experts of a small mixture with made-up weights. Those
-whose steps are cut and those whose steps are whole take turns. With a slow network, each collective takes as long as
-what it brings takes at 1 Gb/s, without a processor.
+`python -m benchmarks.dual_batch` runs two tensor ranks, or two data ranks, of one thread each that share the experts of
+a small mixture with random weights. Engines that split their steps and engines that do not take turns. With a slow
+network, each collective takes the additional time that its result would take at 1 Gb/s, without using a processor.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ CUT = {"enable_dbo": True, "dbo_decode_token_threshold": 0, "dbo_prefill_token_t
 
 
 class Ranks:
-    """Of one layout: the engines of all data ranks, which do the same at the same time."""
+    """The engines of all data ranks of one layout, which do the same at the same time."""
 
     def __init__(self, stack: ExitStack, folder: str, count: int, **options: Any) -> None:
         self._threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(count)]
@@ -49,13 +48,13 @@ class Ranks:
         stack.callback(lambda: self.each(lambda engine: engine.__exit__(None, None, None)))
 
     def each(self, do: Callable[[EngineAlone], Any]) -> list[Any]:
-        """What all bring."""
+        """Runs a function on all engines at the same time and returns its results."""
         work = [thread.submit(do, engine) for thread, engine in zip(self._threads, self._engines, strict=True)]
         return [each.result() for each in work]
 
 
 def compare(folder: str, count: int, worker: str, rounds: int) -> list[tuple[float, float]]:
-    """Medians, in milliseconds, whole and cut: of a prompt, then of a step that decodes."""
+    """Median milliseconds (whole, split), of a prompt and of a decode step."""
     times: dict[tuple[int, bool], list[float]] = {}
     with ExitStack() as stack:
         engines = {cut: Ranks(stack, folder, count, worker_cls=worker, **CUT if cut else {}) for cut in (False, True)}

@@ -1,4 +1,4 @@
-"""The engine in this process, without any service around it: what the stack is compared with."""
+"""The engine in this process, without any service around it: the baseline for the whole stack."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class EngineAlone:
     def __init__(self, model: str, executor: Executor | None = None, **options_given: Any) -> None:
         """
         Args:
-            executor: None: the one that the options choose.
-            options_given: of the engine.
+            executor: None means the one that the options choose.
+            options_given: engine options.
         """
         options = build(EngineOptions, options_given)
         self._executor = executor or create_executor(options.parallel)
@@ -49,7 +49,7 @@ class EngineAlone:
             ),
         )
         self._next_key = 0
-        self.execute_milliseconds = 0.0  # of a step of the last decode_seconds: what the model took of it
+        self.execute_milliseconds = 0.0  # the model's share of a step, in the last decode_seconds
 
     def __enter__(self) -> EngineAlone:
         return self
@@ -60,7 +60,7 @@ class EngineAlone:
         self._executor.close()
 
     def run(self, workload: Workload) -> Result:
-        """Runs the workload with `streams` requests under way at any time, as `run_http` does."""
+        """Runs the workload with `streams` requests in flight at any time, as `run_http` does."""
         waiting = workload.prompts()[::-1]
         start = time.perf_counter()
         sent: dict[int, float] = {}
@@ -85,7 +85,7 @@ class EngineAlone:
         return Result(time.perf_counter() - start, list(timings.values()))
 
     def prefill_seconds(self, tokens: int) -> float:
-        """The time from a prompt of so many tokens to its first token."""
+        """The time from adding a prompt of `tokens` tokens to its first output token."""
         self._add(tokens, 1)
         start = time.perf_counter()
         self._finish()
@@ -97,7 +97,7 @@ class EngineAlone:
         """Median time of a step in which all sequences decode.
 
         Args:
-            watch: is entered while such steps run.
+            watch: entered while these steps run.
         """
         for _ in range(sequences):
             self._add(prompt, 10 * steps)

@@ -1,9 +1,9 @@
-"""How long a step's plan is on its way to the ranks of `mp`.
+"""How long a step's plan takes to reach the ranks of the `mp` executor.
 
-`python -m benchmarks.executor` prints the table of benchmarks/results/executor.md. Times are from before the plan is
-encoded: to when it is written for all ranks, to when the last rank has it before it and knows how long it is, and to
-when the last rank has made Python's objects of it. Ranks note the time and tell it when they are asked: so telling
-takes no processor from those that have not read yet.
+`python -m benchmarks.executor` prints the table of benchmarks/results/executor.md. Times start before the plan is
+encoded, and end when it is written for all ranks, when the last rank has received it and knows its length, and when the
+last rank has decoded it into Python objects. Ranks note the time and report it only when asked, so that reporting takes
+no CPU time from ranks that have not read the plan yet.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _SECONDS = 30.0
 
 
 class Announced(msgspec.Struct, tag="Step"):
-    """A step whose plan is walked over, and not made."""
+    """A step whose plan is skipped over, not decoded."""
 
 
 class Tell(msgspec.Struct, tag=True):
-    """Say what was noted of the last plan; then, whether plans are to be made from now on."""
+    """Asks for what was noted of the last plan, and says whether plans are decoded from now on."""
 
     makes: bool
 
 
 class Noted(msgspec.Struct):
-    """What a rank has noted, nanoseconds."""
+    """What a rank has noted, in nanoseconds."""
 
     at: int = 0
-    processor: int = 0  # that it has spent since the plan before
+    processor: int = 0  # CPU time that it has spent since the previous plan
 
 
-_PAUSE_SECONDS = 0.002  # between steps, in which ranks fall asleep
+_PAUSE_SECONDS = 0.002  # between steps, so that ranks fall asleep
 _BLOCK = 16
 
 
 def decoding(sequences: int) -> StepPlan:
-    """All of them decode; one in sixteen begins a block."""
+    """A plan in which all sequences decode; one in sixteen gets a new block."""
     scheduled = [
         ScheduledSequence(slot, 1000 + slot, 1, 1, [[5000 + slot]] if slot % _BLOCK == 0 else [])
         for slot in range(sequences)
@@ -55,7 +55,7 @@ def decoding(sequences: int) -> StepPlan:
 
 
 def prompt(tokens: int) -> StepPlan:
-    """One sequence begins."""
+    """A plan in which one sequence starts."""
     new = NewSequence(0, list(range(1000, 1000 + tokens)), tokens, 0, [list(range(tokens // _BLOCK))], SamplingPlan())
     return StepPlan(12345, [new], [ScheduledSequence(0, 0, tokens, 1, [])])
 
@@ -76,7 +76,7 @@ class Group:
         self._processes = RankProcesses(ranks, "benchmarks.executor")
 
     def microseconds(self, plan: StepPlan, makes: bool) -> tuple[float, float, float]:
-        """Until it is written, until the last rank has read it, and the processor's time that a rank spends on it."""
+        """Time until a plan is written, time until the last rank has read it, and the CPU time a rank spends on it."""
         self._tell(makes)
         time.sleep(_PAUSE_SECONDS)
         began = time.monotonic_ns()
@@ -97,7 +97,7 @@ class Group:
 
 
 def run(argument: str) -> None:
-    """As a rank."""
+    """Runs in a rank's process."""
     channel, inbox = begin_child(argument)
     noted = Noted()
     kind: Any = Announced | Tell

@@ -1,8 +1,7 @@
-"""What moving experts brings, on loads that are made up: `python -m benchmarks.expert_balance` prints the table of
-docs/scaling.md.
+"""Benefit of moving experts, on synthetic loads; prints the table of docs/scaling.md.
 
-Layers of 256 experts, as DeepSeek-V3 has 58, whose shares of the tokens are log-normal (sigma 1). Balancedness is the
-mean of the ranks' tokens over the most of any.
+`python -m benchmarks.expert_balance` plans for 58 layers of 256 experts, as in DeepSeek-V3, whose shares of the tokens
+are log-normal (sigma 1). Balancedness is the mean of the ranks' tokens divided by their maximum.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _LAYERS, _EXPERTS = 58, 256
 
 @dataclass(frozen=True)
 class Layer:
-    """What came of one."""
+    """The results for one layer."""
 
     before: float
     after: float
@@ -29,7 +28,7 @@ class Layer:
 
 
 def plan(loads: list[int], ranks: int, redundant: int) -> Layer:
-    """One layer's, from experts in their order."""
+    """Plans one layer, starting from experts in their original order."""
     now, started = linear(len(loads), ranks, redundant), time.perf_counter()
     wanted = rebalanced(loads, now)
     took = (time.perf_counter() - started) * 1e3

@@ -1,4 +1,4 @@
-"""A fleet of processes: engine workers that can be killed, frozen and started again, and routers in front of them."""
+"""A fleet of processes: engine workers that can be killed, frozen and restarted, and routers in front of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUIET = ("--log-level", "warning")
 
 
 class Service:
-    """One process that listens on a port of its own, again and again the same."""
+    """A process that listens on its own port, which stays the same across restarts."""
 
     def __init__(self, name: str, command: Sequence[str], port: int) -> None:
         self.name = name
@@ -33,17 +33,17 @@ class Service:
         self.process = self._start()
 
     def restart(self) -> None:
-        """Starts it anew, once it has ended."""
+        """Restarts the process, once it has ended."""
         self.process.wait(_STOP_SECONDS)
         self.process = self._start()
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends it a signal."""
+        """Sends the process a signal."""
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """Ends it, at once if it does not end by itself."""
-        for number in (signal.SIGCONT, signal.SIGINT, signal.SIGINT):  # the second Ctrl-C waits for nobody
+        """Ends the process, by SIGKILL if necessary."""
+        for number in (signal.SIGCONT, signal.SIGINT, signal.SIGINT):  # the second SIGINT does not wait for requests
             if self.process.poll() is None:
                 self.signal(number)
                 time.sleep(0.1)
@@ -54,10 +54,10 @@ class Service:
             self.process.wait()
 
     def wait_listening(self) -> None:
-        """Returns once it takes connections.
+        """Waits until the process accepts connections.
 
         Raises:
-            RuntimeError: it ends before, or takes too long.
+            RuntimeError: it ends before that, or takes too long.
         """
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -77,7 +77,7 @@ class Service:
 
 @contextmanager
 def engines(model: Path, count: int, arguments: Sequence[str]) -> Iterator[list[Service]]:
-    """Engine workers of one thread each; they may still be loading."""
+    """Engine workers with one thread each; they may still be loading."""
     options = ["engine", str(model), "--served-model-name", "bench", "--cpu-threads", "1", *_QUIET, *arguments]
     started = [Service(f"engine-{index}", [*_QUIRE, *options], port) for index, port in enumerate(free_ports(count))]
     with _stopped(started):
@@ -101,7 +101,7 @@ def tokenizer(model: Path) -> Iterator[Service]:
 
 @contextmanager
 def gateway(router: Service, tokenizer: Service) -> Iterator[Service]:
-    """An HTTP server in front of both, which answers when this returns."""
+    """An HTTP server in front of a router and a tokenizer; it answers once the context is entered."""
     addresses = ["--router-address", router.address, "--tokenizer-address", tokenizer.address]
     options = ["--enable-prompt-tokens-details", "--uvicorn-log-level", "warning"]
     with service("gateway", [*_QUIRE, "gateway", *addresses, *options, *_QUIET]) as started:
@@ -111,7 +111,7 @@ def gateway(router: Service, tokenizer: Service) -> Iterator[Service]:
 
 @contextmanager
 def service(name: str, command: Sequence[str]) -> Iterator[Service]:
-    """Any process that takes --port, and listens when this returns."""
+    """Any process that takes --port; it listens once the context is entered."""
     started = Service(name, command, free_ports(1)[0])
     with _stopped([started]):
         started.wait_listening()
@@ -119,7 +119,7 @@ def service(name: str, command: Sequence[str]) -> Iterator[Service]:
 
 
 def wait_answering(server: Service) -> None:
-    """Until an HTTP server completes a prompt.
+    """Waits until an HTTP server completes a prompt.
 
     Raises:
         RuntimeError: it takes too long.

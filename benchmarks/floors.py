@@ -1,10 +1,10 @@
-"""How far the engine is above what this machine allows: `python -m benchmarks.floors --shape qwen3-0.6b`.
+"""How close the engine is to this machine's limits: `python -m benchmarks.floors --shape qwen3-0.6b`.
 
-Measures the machine (benchmarks/rates.py), works out what a step must at least take (weights and KV cache read once, or
-its operations at the rate of products with so many rows, whichever is longer), and times the engine in steady state:
-the largest batch runs once before anything is measured, and all others in its blocks, so that no page of the KV cache
-is touched for the first time, which takes milliseconds on a virtual machine. What a step takes beyond the model is the
-host's, as far as it is not hidden behind it. Each form of the model has a process of its own.
+Measures the machine (benchmarks/rates.py), computes the minimum time of a step (reading weights and KV cache once, or
+its operations at the rate of products with as many rows, whichever takes longer), and times the engine in steady state.
+The largest batch runs once before anything is measured, and all others reuse its blocks, so that no page of the KV
+cache is touched for the first time, which takes milliseconds on a virtual machine. The time of a step beyond the
+model's is host time that is not hidden behind the model. Each form of the model is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Cost:
     rows: int
 
     def seconds(self, machine: Machine) -> float:
-        """The least that it can take."""
+        """The minimum time of the step."""
         return max(self.bytes / machine.bytes_per_second, self.operations / machine.rate(self.rows))
 
 
 def weights(config: ModelConfig, tokens: int) -> tuple[float, float]:
     """(parameters of all layers that a step reads, parameters that each token is multiplied with).
 
-    Of a mixture's experts, a step reads those that any token chose; the choice is taken to be even.
+    Of a mixture's experts, a step reads those that any token has chosen, assuming uniform choices.
     """
     layers = [layer_weights(config, index, tokens) for index in range(config.num_layers)]
     return sum(read for read, _ in layers), sum(used for _, used in layers)
 
 
 def layer_weights(config: ModelConfig, index: int, tokens: int) -> tuple[float, float]:
-    """The same of one layer."""
+    """The same for a single layer."""
     moe, for_all = config.moe[index], attention_weights(config)
     size = 3 * config.hidden_size * (moe.expert_size if moe else config.intermediate_size)
     chosen, count = (moe.experts_per_token, moe.num_experts) if moe else (1, 1)
@@ -83,12 +83,12 @@ def attention_weights(config: ModelConfig) -> int:
 
 
 def positions_seen(config: ModelConfig, context: int) -> list[int]:
-    """How much of a context one token attends to in each layer."""
+    """Number of positions of a context that one token attends to, for each layer."""
     return [min(context, window or context) for window in config.sliding_windows]
 
 
 def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, form: Form) -> Cost:
-    """The cost of a step of so many tokens, over the context that each sequence has.
+    """Cost of a step with `tokens` tokens in all, where each sequence has the given context.
 
     In the last layer, only keys and values are computed for tokens that nothing is sampled from.
     """
@@ -110,7 +110,7 @@ def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, fo
 
 
 def table(arguments: argparse.Namespace, folder: Path, form: Form) -> None:
-    """Prints the rates of a form and its steps."""
+    """Prints the machine's rates for a form of the model, and the table of its steps."""
     config = config_for(read_model_config(folder, ModelFormOptions()))
     rows = sorted({*arguments.batches, arguments.prefill})
     machine = measure_machine(form, rows, torch.device(arguments.device))
@@ -122,7 +122,7 @@ def table(arguments: argparse.Namespace, folder: Path, form: Form) -> None:
     with EngineAlone(
         str(folder), load_format="dummy", quantization=form.quantization, dtype=form.dtype, device=arguments.device,
         cpu_kernels=form.kernels, max_model_len=max(arguments.prefill, arguments.context) + 16 * _STEPS,
-        enable_prefix_caching=False,  # else blocks that have never been used are taken before those that have
+        enable_prefix_caching=False,  # else blocks that have never been used are allocated first
     ) as engine:  # fmt: skip
         engine.decode_seconds(max(arguments.batches), arguments.context, _STEPS)
         for batch in arguments.batches:
@@ -147,7 +147,7 @@ def report(name: str, cost: Cost, machine: Machine, measured: float, beyond: str
 
 @contextmanager
 def limited(level: str) -> Iterator[None]:
-    """Processes that start meanwhile find torch without the instructions that the level lacks."""
+    """Context in which started processes keep torch to the instructions of a level."""
     before = dict(os.environ)
     os.environ.update(TORCH_LIMITS.get(level, {}))
     try:

@@ -1,7 +1,7 @@
-"""A benchmark's model for llama.cpp: `python benchmarks/gguf_model.py FOLDER TARGET --type BF16`.
+"""Converts a benchmark's model for llama.cpp: `python benchmarks/gguf_model.py FOLDER TARGET --type BF16`.
 
-Runs in llama.cpp's virtual environment, for the packages `gguf` and `llama-cpp-python`, so it imports nothing else of
-ours. It knows the dense shapes of `benchmarks.models`, Llama and Qwen3.
+Runs in llama.cpp's virtual environment, because it needs the packages `gguf` and `llama-cpp-python`; so it imports
+nothing else of ours. It supports the dense shapes of `benchmarks.models`, Llama and Qwen3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAYER_TENSORS = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
-# Mixtures of types, which llama.cpp's own quantizer makes of a file.
+# Mixtures of types, which llama.cpp's own quantizer makes from a file.
 _MIXTURES = {"Q4_K_M": "LLAMA_FTYPE_MOSTLY_Q4_K_M"}
 _OTHER_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -52,13 +52,13 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a head in the order of llama.cpp's rotation of Llama, which pairs neighbours and not halves."""
+    """Rows of each head in the order of llama.cpp's rotation for Llama, which pairs neighbors and not halves."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def add_tensors(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], kind: str) -> None:
-    """All weights: matrices of type `kind`, vectors in float32, as llama.cpp's own converter has them."""
+    """Adds all weights: matrices as type `kind`, vectors as float32, like llama.cpp's own converter."""
     rotated = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, found in tensors(folder / "model.safetensors"):
         projection = name.removesuffix(".weight").rpartition(".")[2]
@@ -77,7 +77,7 @@ def add_tensors(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any], k
 
 
 def add_parameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """The model's dimensions."""
+    """Adds the model's dimensions."""
     rope = config.get("rope_parameters") or config
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -94,9 +94,10 @@ def add_parameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
-    """The longest entry at each place wins, which llama.cpp calls rwkv: here the same ids as the model's own tokenizer.
+    """Adds a tokenizer that takes the longest match at each position, which llama.cpp calls rwkv.
 
-    (As a BPE with 32k added tokens, which llama.cpp looks for one after the other, a prompt would take it long.)
+    Here it gives the same ids as the model's own tokenizer. (With a BPE that has 32k added tokens, which llama.cpp
+    searches for one after the other, prompts would take it too long.)
     """
     described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     texts = {entry["id"]: entry["content"].encode() for entry in described["added_tokens"]}
@@ -109,7 +110,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> Non
 
 
 def byte_of(character: str) -> bytes:
-    """The byte that a character of a byte-level alphabet stands for: itself, but the unprintable ones follow 256."""
+    """The byte that a character of a byte-level alphabet stands for: itself; unprintable bytes are from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     code = ord(character)
@@ -117,7 +118,7 @@ def byte_of(character: str) -> bytes:
 
 
 def write(folder: Path, target: Path, kind: str) -> None:
-    """All of the model with its matrices as one type."""
+    """Writes the whole model with all matrices as one type."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(target, _ARCHITECTURES[config["architectures"][0]])
     add_parameters(writer, config)
@@ -130,7 +131,7 @@ def write(folder: Path, target: Path, kind: str) -> None:
 
 
 def quantize(source: Path, target: Path, mixture: str) -> None:
-    """By llama.cpp's library.
+    """Quantizes a file with llama.cpp's library.
 
     Raises:
         RuntimeError: it fails.

@@ -1,8 +1,8 @@
-"""All that a GPU has to show, in under half an hour: `make check-gpu`, which writes benchmarks/results/gpu.md.
+"""All checks and benchmarks for a GPU, in under half an hour: `make check-gpu` writes benchmarks/results/gpu.md.
 
-First that it works (the tests that are marked gpu, then the whole stack with models of real shapes), then how fast it
-is. Each stage is a command with a deadline: one that fails or takes too long is told so in the table, and the next one
-begins. Where a command may take nine minutes, in three:
+First checks that everything works (the tests marked gpu, then the whole stack with models of real shapes), then
+measures how fast it is. Each stage is a command with a deadline; if one fails or takes too long, the table says so, and
+the next one begins. Where a single command may take only nine minutes, run it in three parts:
 
     python -m benchmarks.gpu --seconds 520 --only machine tests attention stack timeline compiled
     python -m benchmarks.gpu --seconds 520 --append --only work
@@ -26,10 +26,10 @@ from benchmarks.stopping import stop, unwinding
 
 MOST_SECONDS = 1680  # of all stages
 _TITLE = "# On a GPU\n\n`make check-gpu` writes this page.\n"
-_MOST_WORKERS = 14  # each has a context of CUDA's
-_SHOWN_LINES = 40  # of what one prints that has failed
+_MOST_WORKERS = 14  # each has its own CUDA context
+_SHOWN_LINES = 40  # last lines that are shown of the output of a failed stage
 _PEERS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
-_ALONE = ("deepseek-v2-lite", "gpt-oss-20b")  # steps against their floors are what counts of these
+_ALONE = ("deepseek-v2-lite", "gpt-oss-20b")  # only measured against their floors
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a stage."""
+    """The outcome of a stage."""
 
     name: str
     result: str
     seconds: float
-    text: str  # that it printed
+    text: str  # its output
 
     @property
     def is_good(self) -> bool:
-        """Whether it did what it was to do."""
+        """Whether the stage succeeded."""
         return self.result == "done"
 
 
@@ -67,13 +67,16 @@ def _floors(shape: str) -> Stage:
 
 def _tests() -> Stage:
     workers = min(_MOST_WORKERS, os.cpu_count() or 1)
-    # pytest-benchmark, where it is installed, warns beside other workers, and warnings are errors.
+    # pytest-benchmark, if it is installed, warns if there are several workers, and warnings are errors.
     given = f"-q -m gpu tests/gpu -n {workers} --dist worksteal -p no:cacheprovider -p no:benchmark"
     return Stage("tests", _module("pytest", *given.split()), 300)
 
 
 def _memory_check() -> Stage:
-    """By CUDA's own tool, where it is installed. Each tensor has memory of its own: none begins where one ends."""
+    """Checks memory accesses with CUDA's own tool, if it is installed.
+
+    Each tensor has a separate allocation, so that none begins where another one ends.
+    """
     chosen = (
         "test_shapes or test_draw or test_what_scores or test_products_with_codes or (test_engine and qwen and True)"
     )
@@ -102,7 +105,7 @@ def _of_shape(shape: str) -> list[Stage]:
 
 
 def stages() -> list[Stage]:
-    """In this order; what is left of the time is the last ones'."""
+    """All stages in order; the last ones get whatever time is left."""
     stack = f"--shape {_PEERS[0]} --load-format dummy --requests 2 --streams 1 32 256 --input-len 1024 --output-len 256"
     return [
         Stage(
@@ -125,7 +128,7 @@ def stages() -> list[Stage]:
 
 
 def run_stages(chosen: Sequence[Stage], most_seconds: float) -> Iterator[Outcome]:
-    """One after the other. A stage that there is no time left for is not begun."""
+    """Runs one stage after the other; stages for which no time is left are not started."""
     end = time.monotonic() + most_seconds
     for stage in chosen:
         seconds = min(stage.seconds, end - time.monotonic())
@@ -135,13 +138,13 @@ def run_stages(chosen: Sequence[Stage], most_seconds: float) -> Iterator[Outcome
 
 
 def _run(stage: Stage, seconds: float) -> Outcome:
-    """What it starts ends with it: a server that is left would have the GPU's memory."""
+    """Runs a stage and ends everything it has started: a leftover server would hold the GPU's memory."""
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output, unwinding():
         try:
             process = subprocess.Popen(
                 stage.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},  # so that what a late one has printed is there
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},  # so that the output of a stage that is cut short is there
             )  # fmt: skip
         except OSError as error:
             return Outcome(stage.name, f"cannot be started: {error}", 0.0, "")
@@ -157,7 +160,7 @@ def _run(stage: Stage, seconds: float) -> Outcome:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: a table of all, then what each one printed: its tables, and the end of it all where it has failed."""
+    """Markdown: a table of all stages, then each one's printed tables, or the end of its output if it has failed."""
     lines = [
         heading(),
         "| stage | result | s |",
@@ -193,7 +196,7 @@ def main() -> None:
     outcomes = list[Outcome]()
     for outcome in run_stages(chosen, arguments.seconds):
         outcomes.append(outcome)
-        # What comes next may be the last that it does.
+        # Written after each stage, because the process may be ended during the next one.
         arguments.output.write_text(f"{before}\n{report(outcomes)}", encoding="utf-8")
     print(report(outcomes))
     sys.exit(0 if all(outcome.is_good for outcome in outcomes) else 1)

@@ -1,7 +1,7 @@
-"""Whether one client's large requests hold up another one's stream: `python -m benchmarks.hold_ups`.
+"""Whether large requests of one client delay the stream of another: `python -m benchmarks.hold_ups`.
 
-One client streams without an end while another one sends large requests of one kind after the other. What counts is
-the longest time that the stream stands still, and how long `/livez` takes at worst.
+One client streams endlessly while another one sends large requests, one kind after the other. What counts is the
+longest pause of the stream, and the longest response time of `/livez`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind:
 
 @dataclass
 class Longest:
-    """The longest of the waits so far, in seconds."""
+    """The longest wait so far, in seconds."""
 
     seconds: float = 0.0
 
@@ -50,7 +50,7 @@ def _completion(**fields: Any) -> dict[str, Any]:
 
 
 def _prompts(count: int, length: int) -> list[list[int]]:
-    """Token ids of which no two prompts begin alike."""
+    """Prompts of token ids, no two of which share a prefix."""
     return [[(prompt * 37 + position * 11) % 4000 + 10 for position in range(length)] for prompt in range(count)]
 
 
@@ -86,7 +86,7 @@ KINDS = (
 
 
 async def ask(port: int, path: str, body: bytes, method: str = "POST") -> tuple[int, int]:
-    """(status, bytes of the answer)."""
+    """Sends a request; returns (status, size of the response in bytes)."""
     reader, writer = await asyncio.open_connection(_HOST, port)
     head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
@@ -99,7 +99,7 @@ async def ask(port: int, path: str, body: bytes, method: str = "POST") -> tuple[
 
 
 async def stream(port: int, gaps: Longest) -> None:
-    """One endless stream after the other, until cancelled; the time between two chunks of one is a gap."""
+    """Runs one endless stream after the other, until canceled, and records the gaps between chunks."""
     body = json.dumps(_completion(prompt="Once upon a time", max_tokens=1900, stream=True)).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -111,14 +111,14 @@ async def stream(port: int, gaps: Longest) -> None:
         async for line in reader:
             if line.startswith(b"data: {"):
                 now = time.perf_counter()
-                if last:  # its first token waits behind the prompts of others, as it should
+                if last:  # the first token rightly waits for the prompts of others
                     gaps.see(now - last)
                 last = now
         writer.close()
 
 
 async def watch_livez(port: int, waits: Longest) -> None:
-    """Asks for `/livez` all the time, until cancelled."""
+    """Requests `/livez` over and over, until canceled."""
     while True:
         begin = time.perf_counter()
         await ask(port, "/livez", b"", "GET")
@@ -127,7 +127,7 @@ async def watch_livez(port: int, waits: Longest) -> None:
 
 
 async def measure(port: int, kind: Kind, rounds: int) -> tuple[float, float, str]:
-    """(longest gap, longest wait for /livez, what the request was answered), in seconds, of the calmest round."""
+    """(longest gap, longest wait for /livez, answer to the large request) of the best round, in seconds."""
     gaps, waits = Longest(), Longest()
     body = json.dumps(await asyncio.to_thread(kind.body), separators=(",", ":")).encode()
     tasks = [asyncio.create_task(stream(port, gaps)), asyncio.create_task(watch_livez(port, waits))]
@@ -154,7 +154,7 @@ async def _round(port: int, kind: Kind, body: bytes) -> str:
 
 
 def peak_megabytes(services: Mapping[str, list[int]], service: str) -> float:
-    """The most memory that a service has had, in MiB."""
+    """A service's peak memory in MiB."""
     status = Path(f"/proc/{services[service][0]}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) / 1024 if found else 0.0

@@ -1,4 +1,4 @@
-"""Load: streaming completions over raw sockets, so that the client takes as little as possible of the two cores."""
+"""Load generator: streaming completions over raw sockets, so that the client uses as little CPU time as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Workload:
-    """What each of `streams` clients asks for, one request after the other."""
+    """What each of `streams` clients requests, one request after the other."""
 
     streams: int
     requests_per_stream: int
@@ -22,7 +22,7 @@ class Workload:
     seed: int = 0
 
     def prompts(self) -> list[list[int]]:
-        """One prompt of random tokens for each request; no two begin alike."""
+        """One prompt of random tokens for each request; no two share a prefix."""
         random_source = random.Random(self.seed)
         count = self.streams * self.requests_per_stream
         return [[random_source.randrange(self.vocab_size) for _ in range(self.input_length)] for _ in range(count)]
@@ -30,13 +30,13 @@ class Workload:
 
 @dataclass
 class Timings:
-    """When one request's tokens came, in seconds since it was sent."""
+    """When one request's tokens arrived, in seconds since it was sent."""
 
     first: float = 0.0
     last: float = 0.0
     tokens: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt; told by servers with --enable-prompt-tokens-details
+    cached_tokens: int = 0  # of the prompt; reported by servers with --enable-prompt-tokens-details
     text: str = ""
 
     @property
@@ -62,7 +62,7 @@ class Result:
 
 
 async def run_http(host: str, port: int, model: str, workload: Workload) -> Result:
-    """Runs the workload against a server; `streams` requests are under way at any time."""
+    """Runs the workload against a server; `streams` requests are in flight at any time."""
     prompts = workload.prompts()
 
     async def client(index: int) -> list[Timings]:
@@ -75,10 +75,10 @@ async def run_http(host: str, port: int, model: str, workload: Workload) -> Resu
 
 
 async def complete(host: str, port: int, model: str, prompt: list[int] | str, output_length: int) -> Timings:
-    """One request.
+    """Sends one completion request and waits for its end.
 
     Raises:
-        RuntimeError: the server refused it, or generated less than asked for.
+        RuntimeError: the server refused it, or generated fewer tokens than requested.
     """
     body = {"model": model, "prompt": prompt, "max_tokens": output_length, "temperature": 0, "ignore_eos": True}
     timings = await stream(host, port, "/v1/completions", body)
@@ -88,7 +88,7 @@ async def complete(host: str, port: int, model: str, prompt: list[int] | str, ou
 
 
 async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> Timings:
-    """One streamed request; `text` is what its events bring, in chats as they bring it.
+    """Sends one streamed request and collects its timings and text.
 
     Raises:
         RuntimeError: the server refused it.
@@ -120,7 +120,7 @@ async def stream(host: str, port: int, path: str, body: dict[str, Any]) -> Timin
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """What an event brings: text, or a piece of a tool call."""
+    """What an event contains: text, or a piece of a tool call."""
     if "text" in choice:
         return str(choice["text"])
     delta = choice["delta"]

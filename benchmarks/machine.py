@@ -23,7 +23,7 @@ def heading(level: str = "auto") -> str:
 
 
 def chosen_level(level: str) -> str:
-    """What `auto` stands for here; any other value is itself."""
+    """The kernel level that `auto` stands for on this machine; any other value is returned as it is."""
     return (available_levels() or ("torch",))[-1] if level == "auto" else level
 
 

@@ -12,19 +12,19 @@ TEMPLATE = (
 )
 
 SHAPES: dict[str, dict[str, Any]] = {
-    # 4 layers, 256 wide, 8k entries: small enough that everything around the model shows.
+    # 4 layers, 256 wide, 8k entries: small enough that the cost of everything around the model shows.
     "tiny-llama": {
         "family": "Llama", "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
-    # Eight experts of which each token takes two, as in Mixtral-8x7B, but small.
+    # Eight experts, two for each token, as in Mixtral-8x7B, but small.
     "small-mixtral": {
         "family": "Mixtral", "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1024,
         "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
         "max_position_embeddings": 4096, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
-    # Qwen3-0.6B but for a vocabulary of 32k.
+    # Qwen3-0.6B, but with a vocabulary of 32k.
     "qwen3-0.6b": {
         "family": "Qwen3", "vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3072,
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
@@ -68,7 +68,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def build_config(shape: str, folder: Path) -> None:
-    """Writes the configuration alone, for an engine that makes up its weights (--load-format dummy)."""
+    """Writes only the configuration, for an engine with random weights (--load-format dummy)."""
     config = _config(shape)
     config.architectures = [f"{SHAPES[shape]['family']}ForCausalLM"]
     config.dtype = "bfloat16"
@@ -76,13 +76,13 @@ def build_config(shape: str, folder: Path) -> None:
 
 
 def build_without_weights(shape: str, folder: Path) -> None:
-    """The same, and a byte-level tokenizer, for a whole stack."""
+    """Writes the configuration and a byte-level tokenizer, for a whole stack."""
     build_config(shape, folder)
     byte_tokenizer(SHAPES[shape]["vocab_size"]).save_pretrained(folder)
 
 
 def build(shape: str, folder: Path) -> None:
-    """Writes config, bfloat16 weights and a byte-level tokenizer; does nothing when the folder is there."""
+    """Writes config, bfloat16 weights and a byte-level tokenizer; does nothing if the folder has weights already."""
     if (folder / "model.safetensors").exists():
         return
     import torch
@@ -103,7 +103,7 @@ def _config(shape: str) -> Any:
 
 
 def byte_tokenizer(vocab_size: int) -> Any:
-    """Every byte is a token, so any text can be encoded; each id past the bytes has a text of its own."""
+    """Every byte is a token, so any text can be encoded; each id after the bytes has a text of its own."""
     import tokenizers
     import transformers
 

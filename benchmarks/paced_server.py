@@ -1,7 +1,7 @@
-"""A server whose answers come at a known pace: what a client says of it beyond that is the client's own.
+"""A server that streams answers at a known pace, so that anything more a client reports is the client's own overhead.
 
-`python -m benchmarks.paced_server PORT FIRST BETWEEN` answers completions with a first piece after so many milliseconds
-and another each so many.
+`python -m benchmarks.paced_server PORT FIRST BETWEEN` answers completions with a first chunk after FIRST milliseconds
+and another chunk every BETWEEN milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODELS = b'{"data":[{"id":"paced"}]}'
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds to the first piece, and between two."""
+    """Seconds to the first chunk, and between two chunks."""
 
     first: float
     between: float

@@ -1,9 +1,9 @@
-"""How busy the stages of a pipeline are: `python -m benchmarks.pipeline` prints the tables of docs/scaling.md.
+"""How busy pipeline stages are: `python -m benchmarks.pipeline` prints the tables of docs/scaling.md.
 
-Every rank says of each step when it took it up, how long it waited in it for other stages, and when it was done; all
-else it was idle. So time that a rank spends on sending, and on what the kernel does to share too few processors, counts
-as busy. A timeline shows some steps in the midst of the run. With --sleeps, passes take a fixed time of no processor's,
-as if every stage had a device: what is idle then is what the schedule leaves idle.
+For each step, every rank reports when it began, how long it waited for other stages, and when it was done; the rest of
+the time it was idle. So the time that a rank spends sending, or waiting for one of too few processors, counts as busy.
+A timeline shows some steps in the middle of the run. With --sleeps, passes take a fixed time without using a processor,
+as if every stage had its own device; idle time is then what the schedule leaves idle.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine_svc.plan import StageTimes, StepResult
 _COLUMNS = 100
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
-Steps = list[list[StageTimes]]  # of each step, those of its stages
+Steps = list[list[StageTimes]]  # for each step, the times of its stages
 
 
 class Watched(MultiprocExecutor):
-    """Keeps what ranks say of their time."""
+    """An executor that keeps the times that ranks report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Watched(MultiprocExecutor):
 
 
 def shares(steps: Steps) -> list[float]:
-    """How much of the time in which each stage had some of these steps it was busy."""
+    """Each stage's busy share of the time in which these steps ran."""
     start, end = steps[0][-1].began, steps[-1][0].ended
     found = []
     for stage in zip(*steps, strict=True):
@@ -54,9 +54,9 @@ def shares(steps: Steps) -> list[float]:
 
 
 def timeline(steps: Steps) -> list[str]:
-    """A line for each stage: which step it has, `·` where it waits for another stage, a blank where it has none.
+    """A line for each stage: a letter for the step it computes, `·` while it waits for another stage, blank when idle.
 
-    Waiting is drawn before computing, which is where most of it is.
+    Waiting is drawn before computing, where most of it happens.
     """
     start, end = steps[0][0].began, steps[-1][-1].ended
 
@@ -75,13 +75,13 @@ def timeline(steps: Steps) -> list[str]:
 
 
 def midst(steps: Steps) -> Steps:
-    """Those in which all stages are under load: neither the beginning nor the end."""
+    """The steps in the middle, without the beginning and the end, so that all stages are under load."""
     cut = len(steps) // 5
     return steps[cut : len(steps) - cut]
 
 
 def measure(model: str, stages: int, workload: Workload, rounds: int, worker: str) -> tuple[float, Steps]:
-    """Tokens a second, of the median round, and the steps of the last one."""
+    """Tokens per second of the median round, and the steps of the last round."""
     executor, rates = Watched(), []
     with EngineAlone(
         model, executor if stages > 1 else None, load_format="dummy", pipeline_parallel_size=stages, cpu_threads=1,

@@ -1,9 +1,9 @@
-"""Embeddings: Quire's stack against sentence-transformers and vLLM's CPU build, in one run.
+"""Compares Quire's embeddings with sentence-transformers and vLLM's CPU build, in one run.
 
-`python -m benchmarks.pooling [--peer VENV]`: a virtual environment with vLLM's CPU build (docs/performance.md says how
-to make one). The servers are asked through HTTP; the library runs in a process of its own, without any server around
-it, and gets all texts of a load at once, or one by one where requests have one. They take turns (A B C A B C), because
-the speed of a shared machine drifts: only the ratios count.
+`python -m benchmarks.pooling [--peer VENV]` takes a virtual environment with vLLM's CPU build (docs/performance.md says
+how to make one). Servers are called through HTTP. The library runs in its own process without any server, and gets all
+texts of a load at once, or one by one if requests have a single text. They take turns (A B C A B C), because the speed
+of a shared machine drifts: only the ratios count.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Load:
 
     name: str
     count: int
-    words: tuple[int, int]  # of each text, from and to
-    batch: int  # texts of a request
+    words: tuple[int, int]  # fewest and most words of a text
+    batch: int  # texts per request
     streams: int
 
     @property
     def texts(self) -> list[str]:
-        """The same in every run."""
+        """Random texts, the same in every run."""
         draw, words = random.Random(_SEED), _WORDS.split()
         return [" ".join(draw.choices(words, k=draw.randint(*self.words))) for _ in range(self.count)]
 
     @property
     def requests(self) -> list[list[str]]:
-        """The texts, request by request."""
+        """The texts of each request."""
         texts = self.texts
         return [texts[start : start + self.batch] for start in range(0, len(texts), self.batch)]
 
@@ -72,7 +72,7 @@ class Measure:
 
 
 def loads(scale: float) -> list[Load]:
-    """Sentences one by one and many at a time; passages of up to two hundred words; texts of all lengths."""
+    """The loads: sentences one by one and many at a time, long passages, and texts of all lengths."""
 
     def count(texts: int, batch: int) -> int:
         return max(batch, round(texts * scale) // batch * batch)
@@ -97,7 +97,7 @@ def measure_server(shape: str, server: Server, some: Sequence[Load]) -> Iterator
 
 
 def measure_library(shape: str, model: Path, dtype: str, some: Sequence[Load]) -> Iterator[Measure]:
-    """The same of the library."""
+    """Runs all loads with the library."""
     command = [sys.executable, "-m", "benchmarks.pooling_library", str(model), "--dtype", dtype]
     name = f"{_LIBRARY} {dtype}"
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -107,7 +107,7 @@ def measure_library(shape: str, model: Path, dtype: str, some: Sequence[Load]) -
         for load in some:
             alone = load.batch == 1
             line = json.dumps({"texts": load.texts, "batch": 1 if alone else _LIBRARY_BATCH})
-            for _ in range(2):  # the first one warms
+            for _ in range(2):  # the first one is a warm-up
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
                 seconds = float(process.stdout.readline())
@@ -118,7 +118,7 @@ def measure_library(shape: str, model: Path, dtype: str, some: Sequence[Load]) -
 
 
 def contenders(shape: str, model: Path, arguments: argparse.Namespace, some: Sequence[Load]) -> Iterator[Measure]:
-    """Each of them once."""
+    """Measures each contender once."""
     ports = itertools.count(arguments.port, 50)
     for dtype in arguments.dtype:
         own = quire(f"Quire {dtype}", model, next(ports), ["--runner", "pooling", "--dtype", dtype])
@@ -131,7 +131,7 @@ def contenders(shape: str, model: Path, arguments: argparse.Namespace, some: Seq
 
 
 def report(measures: Sequence[Measure]) -> str:
-    """Medians as Markdown, and beside each of ours how many times each peer's of that type it is."""
+    """Medians as Markdown; ours with their ratios to the peers' of the same dtype."""
     medians: dict[tuple[str, str, str, str], float] = {}
     keys = list(dict.fromkeys((each.shape, each.load, each.contender, each.figure) for each in measures))
     for key in keys:

@@ -1,4 +1,4 @@
-"""The client of `benchmarks.pooling`: so many streams, each a thread with a connection, that ask for embeddings."""
+"""The client of `benchmarks.pooling`: concurrent streams that request embeddings, each a thread with a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 300
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load took."""
+    """How long a load took."""
 
     seconds: float
     latencies: Sequence[float]  # of each request, in seconds
@@ -64,7 +64,7 @@ def _work(port: int, bodies: queue.SimpleQueue[bytes], latencies: list[float], f
 
 
 def answers(port: int) -> bool:
-    """Whether the server there embeds a text."""
+    """Whether the server at a port embeds a text."""
     try:
         embed(port, [["abc"]], 1)
     except RuntimeError:

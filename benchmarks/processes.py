@@ -1,4 +1,4 @@
-"""The processes of a running stack: starting it, and the CPU time of each service."""
+"""The processes of a running stack: starts it, and measures the CPU time of each service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def services(parent: int) -> dict[str, list[int]]:
     """The services of a `quire serve`, by name, and their process ids."""
     found: dict[str, list[int]] = {}
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        with suppress(OSError, ValueError):  # it has just ended, or is being started
+        with suppress(OSError, ValueError):  # the process has just ended, or is being started
             command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
             found.setdefault(command[command.index(b"quire") + 1].decode(), []).append(int(child))
     return found

@@ -1,8 +1,8 @@
-"""Products with a layer's matrices, against torch's and memory's speed: `python -m benchmarks.products --rows 1 8 256`.
+"""Speed of matrix products, compared with torch and memory: `python -m benchmarks.products --rows 1 8 256`.
 
-The layers are so many that none is in a cache when its turn comes. What a product takes is its shortest time over all
-layers, and kinds of weights take turns. With one thread it is that thread's own time, which neighbours on the machine
-do not reach.
+There are so many layers that none is in a processor cache when its turn comes. The time of a product is its shortest
+time over all layers; kinds of weights take turns. With one thread, it is that thread's CPU time, which other processes
+on the machine do not affect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine_svc.ops.packing import PackedWeight, matrix_product, pack, pack_comp
 from engine_svc.ops.packing_coded import pack_coded
 from engine_svc.ops.weights import CodedWeight, Grid
 
-# Outputs and inputs of the matrices of a layer of Qwen3-0.6B: attention's two, feed-forward's two.
+# (outputs, inputs) of the matrices in a layer of Qwen3-0.6B: two of attention, two of feed-forward.
 _SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 _WEIGHTS = sum(outputs * size for outputs, size in _SHAPES)
 _LAYERS, _ROUNDS, _SECONDS = 12, 4, 0.3
@@ -37,7 +37,7 @@ Layers = list[list[Product]]
 
 @dataclass(frozen=True)
 class Kind:
-    """Weights of one kind, and how many bits there are for each, scales among them."""
+    """A kind of weights; `bits` is the number of bits per weight, including scales."""
 
     bits: float
     dtype: torch.dtype  # of inputs
@@ -46,7 +46,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Layers of products, by inputs of a type."""
+    """Layers of products with inputs of a dtype."""
 
     name: str
     dtype: torch.dtype
@@ -71,7 +71,7 @@ def _coded(grid: Grid, group: int, dtype: torch.dtype, has_offset: bool = False)
     def make(found: Kernels, shape: tuple[int, int]) -> PackedWeight:
         groups = (shape[0], -(-shape[1] // group))
         codes = torch.randint(len(grid.values), shape, dtype=torch.uint8)
-        if grid is E4M3:  # whose small numbers are as rare as they are in weights
+        if grid is E4M3:  # values must be distributed like weights, with few very small numbers
             codes = (torch.randn(shape) * 100).to(torch.float8_e4m3fn).view(torch.uint8)
         scale, offset = torch.rand(groups).half().float() / 256, torch.rand(groups) / 32 if has_offset else None
         return pack_coded(found, CodedWeight(grid, codes, scale, offset, group), dtype)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def report(level: str, names: Sequence[str], rows: Sequence[int], threads: int, rate: float) -> None:
-    """A level's rows of the table; torch's product in bfloat16 is the last of each number of rows."""
+    """Prints a level's part of the table; torch's bfloat16 product comes last for each number of rows."""
     loaded = kernels(level)
     loaded.set_threads(threads)
     contenders = [Contender(name, _KINDS[name].dtype, _KINDS[name].bits, _ours(loaded, _KINDS[name])) for name in names]
@@ -149,7 +149,7 @@ def _layers(product: Callable[[tuple[int, int]], Product]) -> Layers:
 
 
 def layer_seconds(layers: Layers, inputs: Mapping[int, torch.Tensor], threads: int) -> float:
-    """What a layer's products take together."""
+    """Time of all products of a layer."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     best = [float("inf")] * len(_SHAPES)
     end = time.perf_counter() + _SECONDS

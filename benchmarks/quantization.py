@@ -1,7 +1,7 @@
-"""Quire's forms of weights beside each other, and beside llama.cpp on the same GGUF files, through HTTP.
+"""Compares Quire's weight formats with each other, and with llama.cpp on the same GGUF files, through HTTP.
 
-`python -m benchmarks.quantization --peer VENV --llama VENV`: virtual environments with vLLM, for its client, and with
-llama.cpp's server (docs/performance.md says how to make them). The servers take turns, as in `benchmarks.compare`.
+`python -m benchmarks.quantization --peer VENV --llama VENV` takes virtual environments with vLLM, for its client, and
+with llama.cpp's server (docs/performance.md says how to make them). The servers take turns, as in `benchmarks.compare`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from benchmarks.servers import Server, gguf_file, llama, quire
 from quire.options.model_form import QUANTIZATIONS
 
 _KV_CACHE_GIB = 2
-_CONTEXT = 640  # tokens of each stream of llama.cpp's
+_CONTEXT = 640  # tokens of each stream of llama.cpp
 _PREFILL, _PREFILL_INPUT = "prefill", 512
 _LIMITS = ("--max-model-len", "2048", "--max-num-seqs", "64", "--kv-cache-memory-bytes", str(_KV_CACHE_GIB * 2**30))
-# Options of --quantization, and types of GGUF.
+# Options for quantization while loading; then GGUF types.
 _ON_LOAD: Mapping[str, Sequence[str]] = {
     "bfloat16": (), **{name: ("--quantization", name) for name in ("int8", "int4", "fp8") if name in QUANTIZATIONS},
 }  # fmt: skip
 _GGUF = ("Q8_0", "Q4_K_M")
-# With one stream as many tokens, with more half as many again, prompts a fifth faster.
+# With one stream as many tokens as llama.cpp, with more streams 1.5 times as many; prompts 1.2 times as fast.
 _GOALS: Goals = {
     LLAMA: {"1": {TOKENS: 1.0}, _PREFILL: {TOKENS: 1.2, FIRST: 1 / 1.2}, "": {TOKENS: 1.5}},
     OWN: {"": {}},
@@ -35,13 +35,13 @@ _GOALS: Goals = {
 
 
 def prefill(streams: int) -> Load:
-    """Long prompts and hardly any output, whose tokens a second are as many prompts."""
+    """Long prompts with a single output token each, so that tokens per second are prompts per second."""
     length = ["--random-input-len", str(_PREFILL_INPUT), "--random-output-len", "1"]
     return Load(_PREFILL, streams, 4 * streams, 1, ["--dataset-name", "random", *length])
 
 
 def servers(arguments: argparse.Namespace, model: Path) -> Iterator[Server]:
-    """Each form of Quire, and llama.cpp on each file, on ports of their own."""
+    """Each form of Quire, and llama.cpp on each file, each on its own port."""
     ports = itertools.count(arguments.port, 50)
     for form in arguments.forms:
         if form in _ON_LOAD:

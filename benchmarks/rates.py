@@ -1,4 +1,4 @@
-"""What a machine can do: reads of memory, and products with so many rows, by whoever is the fastest at them."""
+"""What a machine can do: its memory bandwidth, and its fastest rate of matrix products by number of rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from engine_svc.ops.registry import create_ops
 from engine_svc.quantization.base import ModelForm, Place
 from engine_svc.quantization.registry import create_method
 
-_READ_VALUES = 2**28  # 1 GiB, which no cache holds
-# Outputs and inputs of weights: the first one stays in a cache, each core's own part on a CPU; memory must deliver the
-# others. So operations of few rows are not held to the speed of memory, which is a floor of its own.
+_READ_VALUES = 2**28  # 1 GiB, more than any processor cache holds
+# (outputs, inputs) of weights. The first ones stay in a cache, on a CPU each core's own part; the others must be read
+# from memory. So the rate for few rows is not limited by memory bandwidth, which is a separate floor.
 _WEIGHTS = {
     "cpu": ((1024, 1024), (8192, 4096)),
     "cuda": ((5120, 2048), (16384, 8192), (28672, 4096)),  # 20, 256 and 224 MiB in bfloat16; an H100's cache has 50
 }
-# Whether oneDNN computes in a type here.
+# Whether oneDNN supports a dtype on this machine.
 _SUPPORTED = {
     torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
     torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
 }
-# What keeps torch's libraries to the instructions of a level, as they look at it when they first run.
+# Environment variables that keep torch's libraries to a level's instructions; they are read when these first run.
 TORCH_LIMITS: Mapping[str, Mapping[str, str]] = {
     "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
@@ -53,19 +53,19 @@ class Form:
 
 @dataclass(frozen=True)
 class Machine:
-    """What it can do."""
+    """A machine's rates."""
 
     bytes_per_second: float
     operations_per_second: dict[int, float]  # of products with so many rows
 
     def rate(self, rows: int) -> float:
-        """Operations per second with so many rows: between two numbers that were measured, on the line between them."""
+        """Operations per second at a number of rows, linearly interpolated between measured ones."""
         known = [0, *sorted(self.operations_per_second)]
         return float(np.interp(rows, known, [0.0, *(self.operations_per_second[count] for count in known[1:])]))
 
 
 def measure_machine(form: Form, rows: Sequence[int], device: torch.device) -> Machine:
-    """Both with as many threads as the engine has."""
+    """Measures both rates with as many threads as the engine has."""
     with torch.inference_mode():
         products = [(size, product) for size in _WEIGHTS[device.type] for product in _products(form, *size, device)]
         rates = {count: max(_rate(product, count, *size, form, device) for size, product in products) for count in rows}
@@ -73,7 +73,7 @@ def measure_machine(form: Form, rows: Sequence[int], device: torch.device) -> Ma
 
 
 def read_rate(device: torch.device) -> float:
-    """Bytes per second that are read once: a sum has one stream for each thread, a dot product two."""
+    """Memory bandwidth in bytes per second; a sum reads one stream per thread, a dot product two."""
     data = torch.ones(_READ_VALUES, device=device)
     first, second = data.chunk(2)
     seconds = min(best_seconds(data.sum, device), best_seconds(lambda: torch.dot(first, second), device))
@@ -81,9 +81,9 @@ def read_rate(device: torch.device) -> float:
 
 
 def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iterator[Callable[[torch.Tensor], object]]:
-    """The engine's, and torch's: with a bias on a GPU, where cuBLAS chooses from other kernels for that.
+    """The engine's product, and torch's; on a GPU with a bias, for which cuBLAS chooses among other kernels.
 
-    Where a level of a CPU has no instructions for a type, torch may be faster in float32.
+    If a CPU level has no instructions for a dtype, torch may be faster in float32.
     """
     dtype = form.torch_dtype
     weight = torch.randn(outputs, size, device=device).to(dtype)
@@ -104,7 +104,7 @@ def _products(form: Form, outputs: int, size: int, device: torch.device) -> Iter
 
 
 def _packed_product(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    """oneDNN's product with a weight in the order that it likes best."""
+    """oneDNN's product with a weight in its preferred layout."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     return lambda hidden: torch.ops.mkldnn._linear_pointwise(hidden.to(weight.dtype), packed, None, "none", [], "")
 

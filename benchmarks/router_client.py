@@ -1,4 +1,4 @@
-"""A client of a router, as a gateway is one: many requests over one session, with the time at which each token came."""
+"""A router client like a gateway: many requests over one session, with the arrival time of each token."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _SETTLE_SECONDS = 5.0
 
 @dataclass
 class Answer:
-    """What came for one request."""
+    """The answer to one request."""
 
     stream_id: int
     sent: float
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # of the deltas that brought tokens
+    times: list[float] = field(default_factory=list)  # arrival times of deltas with tokens
     error: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def longest_gap(self) -> float:
-        """Seconds between two tokens, at most."""
+        """The longest time between two tokens, in seconds."""
         return max((later - earlier for earlier, later in itertools.pairwise(self.times)), default=0.0)
 
     async def wait_ended(self) -> Answer:
-        """Until all is here.
+        """Waits until the answer is complete.
 
         Raises:
             TimeoutError: it takes too long.
@@ -49,7 +49,7 @@ class Answer:
         return self
 
     def take(self, delta: common_pb2.GenerationDelta) -> None:
-        """Enters a delta."""
+        """Adds a delta."""
         if delta.token_ids:
             self.token_ids += delta.token_ids
             self.times.append(time.monotonic())
@@ -70,7 +70,7 @@ class RouterClient:
         self._answers: dict[int, Answer] = {}
 
     async def start(self, generation: common_pb2.Generation) -> Answer:
-        """Sends a request; its answer fills as it comes."""
+        """Sends a request; its answer is filled as deltas arrive."""
         stream_id = next(self._ids)
         frame = router_pb2.RouterServiceSessionRequest()
         frame.starts.add(stream_id=stream_id, generation=generation)
@@ -83,12 +83,12 @@ class RouterClient:
         return await (await self.start(generation)).wait_ended()
 
     async def abort(self, answers: Sequence[Answer]) -> None:
-        """Ends requests."""
+        """Aborts requests."""
         stream_ids = [answer.stream_id for answer in answers]
         await self._session.write(router_pb2.RouterServiceSessionRequest(abort_stream_ids=stream_ids))
 
     async def workers(self) -> list[router_pb2.Worker]:
-        """All that the router knows."""
+        """All workers that the router knows."""
         answer = await self._stub.ListWorkers(router_pb2.ListWorkersRequest(), timeout=CALL_SECONDS)
         return list(answer.workers)
 
@@ -99,10 +99,10 @@ class RouterClient:
         return answer
 
     async def wait_ready(self, count: int) -> None:
-        """Until so many workers are ready.
+        """Waits until exactly `count` workers are ready.
 
         Raises:
-            RuntimeError: they do not become it; their states are in it.
+            RuntimeError: they do not become ready in time; the text has their states.
         """
         deadline = time.monotonic() + _READY_SECONDS
         while True:
@@ -115,7 +115,7 @@ class RouterClient:
             await asyncio.sleep(0.05)
 
     async def blocks_left(self) -> int:
-        """KV blocks that workers hold for requests; when nothing runs, some time is given for it to become 0."""
+        """KV blocks that workers hold for requests; waits for a while for the number to become 0."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while blocks := sum(worker.load.used_kv_blocks for worker in await self.workers()):
             if time.monotonic() > deadline:
@@ -124,7 +124,7 @@ class RouterClient:
         return blocks
 
     async def read(self) -> None:
-        """Takes in what comes, until the session ends; what is unfinished then has failed."""
+        """Receives deltas until the session ends; requests that are unfinished then have failed."""
         try:
             async for frame in self._session:
                 for delta in frame.deltas:
@@ -142,7 +142,7 @@ class RouterClient:
 
 @asynccontextmanager
 async def connect(address: str) -> AsyncIterator[RouterClient]:
-    """A client of the router there."""
+    """A client of the router at an address."""
     async with open_channel(address, _NOT_SECURED) as channel:
         client = RouterClient(router_pb2_grpc.RouterServiceStub(channel))
         reader = asyncio.create_task(client.read())

@@ -1,8 +1,8 @@
-"""What routing costs: `python -m benchmarks.router_cost`.
+"""Cost of routing: `python -m benchmarks.router_cost`.
 
-In one process, without sockets where they are not what is measured: lookups and memory of the prefix index, against a
-radix tree that follows the prompt block by block; decisions and placements; the router's own time for each token that
-it passes on; taking in a million blocks from engines' snapshots.
+Runs in one process, without sockets unless these are measured. Measures lookups and memory of the prefix index,
+compared with a radix tree that follows the prompt block by block; decisions and placements; the router's own time for
+each token that it passes on; and loading a million blocks from engines' snapshots.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BLOCK_SIZE = 16
 
 
 class RadixTree:
-    """The plain way: a node for each block, with its children and the workers that hold it."""
+    """The simple data structure: a node for each block, with its children and the workers that hold it."""
 
     def __init__(self) -> None:
         self.children: dict[int, RadixTree] = {}
@@ -55,7 +55,7 @@ class RadixTree:
             node.workers.add(worker)
 
     def match(self, keys: Sequence[int]) -> dict[int, int]:
-        """Worker → blocks."""
+        """Worker → number of matching blocks."""
         found: dict[int, int] = {}
         node = self
         for depth, key in enumerate(keys):
@@ -69,7 +69,7 @@ class RadixTree:
 
 
 class SilentWorker(Worker):
-    """Takes requests and does nothing."""
+    """A worker that accepts requests and does nothing."""
 
     def __init__(self, number: int, index: PrefixIndex) -> None:
         super().__init__(f"worker-{number}:50053")
@@ -88,19 +88,19 @@ class SilentWorker(Worker):
         return self._blocks
 
     def start_generation(self, stream_id: int, assignment: Assignment, timeout_ms: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def abort(self, stream_id: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def stop(self, stream_id: int, choice_index: int, num_output_tokens: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     async def pool(self, request: common_pb2.PoolRequest, model: str, seconds: float) -> common_pb2.PoolResponse:
         raise wrong_runner(model, GENERATE)
 
     def when_dead(self, callback: Callable[[], None]) -> None:
-        """It lives."""
+        """Does nothing: this worker never dies."""
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def microseconds(call: Callable[[Any], object], arguments: Sequence[Any]) -> tuple[float, float]:
-    """Median and 99th percentile."""
+    """Median and 99th percentile of a call's duration."""
     times = []
     for argument in arguments:
         start = time.perf_counter()
@@ -125,13 +125,13 @@ def microseconds(call: Callable[[Any], object], arguments: Sequence[Any]) -> tup
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def chains(blocks: int, length: int, source: random.Random) -> list[list[int]]:
-    """So many blocks in all, in prompts that begin alike in eights: the first half is shared."""
+    """Prompts with about `blocks` distinct blocks in all, in groups of eight that share their first half."""
     found: list[list[int]] = []
     while blocks > 0:
         head = [source.getrandbits(64) for _ in range(length // 2)]
@@ -141,7 +141,7 @@ def chains(blocks: int, length: int, source: random.Random) -> list[list[int]]:
 
 
 def queue_rows() -> list[tuple[str, str, str]]:
-    """Asked on each frame of a worker while requests wait."""
+    """Cost of the fair queue, which is asked on each frame of a worker while requests wait."""
     queue: FairQueue[None] = FairQueue(10 * _TENANTS, 10**9)
     entries = [queue.push(None, str(number % _TENANTS), 0, 100)[0] for number in range(4 * _TENANTS)]
     middle, late = microseconds(lambda _: queue.peek(), range(1000))
@@ -165,7 +165,7 @@ def index_rows() -> list[tuple[str, str, str]]:
         for worker in holders:
             index.store(workers[worker], prompt, on_host=False)
     built = time.perf_counter() - start
-    # The keys themselves were there before: an index that events fill has its own.
+    # 40 bytes for each key, which existed before here, but not in an index that is filled by events.
     per_block = (resident_bytes() - before) / len(index) + 40
     asked = source.choices(prompts, k=2000)
     ours = microseconds(lambda keys: index.cover(keys, everyone), asked)
@@ -179,7 +179,7 @@ def index_rows() -> list[tuple[str, str, str]]:
             tree.store(worker, prompt)
     tree_per_block = (resident_bytes() - before) / len(index)
     tree_times = "{:.0f} / {:.0f}".format(*microseconds(tree.match, asked[:300]))
-    for prompt in asked[:200]:  # held by all, each to another depth
+    for prompt in asked[:200]:  # held by all workers, each to a different depth
         for blocks in workers:
             index.store(blocks, prompt[: source.randrange(2048)], on_host=False)
     widest = microseconds(lambda keys: index.cover(keys, everyone), source.choices(asked[:200], k=1000))
@@ -227,7 +227,7 @@ async def core_rows() -> list[tuple[str, str, str]]:
 
 
 async def fleet_rows() -> list[tuple[str, str, str]]:
-    """A placement from start to end, by the processor's time: others use the machine too."""
+    """CPU time of a whole placement, because other processes use the machine too."""
     rows = []
     for count, goal in ((10, ""), (100, ""), (1000, "< 300")):
         source = random.Random(2)
@@ -257,7 +257,7 @@ async def fleet_rows() -> list[tuple[str, str, str]]:
 async def token_row(
     dispatcher: Dispatcher, table: PlacementTable[Stream], workers: Sequence[Worker]
 ) -> tuple[str, str, str]:
-    """Frames of 4 streams from each worker, as 256 streams over 64 workers have; and the session's side of them."""
+    """Cost of passing on tokens: frames of 4 streams from each worker, as with 256 streams over 64 workers."""
     session = dispatcher.open_session()
     for number in range(256):
         dispatcher.start(session, number, common_pb2.Generation(prompt_token_ids=[number]))
@@ -279,7 +279,7 @@ async def token_row(
 
 
 async def warm_restart_rows() -> list[tuple[str, str, str]]:
-    """64 feeds take in a snapshot each; how long that holds the event loop up at most."""
+    """How long the event loop is blocked at most while 64 feeds load a snapshot each."""
     source = random.Random(2)
     index = PrefixIndex(4_000_000, time.monotonic)
     each = 1_000_000 // _WORKERS
@@ -319,8 +319,11 @@ async def warm_restart_rows() -> list[tuple[str, str, str]]:
 
 
 async def leaving_rows() -> list[tuple[str, str, str]]:
-    """A worker leaves that holds a million of 2.5 million blocks, while others are looked up and told of; and an index
-    of a million blocks fills up. How long the loop's longest turn takes, by the processor's time."""
+    """CPU time of the event loop's longest turn in two cases.
+
+    A worker that holds a million of 2.5 million blocks leaves, while others' blocks are looked up and reported; and an
+    index of a million blocks fills up.
+    """
     source = random.Random(3)
     index = PrefixIndex(4_000_000, time.monotonic)
     workers = [index.join() for _ in range(_WORKERS)]
@@ -349,7 +352,7 @@ async def leaving_rows() -> list[tuple[str, str, str]]:
 async def _look_up_and_tell(
     index: PrefixIndex, workers: Sequence[WorkerBlocks], prompts: Sequence[Sequence[int]], turns: list[float]
 ) -> None:
-    """Until cancelled; `turns` gets the processor's time from each of its turns to the next one."""
+    """Looks up and stores blocks until canceled; `turns` gets the CPU time from each of its turns to the next."""
     source, everyone = random.Random(4), Members.of([worker.bit for worker in workers])
     while True:
         start = time.thread_time()

@@ -1,13 +1,13 @@
 """What callers notice when a worker dies, freezes or drains under load: `python -m benchmarks.router_faults`.
 
-Engine workers and a router as processes of their own, and streams with seeds, first undisturbed, then while one of the
-workers is killed, stopped for a while, or told to end. Printed for each fault: streams that failed, streams with other
-tokens than when undisturbed, and by how much their log-probabilities differ, the longest time between two tokens of a
-stream that moved, and the KV blocks that are held for nobody afterwards.
+Runs engine workers and a router as separate processes, and seeded streams, first undisturbed, then while one of the
+workers is killed, stopped for a while, or told to shut down. Prints for each fault: failed streams; streams with tokens
+that differ from the undisturbed run, and by how much their log-probabilities differ; the longest time between two
+tokens of a stream that moved; and the KV blocks that remain allocated afterwards although no request needs them.
 
-The model is in float32. On a CPU, torch's matrix products of less than four rows end in other last bits than those of
-more, which a near tie shows. Other streams, four for each worker, keep the rows above that, so that whatever differs
-comes from moving.
+The model is in float32. On a CPU, torch's matrix products of fewer than four rows round differently from larger ones,
+which shows at near ties. Other streams, four for each worker, keep the number of rows above that, so that all
+differences come from moving.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one worker, and how it gets well again."""
+    """What happens to one worker, and how it recovers."""
 
     name: str
     number: signal.Signals
-    seconds: float  # that a stopped worker is stopped for; 0: the worker ends, and is started again
+    seconds: float  # how long the worker is stopped; 0 means that it ends, and is restarted
     goal: str
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     build(arguments.model, model)
     seqs = str(arguments.max_num_seqs)
     options = ["--dtype", "float32", "--max-num-seqs", seqs, "--kv-cache-memory-bytes", "64M"]
-    policy = ["--routing-policy", "least_loaded"]  # so that each worker has as many streams as the others
+    policy = ["--routing-policy", "least_loaded"]  # so that all workers have the same number of streams
     print(heading())
     with engines(model, arguments.engines, options) as workers, router(workers, policy) as service:
         print(asyncio.run(_measure(workers, service, arguments)))
@@ -108,7 +108,7 @@ async def _measure(workers: Sequence[Service], service: Service, arguments: argp
 
 
 def _requests(arguments: argparse.Namespace, run: str) -> list[common_pb2.Generation]:
-    """Half of them greedy, half drawn with penalties; each with a prompt of its own, the same in every run."""
+    """Requests, half greedy, half sampled with penalties; each has its own prompt, the same in every run."""
     source = random.Random(0)
     found = []
     for index in range(arguments.streams):
@@ -127,7 +127,7 @@ def _requests(arguments: argparse.Namespace, run: str) -> list[common_pb2.Genera
 
 
 def _company(num_workers: int, run: str) -> list[common_pb2.Generation]:
-    """Streams that outlast the others."""
+    """Additional streams that outlast the others."""
     sampling = common_pb2.SamplingParams(max_tokens=_COMPANY_TOKENS, ignore_eos=True, temperature=0)
     return [
         common_pb2.Generation(
@@ -141,7 +141,7 @@ async def _run(
     client: RouterClient, workers: Sequence[Service], requests: Sequence[common_pb2.Generation], fault: Fault | None,
     at: float = 0.0,
 ) -> Outcome:  # fmt: skip
-    """All streams at once; once each has the share `at` of its tokens, a fault meets the worker with most of them."""
+    """Runs all streams at once; when each has the share `at` of its tokens, the fault hits the busiest worker."""
     company = [await client.start(request) for request in _company(len(workers), requests[0].request_id)]
     while not all(answer.token_ids for answer in company):
         await asyncio.sleep(0.005)
@@ -172,7 +172,7 @@ async def _busiest(
     client: RouterClient, workers: Sequence[Service], requests: Sequence[common_pb2.Generation],
     answers: Sequence[Answer],
 ) -> Service:  # fmt: skip
-    """The worker that most of the unfinished streams are on."""
+    """The worker with the most unfinished streams."""
     counts: Counter[str] = Counter()
     for request, answer in zip(requests, answers, strict=True):
         if not answer.ended.is_set():
@@ -182,7 +182,7 @@ async def _busiest(
 
 
 def _row(name: str, goal: str, outcomes: Sequence[Outcome], reference: Outcome) -> str:
-    """All rounds of one fault as a line of the table."""
+    """All rounds of one fault as a row of the table."""
     pairs = [
         (answer, undisturbed, moved)
         for outcome in outcomes
@@ -205,7 +205,7 @@ def _row(name: str, goal: str, outcomes: Sequence[Outcome], reference: Outcome) 
 
 
 def _difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The greatest; of streams that brought other tokens too, as far as both go."""
+    """The greatest difference of log-probabilities, over the common length, even if tokens differ."""
     return max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
 
 
@@ -214,7 +214,7 @@ def _longest_gap(answers: Sequence[Answer]) -> str:
 
 
 def _mean_gap(answers: Sequence[Answer]) -> str:
-    """Of the longest ones of each."""
+    """Mean of the streams' longest gaps."""
     return f"{statistics.mean(answer.longest_gap for answer in answers):.2f} s" if answers else ""
 
 

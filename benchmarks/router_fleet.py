@@ -1,9 +1,9 @@
-"""What placement is worth, on real processes and through HTTP: `python -m benchmarks.router_fleet`.
+"""Benefit of placement policies, with real processes and through HTTP: `python -m benchmarks.router_fleet`.
 
-Four engine workers with small KV caches, and in front of them Quire's router under one policy after the other, each
-with a gateway; with `--sglang-venv VENV`, a virtual environment with sglang-router, that router too, which gets a
-gateway and a router for each worker, to have OpenAI servers to route to. The loads are those of router_loads.py, with
-new texts in each run; the runs take turns, because the speed of a shared machine drifts: only ratios count.
+Runs four engine workers with small KV caches behind Quire's router, under one policy after the other, each with a
+gateway. With `--sglang-venv VENV`, a virtual environment with sglang-router, that router is measured too; since it
+routes to OpenAI servers, each worker then gets its own gateway and router. The loads are those of router_loads.py, with
+new texts in each run. The runs take turns, because the speed of a shared machine drifts: only ratios count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Front:
-    """A router under a policy."""
+    """A router with a policy."""
 
     router: str
     policy: str
@@ -50,12 +50,12 @@ class Front:
 
 @dataclass(frozen=True)
 class Run:
-    """One load through one of them."""
+    """The result of one load through one front."""
 
     front: Front
     load: str
     result: Result
-    requests: Sequence[float]  # of each worker
+    requests: Sequence[float]  # number of requests on each worker
 
     @property
     def mean_first(self) -> float:
@@ -116,7 +116,7 @@ def _running(
 
 
 async def _measure(front: Front, workers: Sequence[Service], server: Service, seed: int) -> list[Run]:
-    """All loads, after a warm-up."""
+    """Runs all loads, after a warm-up."""
     vocab_size = SHAPES[_SHAPE]["vocab_size"]
     await SharedPrefixes(prefixes=24, requests_per_client=4, most_thinking=0).run(
         Server(server.port, vocab_size), seed=-1 - seed
@@ -143,7 +143,7 @@ async def _generated(workers: Sequence[Service]) -> list[int]:
 
 
 def report(runs: Sequence[Run]) -> str:
-    """The table as Markdown; ratios are medians over the rounds."""
+    """The table as Markdown, with medians of ratios over the rounds."""
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for load in dict.fromkeys(run.load for run in runs):
         for front in sorted({run.front for run in runs}, key=lambda front: (front.router, front.policy)):

@@ -1,4 +1,4 @@
-"""Loads whose prompts begin alike, as a router meets them: chats of many turns, and system prompts that many share."""
+"""Loads with shared prefixes, as routers see them: multi-turn chats, and system prompts shared by many requests."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 
 from benchmarks.load import Result, Timings, complete
 
-_FIRST_WORD = 258  # of the tokens that have a text of their own; see models.byte_tokenizer
+_FIRST_WORD = 258  # the first token with a text of its own; see models.byte_tokenizer
 
 
 def words(source: random.Random, count: int, vocab_size: int) -> str:
-    """A text of so many tokens."""
+    """A random text of `count` tokens."""
     return "".join(f"<{source.randrange(_FIRST_WORD, vocab_size)}>" for _ in range(count))
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where requests go."""
+    """The server that requests go to."""
 
     port: int
     vocab_size: int
 
     async def complete(self, prompt: str, output_length: int) -> Timings:
-        """One request."""
+        """Sends one request and waits for its end."""
         return await complete("127.0.0.1", self.port, "bench", prompt, output_length)
 
 
 @dataclass(frozen=True)
 class Chats:
-    """Conversations at the same time. Each turn's prompt is all that was said before, the model's answers among it."""
+    """Concurrent conversations. Each turn's prompt contains the whole conversation so far, with the model's answers."""
 
     name: str = "chats"
     conversations: int = 24
     turns: int = 5
-    system_length: int = 64  # tokens, of each conversation's own system prompt
+    system_length: int = 64  # tokens of each conversation's own system prompt
     user_length: int = 96
     output_length: int = 32
     most_thinking: float = 4.0  # seconds between an answer and the next turn, uniformly drawn
@@ -62,7 +62,7 @@ class Chats:
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Clients that ask behind one of a few system prompts, of which some are far more popular than others."""
+    """Clients whose prompts begin with one of a few system prompts, some of which are far more popular than others."""
 
     name: str = "shared prefixes"
     prefixes: int = 8

@@ -1,8 +1,8 @@
-"""What a fleet's reports cost a router that places nothing: `python -m benchmarks.router_reports`.
+"""Cost of a fleet's reports for a router that places nothing: `python -m benchmarks.router_reports`.
 
-A process stands for the workers: one server, which the router reaches under as many loopback addresses, each with its
-own connection, session, health watch and cache events. Of the router's process, the time that its threads computed is
-measured once all workers are ready.
+One process simulates all workers: a single server, which the router reaches under one loopback address per worker, each
+with its own connection, session, health watch and cache events. Measures the CPU time of the router process's threads
+once all workers are ready.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from quire.v1 import common_pb2, engine_pb2, engine_pb2_grpc
 from router.app import Router
 from router.main import calm_collector
 
-_STEPS_PER_BEAT = 5  # of a busy worker
-_BLOCKS_PER_EVENT = 12  # stored, and as many removed: 200 tokens a step
-_KEPT = 400  # events until their blocks are removed
+_STEPS_PER_BEAT = 5  # steps of a busy worker per heartbeat
+_BLOCKS_PER_EVENT = 12  # stored, and as many removed: 200 tokens per step
+_KEPT = 400  # number of events until their blocks are removed
 
 
 class Fleet(engine_pb2_grpc.EngineServiceServicer):
-    """All workers in one."""
+    """All workers in one server."""
 
     def __init__(self, events_per_second: float) -> None:
         """
         Args:
-            events_per_second: cache events of each worker; 0 for workers without work.
+            events_per_second: cache events of each worker; 0 means idle workers.
         """
         self._pause = 1 / events_per_second if events_per_second else 0.0
 
@@ -87,7 +87,7 @@ class Fleet(engine_pb2_grpc.EngineServiceServicer):
 
 
 def _changes() -> Iterator[engine_pb2.SubscribeKvEventsResponse]:
-    """New blocks with every message, and the oldest gone."""
+    """Cache events: each message stores new blocks and removes the oldest ones."""
     kept: list[list[int]] = []
     count = together = 0
     for sequence in itertools.count(2):
@@ -113,7 +113,7 @@ def _changes() -> Iterator[engine_pb2.SubscribeKvEventsResponse]:
 
 
 async def serve_fleet(events_per_second: float) -> None:
-    """Prints its port, and serves until it is killed."""
+    """Runs the fleet's server: prints its port, and serves until it is killed."""
     server = GrpcServer(
         "engine", "quire.v1.EngineService", GrpcServerOptions(host="0.0.0.0", insecure=True), RpcSecurityOptions(),
         CollectorRegistry(),
@@ -127,7 +127,7 @@ async def serve_fleet(events_per_second: float) -> None:
 
 @contextlib.asynccontextmanager
 async def fleet_process(events_per_second: float) -> AsyncIterator[int]:
-    """Its port."""
+    """Runs the fleet in another process and yields its port."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.router_reports", "--serve", str(events_per_second),
         stdout=asyncio.subprocess.PIPE,
@@ -141,13 +141,13 @@ async def fleet_process(events_per_second: float) -> AsyncIterator[int]:
 
 
 def spent() -> float:
-    """Seconds that the threads of this process have computed."""
+    """CPU seconds of all threads of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 async def measure(workers: int, events_per_second: float, seconds: float) -> str:
-    """A row of the table."""
+    """Measures one case and returns its row of the table."""
     async with fleet_process(events_per_second) as port:
         addresses = [f"127.0.{number // 250}.{number % 250 + 1}:{port}" for number in range(workers)]
         router = Router(RouterOptions(workers=tuple(addresses)), GrpcServerOptions(), RpcSecurityOptions())

@@ -1,6 +1,6 @@
-"""What sampling a step costs, by what the requests ask for: `python -m benchmarks.sampling`.
+"""Cost of sampling a step, by what the requests ask for: `python -m benchmarks.sampling`.
 
-With `--against TREE`, another checkout of Quire is measured in turn with this one (A B A B), because the speed of a
+With `--against TREE`, another checkout of Quire and this one are measured in turns (A B A B), because the speed of a
 shared machine drifts: only the ratios count.
 """
 
@@ -24,7 +24,7 @@ _PLAIN = "greedy"
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """What the plans of a step's rows are like."""
+    """Sampling parameters of a step's rows, by case."""
     bias = tuple((token_id, 1.0) for token_id in range(0, 3000, 10))
     sampled = {"temperature": 1.0, "top_p": 0.95}
     return {
@@ -44,7 +44,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def measure(rows: int, vocabulary: int, threads: int) -> dict[str, float]:
-    """Milliseconds of a step of so many rows, the least of some that are interleaved with those of the other cases."""
+    """Milliseconds of a step with `rows` rows, by case: the minimum of several, interleaved with the other cases."""
     import torch
 
     from engine_svc.plan import SamplingPlan
@@ -55,17 +55,17 @@ def measure(rows: int, vocabulary: int, threads: int) -> dict[str, float]:
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     use: dict[str, Any] = {}
-    if "kernels" in inspect.signature(Sampler).parameters:  # not of a tree from before the kernels sampled
+    if "kernels" in inspect.signature(Sampler).parameters:  # not in a tree from before kernels did the sampling
         from engine_svc.native.library import choose_kernels
 
         use["kernels"] = kernels = choose_kernels("auto", torch.device("cpu"))
         if kernels is not None:
             kernels.set_threads(threads)
     ranks = torch.stack([torch.randperm(vocabulary) for _ in range(rows)])
-    logits = -1.5 * (ranks + 1).log()  # the likeliest thousand hold most of the mass, as a language model's do
+    logits = -1.5 * (ranks + 1).log()  # the likeliest thousand have most of the mass, as in a language model
     slots, lengths = list(range(rows)), [_PROMPT + _OUTPUT] * rows
     sampled: tuple[Any, ...] = (slots, lengths)
-    if "rows" in inspect.signature(Sampler.sample).parameters:  # not of a tree from before drafts were verified
+    if "rows" in inspect.signature(Sampler.sample).parameters:  # not in a tree from before drafts were verified
         from engine_svc.sampling.rows import SampledRows
 
         sampled = (SampledRows(slots, lengths),)
@@ -88,7 +88,7 @@ def measure(rows: int, vocabulary: int, threads: int) -> dict[str, float]:
 
 
 def in_tree(tree: Path, rows: int, vocabulary: int, threads: int) -> dict[str, float]:
-    """`measure` in a process of its own, with the code of that checkout."""
+    """Runs `measure` in another process, with the code of a checkout."""
     script = str(Path(__file__).resolve())
     environment = os.environ | {"PYTHONPATH": str(tree)}
     sizes = ["--measure", str(rows), "--vocabularies", str(vocabulary), "--threads", str(threads)]
@@ -99,7 +99,7 @@ def in_tree(tree: Path, rows: int, vocabulary: int, threads: int) -> dict[str, f
 
 
 def report(rows: int, vocabulary: int, threads: int, trees: dict[str, Path], rounds: int) -> None:
-    """A table of one batch size and vocabulary."""
+    """Prints a table for one batch size and vocabulary."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
     for _ in range(rounds):
         for name, tree in trees.items():

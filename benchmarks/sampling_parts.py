@@ -1,7 +1,7 @@
-"""What tensor ranks of a CPU take from their logits to the tokens: by gathering logits, and by parts.
+"""Time that tensor ranks on a CPU take from logits to tokens: by gathering logits, and by sampling in parts.
 
 `python -m benchmarks.sampling_parts` prints the table of docs/scaling.md. Ranks are processes of one thread each that
-share memory; both ways run in turn, on the same random logits, as likely as a language model's.
+share memory. Both ways take turns on the same random logits, distributed like those of a language model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class CountingGroup(ParallelGroup):
-    """Notes how many bytes its rank sends."""
+    """A group that counts the bytes that its rank sends."""
 
     def all_gather_last(self, tensor: torch.Tensor) -> torch.Tensor:
         """See ParallelGroup."""
@@ -51,13 +51,13 @@ class CountingGroup(ParallelGroup):
         return super().all_gather_last(tensor)
 
     def taken(self) -> int:
-        """Since the last time."""
+        """Bytes sent since the last call."""
         found: int = vars(self).pop("sent", 0)
         return found
 
 
 class Rank:
-    """One of those that share logits."""
+    """One of the ranks that share logits."""
 
     def __init__(self, rank: int, ranks: int, memory: mmap.mmap, kernels: Kernels) -> None:
         shared = SharedMemory(memory, rank, ranks, kernels, SECONDS)
@@ -65,7 +65,7 @@ class Rank:
         self._kernels = kernels
 
     def measure(self, name: str, vocabulary: int, rows: int, rounds: int) -> str:
-        """A line of the table."""
+        """Measures one case and returns its row of the table."""
         part = VocabularyPart(vocabulary, self.group)
         sampler = self._sampler(name, vocabulary, rows)
         masks = TokenMasks(list(range(rows)), b"\x55" * (rows * -(-vocabulary // 32) * 4))
@@ -102,7 +102,7 @@ class Rank:
         return sampler
 
     def _timed(self, way: Callable[[torch.Tensor], SampleOutput], logits: torch.Tensor) -> tuple[float, int]:
-        """Seconds from when all ranks are there, and bytes sent."""
+        """Seconds since all ranks were ready, and bytes sent."""
         self.group.all_gather_last(torch.zeros(1))
         self.group.taken()
         began = time.perf_counter()

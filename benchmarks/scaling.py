@@ -1,8 +1,8 @@
-"""What ranks send each other in a step, and how long links take for it: the tables of docs/scaling.md.
+"""What ranks send each other in a step, and how long it takes over different links: the tables of docs/scaling.md.
 
     python -m benchmarks.scaling
 
-Nothing is measured here: sizes follow from the models' shapes, times from the links' rates.
+Nothing is measured: sizes follow from the models' shapes, and times from the links' rates.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 BF16 = 2
-FP8 = 1 + 4 / 128  # a value, and its part of the scale of 128
+FP8 = 1 + 4 / 128  # bytes of a value, and its share of a scale for 128 values
 
 
 @dataclass(frozen=True)
 class Model:
-    """Of the shape that matters.
+    """The parts of a model's shape that matter here.
 
     Attributes:
-        experts_per_token: that a router chooses of a layer's; 0 for models without.
-        expert_layers: layers that have some.
+        experts_per_token: experts that the router of a layer chooses; 0 for models without experts.
+        expert_layers: number of layers with experts.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes a second that one GPU sends, in one direction, at best."""
+    """A link, and the peak rate in bytes per second at which one GPU sends over it, in one direction."""
 
     name: str
     rate: float
@@ -44,10 +44,10 @@ class Traffic:
 
     what: str
     num_bytes: float
-    times: int  # a step
+    times: int  # per step
 
     def seconds(self, link: Link) -> float:
-        """Of all of them, where nothing hides them and no message costs anything of its own."""
+        """Time per step, without overlap with computation and without per-message overhead."""
         return self.num_bytes * self.times / link.rate
 
 
@@ -63,27 +63,27 @@ LINKS = (
 
 
 def all_reduce(num_bytes: float, ranks: int) -> float:
-    """Bytes that each rank sends for a sum over all, by a ring: its share to everybody, twice around."""
+    """Bytes that each rank sends in a ring all-reduce, in which every share goes around twice."""
     return 2 * (ranks - 1) / ranks * num_bytes
 
 
 def tensor_parallel(model: Model, ranks: int, tokens: int, layers: int) -> Traffic:
-    """Two sums a layer: of what attention's heads and of what the MLP's features bring."""
+    """Two all-reduces per layer: one after attention, one after the MLP."""
     num_bytes = 2 * all_reduce(tokens * model.hidden_size * BF16, ranks)
     return Traffic(f"tensor parallel over {ranks}, a layer", num_bytes, layers)
 
 
 def pipeline_parallel(model: Model, ranks: int, stages: int, tokens: int) -> Traffic:
-    """The hidden states, once for each boundary; each of a stage's tensor ranks sends its share to its neighbour."""
+    """Hidden states, once per stage boundary; each tensor rank of a stage sends its share to its neighbor."""
     return Traffic(f"pipeline over {stages}, a boundary", tokens * model.hidden_size * BF16 / ranks, stages - 1)
 
 
 def expert_parallel(model: Model, ranks: int, tokens: int, *, dispatch: float = FP8, combine: float = BF16) -> Traffic:
-    """Each token to the ranks of its experts, and what they made of it back; what is one's own stays.
+    """Tokens are sent to the ranks of their experts, and results back, except those that stay on their own rank.
 
     Args:
-        tokens: of one rank.
-        dispatch, combine: bytes of a value on its way there and back.
+        tokens: tokens of one rank.
+        dispatch, combine: bytes per value on the way there and back.
     """
     copies = tokens * model.experts_per_token * (ranks - 1) / ranks
     num_bytes = copies * model.hidden_size * (dispatch + combine)
@@ -91,7 +91,7 @@ def expert_parallel(model: Model, ranks: int, tokens: int, *, dispatch: float = 
 
 
 def cases(tokens: int) -> Iterator[tuple[str, Sequence[Traffic]]]:
-    """The three layouts, with so many tokens in a step: of a worker, and of each rank where every rank has its own."""
+    """The three layouts. `tokens` is per step: of a worker, or of each rank if every rank has its own tokens."""
     yield f"{LLAMA_70B.name}, tp 8", [tensor_parallel(LLAMA_70B, 8, tokens, 80)]
     yield (
         f"{LLAMA_405B.name}, tp 8 x pp 2",
@@ -104,7 +104,7 @@ def cases(tokens: int) -> Iterator[tuple[str, Sequence[Traffic]]]:
 
 
 def size(num_bytes: float) -> str:
-    """Such as 3.7 MB."""
+    """Formats a size, for example as 3.7 MB."""
     for unit, many in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= many:
             return f"{num_bytes / many:.3g} {unit}"
@@ -112,7 +112,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 31 ms."""
+    """Formats a duration, for example as 31 ms."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:,.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
@@ -130,7 +130,7 @@ def table(tokens: int) -> str:
 
 
 def check_table() -> str:
-    """Our sizes at the rates that DeepEP's README measured, beside the times that it measured."""
+    """Times computed from our sizes and the rates measured in DeepEP's README, next to the times measured there."""
     dispatch = expert_parallel(DEEPSEEK_V3, 64, 128, combine=0).num_bytes * 64 / 63
     combine = expert_parallel(DEEPSEEK_V3, 64, 128, dispatch=0).num_bytes * 64 / 63
     rows = (("dispatch, FP8", dispatch, 43e9, 173e-6), ("combine, BF16", combine, 46e9, 314e-6))

@@ -1,9 +1,9 @@
-"""A simulated fleet of a thousand workers whose groups fail: what is lost, and how long placement takes.
+"""A simulated fleet of a thousand workers with group failures: what is lost, and how long placement takes.
 
     python -m benchmarks.scaling_fleet
 
-A worker is a group of GPUs that fails as one. Where workers step together, as data-parallel ranks of a model with
-experts do, they fail together too. Router and fleet are those of benchmarks.router_simulation: the router's code is the
+A worker is a group of GPUs that fails as a whole. Workers that step together, like the data-parallel ranks of a model
+with experts, also fail together. Router and fleet are those of benchmarks.router_simulation: the router's code is the
 real one, and the time of its decisions is measured.
 """
 
@@ -28,7 +28,7 @@ _RESTART_SECONDS = 60.0  # until a group that failed serves again
 
 @dataclass(frozen=True)
 class Fleet:
-    """What to simulate: `failures` groups of `group` workers each die, at random times, and are started again."""
+    """What to simulate: `failures` groups of `group` workers each die at random times, and are restarted."""
 
     workers: int
     requests: int
@@ -40,7 +40,7 @@ class Fleet:
 
 
 def faults(fleet: Fleet, seconds: float) -> list[Fault]:
-    """All workers of a group at the same moment, within the time in which requests come."""
+    """Faults that hit all workers of a group at the same moment, during the time in which requests arrive."""
     random = Random(fleet.seed)
     groups = random.sample(range(fleet.workers // fleet.group), fleet.failures)
     times = [random.uniform(0.1, 0.9) * seconds for _ in groups]
@@ -52,7 +52,7 @@ def faults(fleet: Fleet, seconds: float) -> list[Fault]:
 
 
 def simulate(fleet: Fleet) -> str:
-    """A row of the table."""
+    """Runs a simulation and returns its row of the table."""
     spec = EngineSpec()
     conversations = make_trace("chat", fleet.requests, fleet.seed, "poisson")
     seconds = seconds_of_work(conversations, spec) / (fleet.workers * fleet.load)
@@ -79,7 +79,7 @@ def simulate(fleet: Fleet) -> str:
 
 
 def decision_microseconds(simulation: Simulation, share: float) -> float:
-    """Of the last decisions that the router remembers, the time that so many took at most."""
+    """Quantile, given by `share`, of the times of the last decisions that the routers remember."""
     times = sorted(decision.seconds for replica in simulation.replicas for decision in replica.table.decisions)
     return times[min(len(times) - 1, int(len(times) * share))] * 1e6
 

@@ -1,7 +1,7 @@
-"""What scheduler and KV cache cost per step: `python -m benchmarks.scheduler`.
+"""Cost of scheduler and KV cache per step: `python -m benchmarks.scheduler`.
 
 An engine whose executor computes nothing decodes 256 sequences, with few and with many blocks in the prefix cache: the
-cost must not depend on their number. Then prompts that hit nothing, with and without prefix caching.
+cost must not depend on their number. Then it runs prompts without prefix cache hits, with and without prefix caching.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEPS = 200
 
 
 class NoExecutor(Executor):
-    """Samples token 0, at once."""
+    """An executor that samples token 0 immediately."""
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         """Nothing to load."""
@@ -38,19 +38,19 @@ class NoExecutor(Executor):
         """Nothing to allocate."""
 
     def submit(self, plan: StepPlan) -> None:
-        """One token for whoever samples."""
+        """Prepares one token for each sequence that samples."""
         slots = [sequence.slot for sequence in plan.scheduled if sequence.num_sampled_positions]
         self._result = StepResult(slots, [[0] for _ in slots], {}, {}, 0.0, 0.0)
 
     def send_masks(self, masks: TokenMasks) -> None:
-        """Nobody follows a grammar here."""
+        """Does nothing: no sequence follows a grammar."""
 
     def collect(self) -> StepResult:
-        """Those of the last submit."""
+        """The result of the last submit."""
         return self._result
 
     def upkeep(self, command: Upkeep) -> list[str]:
-        """Nothing to give back."""
+        """Does nothing."""
         return []
 
     def close(self) -> None:
@@ -66,13 +66,13 @@ def make_engine(num_blocks: int, caching: bool = True) -> Engine:
 
 
 def request(key: int, prompt_tokens: int, max_tokens: int) -> GenerationRequest:
-    """No two prompts begin alike."""
+    """A request whose prompt shares no prefix with others."""
     prompt = [key, *range(prompt_tokens - 1)]
     return GenerationRequest(f"r{key}", prompt, SamplingParameters(max_tokens=max_tokens, ignore_eos=True))
 
 
 def fill_cache(engine: Engine, num_blocks: int, keys: Iterator[int]) -> None:
-    """Lets requests run and finish until so many blocks are cached."""
+    """Runs requests to their end until about `num_blocks` blocks are cached."""
     for _ in range(num_blocks * BLOCK_SIZE // 4000):
         key = next(keys)
         engine.add(key, request(key, 4000, 1))
@@ -96,7 +96,7 @@ def microseconds_per_step(engine: Engine, keys: Iterator[int]) -> float:
 
 
 def seconds_of_prompts(caching: bool) -> float:
-    """Prompts of 4,000 tokens that share nothing."""
+    """Time for prompts of 4,000 tokens that share nothing."""
     engine = make_engine(100_000, caching)
     start = time.perf_counter()
     for key in range(64):

@@ -1,4 +1,4 @@
-"""Servers under comparison: started from a command, timed until they answer, weighed, stopped with all they started."""
+"""Servers under comparison: starts them, times their startup, measures their memory, and stops all their processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONEDNN_LEVELS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Server:
-    """How one server is started."""
+    """How to start a server."""
 
     name: str
     command: Sequence[str]
@@ -47,7 +47,7 @@ class Running:
     start_seconds: float  # until its first token
 
     def resident_bytes(self) -> int:
-        """Memory of it and all its processes, shared pages counted once (PSS)."""
+        """Memory of the server and all its child processes, with shared pages counted once (PSS)."""
         return sum(_pss(pid) for pid in family(self.process.pid))
 
 
@@ -60,10 +60,10 @@ def quire(name: str, model: Path, port: int, arguments: Sequence[str]) -> Server
 def vllm(
     virtual_environment: Path, model: Path, port: int, arguments: Sequence[str], kv_cache_gib: int, level: str = "auto"
 ) -> Server:
-    """vLLM's CPU build from a virtual environment of its own, bound to all cores and with the allocator it wants.
+    """vLLM's CPU build from its own virtual environment, bound to all cores, with the allocator that it recommends.
 
     Args:
-        level: of instructions, as --cpu-kernels has it, that the products of oneDNN, which it calls, keep to.
+        level: instruction level, as in --cpu-kernels, to which oneDNN's products, which vLLM uses, are limited.
     """
     preload = [*Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"), virtual_environment / "lib" / "libiomp5.so"]
     environment = {
@@ -80,7 +80,7 @@ def vllm(
 
 
 def llama(virtual_environment: Path, model: Path, port: int, form: str, streams: int, context: int) -> Server:
-    """llama.cpp's own server, as many streams side by side as are asked for.
+    """llama.cpp's own server, with `streams` parallel slots.
 
     Args:
         form: see `gguf_file`.
@@ -96,10 +96,10 @@ def llama(virtual_environment: Path, model: Path, port: int, form: str, streams:
 
 
 def gguf_file(virtual_environment: Path, model: Path, form: str) -> Path:
-    """The model in GGUF, made once beside ours.
+    """The model as a GGUF file, made once in the model's folder.
 
     Args:
-        form: of its weights, BF16, Q8_0 or Q4_K_M.
+        form: of its weights: BF16, Q8_0 or Q4_K_M.
     """
     target = model / f"{form}.gguf"
     if not target.exists():
@@ -110,7 +110,7 @@ def gguf_file(virtual_environment: Path, model: Path, form: str) -> Path:
 
 
 def answers(port: int) -> bool:
-    """Whether the server there completes a prompt."""
+    """Whether the server at a port completes a prompt."""
     body = json.dumps({"model": "bench", "prompt": "abc", "max_tokens": 1, "ignore_eos": True})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -129,11 +129,11 @@ def running(
     """Starts the server, waits for its first answer, stops it at the end.
 
     Args:
-        answers: whether the server at a port answers.
-        seconds: that it has until then.
+        answers: tells whether the server at a port answers.
+        seconds: time limit for the first answer.
 
     Raises:
-        RuntimeError: it ends before it answers, or takes too long.
+        RuntimeError: the server ends before it answers, or takes too long.
     """
     begin = time.monotonic()
     with log.open("wb") as output, unwinding():
@@ -152,7 +152,7 @@ def running(
 
 
 def family(pid: int) -> list[int]:
-    """A process, and all that it and its children have started."""
+    """A process and all its descendants."""
     children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
     return [pid, *(found for child in children for found in family(int(child)))]
 

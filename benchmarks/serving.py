@@ -1,8 +1,8 @@
-"""What serving costs: the whole stack over HTTP against the engine alone in process, on one small model.
+"""Cost of serving: the whole stack over HTTP compared with the engine alone in process, on one small model.
 
 `python -m benchmarks.serving` prints, at 1, 8 and 32 streams: output tokens per second, TTFT and TPOT, and the CPU
-microseconds that each service spends per streamed token. `--load-format dummy` writes no weights first, which takes
-minutes for large shapes.
+microseconds that each service spends per streamed token. `--load-format dummy` avoids writing weights first, which
+takes minutes for large shapes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
 
 
 def measure_stack(model: str, port: int, workloads: Sequence[Workload], load_format: str) -> list[Row]:
-    """The workloads through gateway, tokenizer, router and engine, after a warm-up."""
+    """Runs the workloads through gateway, tokenizer, router and engine, after a warm-up."""
     rows = []
     options = ["--port", str(port), "--served-model-name", "bench", "--load-format", load_format]
     with running_stack(model, options) as services:
@@ -82,7 +82,7 @@ def measure_stack(model: str, port: int, workloads: Sequence[Workload], load_for
 
 
 def measure_engine(model: str, workloads: Sequence[Workload], load_format: str) -> list[Row]:
-    """The same workloads on the engine in this process."""
+    """Runs the same workloads on the engine in this process."""
     rows = []
     with EngineAlone(model, load_format=load_format) as engine:
         engine.run(Workload(8, 1, 32, 16, 256, seed=99))

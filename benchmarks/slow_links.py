@@ -1,4 +1,4 @@
-"""A runner whose ranks send each other what a pass needs as if over a slow network, on one machine."""
+"""A runner that simulates a slow network between the ranks on one machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from engine_svc.runner.runner import Runner
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 
-BYTES_PER_SECOND = 125e6  # Ethernet of 1 Gb/s
+BYTES_PER_SECOND = 125e6  # 1 Gb/s Ethernet
 
 
 class SlowLinks(Runner):
-    """For `--worker-cls`: each collective within a pass takes as long, beside itself, as what it brings takes on such a
-    network, and no processor meanwhile."""
+    """For `--worker-cls`: after each collective in a pass, sleeps as long as its result would take on the network."""
 
     def __init__(
         self, model: ModelOptions, options: EngineOptions, groups: ParallelGroups, device: torch.device

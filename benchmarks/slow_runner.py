@@ -1,4 +1,4 @@
-"""A runner whose passes take as long as if each stage had a device of its own, on a machine with few processors."""
+"""A runner that simulates a separate device for each pipeline stage, on a machine with few processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_svc.plan import StepPlan
 from engine_svc.runner.batch import FlatBatch
 from engine_svc.runner.runner import Runner
 
-PASS_SECONDS = 0.32  # of all stages together, whatever is in a step
+PASS_SECONDS = 0.32  # of all stages together, regardless of the step
 
 
 class SlowRunner(Runner):

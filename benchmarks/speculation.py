@@ -1,10 +1,10 @@
-"""What speculative decoding brings: the whole stack with each method against one without, on the model in the box.
+"""Benefit of speculative decoding: the whole stack with each method compared with one without, on the bundled model.
 
-`python -m benchmarks.speculation` runs a stack for each method beside one that guesses nothing, and has them answer the
-same questions in turn, at 1, 8 and 32 streams: tokens per second and their ratio to those without in the same rounds,
-tokens of a step for a sequence that was guessed for, and the acceptance by position. Answers are compared as well. Two
-equal stacks may differ by a tenth for as long as they run; so each that guesses is compared with itself too, asked not
-to by the request.
+`python -m benchmarks.speculation` runs a stack for each method and one without speculation, and has them answer the
+same questions in turns, at 1, 8 and 32 streams. It prints tokens per second and their ratio to those without
+speculation in the same rounds, tokens per step of a sequence with draft tokens, and acceptance by position. Answers are
+compared as well. Two equal stacks may differ in speed by a tenth for as long as they run; so each stack that speculates
+is also compared with itself, with speculation turned off by the request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONE = "none"
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         NONE: "",
-        "none again": "",  # what this differs by is the machine's doing
+        "none again": "",  # its difference is noise of the machine
         "ngram": '{"method": "ngram"}',
         "suffix": '{"method": "suffix"}',
         "draft_model": '{"model": "demo_model/quire-demo-draft"}',
@@ -39,22 +39,22 @@ METHODS: Mapping[str, str] = MappingProxyType(
 )
 _COUNTER = re.compile(r'^vllm:spec_decode_(\w+)_total\{model_name="bench"(?:,position="(\d+)")?\} (\S+)$', re.MULTILINE)
 _SHOWN_POSITIONS = 6
-_TOLD_SECONDS = 1.0  # engines tell what they count four times a second, and so do routers
+_TOLD_SECONDS = 1.0  # engines and routers report their counters four times a second
 _HEADS = ("tokens a step that guessed", "of all tokens", "right at 1, 2, …", "same answers")
 
 
 @dataclass
 class Case:
-    """All rounds of one method on one trace with so many streams."""
+    """All rounds of one method on one trace with one number of streams."""
 
     rates: list[float] = field(default_factory=list)  # tokens per second of each round
     counters: Mapping[tuple[str, int], float] = field(default_factory=dict)  # growth of the metrics, by position
-    own_plain_rates: list[float] = field(default_factory=list)  # where it guesses: of the same stack, asked not to
+    own_plain_rates: list[float] = field(default_factory=list)  # of the same stack with speculation turned off
     answers: list[str] = field(default_factory=list)  # of all rounds
     tokens: int = 0
 
     def add(self, result: Result, own_plain: Result | None) -> None:
-        """One more round."""
+        """Adds a round."""
         self.rates.append(result.tokens_per_second)
         if own_plain:
             self.own_plain_rates.append(own_plain.tokens_per_second)
@@ -63,17 +63,17 @@ class Case:
 
     @property
     def per_guess(self) -> float:
-        """Tokens of a sequence in a step that verified guesses of it."""
+        """Tokens per sequence in steps that verified draft tokens of it."""
         drafts = self.counters.get(("num_drafts", -1), 0.0)
         return self.counters.get(("num_emitted_tokens", -1), 0.0) / drafts if drafts else 1.0
 
     @property
     def share(self) -> float:
-        """Of all tokens, those that came of such steps."""
+        """Share of all tokens that came from steps that verified draft tokens."""
         return self.counters.get(("num_emitted_tokens", -1), 0.0) / max(1, self.tokens)
 
     def acceptance(self) -> Iterator[float]:
-        """By position: of the guesses that were verified, those right up to there."""
+        """By position, the share of verified drafts that were right up to it."""
         drafts = self.counters.get(("num_drafts", -1), 0.0)
         for position in range(_SHOWN_POSITIONS if drafts else 0):
             yield self.counters.get(("num_accepted_tokens_per_pos", position), 0.0) / drafts
@@ -112,7 +112,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _measure(ports: Mapping[str, int], trace: str, streams: int, rounds: int, requests: int) -> dict[str, Case]:
-    """Each round asks all stacks the same questions, which no round before has asked."""
+    """Runs all rounds; each asks all stacks the same questions, which no earlier round has asked."""
     _round(ports, trace, streams, Random(f"{trace} {streams} warm-up"), requests)
     cases, before = {method: Case() for method in ports}, _settled_counters(ports)
     for number in range(rounds):
@@ -126,7 +126,7 @@ def _measure(ports: Mapping[str, int], trace: str, streams: int, rounds: int, re
 
 def _round(ports: Mapping[str, int], trace: str, streams: int, random: Random, requests: int) -> dict[str, Result]:
     bodies = [TRACES[trace](random) for _ in range(requests * streams)]
-    # A tenant of its own: neither may find the other's prompts in the prefix cache.
+    # A separate cache salt, so that neither run finds the other's prompts in the prefix cache.
     plain = [body | {"num_speculative_tokens": 0, "cache_salt": "plain"} for body in bodies]
     asked = {method: (port, bodies) for method, port in ports.items()}
     asked |= {_own_plain(method): (port, plain) for method, port in ports.items() if METHODS[method]}
@@ -140,13 +140,13 @@ def _own_plain(method: str) -> str:
 
 
 def _settled_counters(ports: Mapping[str, int]) -> dict[str, dict[tuple[str, int], float]]:
-    """The metrics of all stacks, once their engines have told what they have counted."""
+    """The metrics of all stacks, once their engines have reported all counters."""
     time.sleep(_TOLD_SECONDS)
     return {method: _counters(port) for method, port in ports.items()}
 
 
 async def _ask(port: int, bodies: Sequence[Body], streams: int) -> Result:
-    """So many requests are under way at any time."""
+    """Sends requests with `streams` of them in flight at any time."""
     loop = asyncio.get_running_loop()
 
     async def client(index: int) -> list[tuple[int, Timings]]:
@@ -164,14 +164,14 @@ async def _ask(port: int, bodies: Sequence[Body], streams: int) -> Result:
 
 
 def _counters(port: int) -> dict[tuple[str, int], float]:
-    """(name, position or -1) → value."""
+    """The counters of a stack: (name, position or -1) → value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return {(name, int(position or -1)): float(value) for name, position, value in _COUNTER.findall(text)}
 
 
 def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
-    """Two tables as Markdown: tokens per second, medians over the rounds, and what became of guesses."""
+    """Two tables as Markdown: tokens per second, as medians over the rounds, and statistics of draft tokens."""
     methods = list(dict.fromkeys(method for _, _, method in cases))
     heads = [f"{method} (to itself)" if METHODS[method] else method for method in methods[1:]]
     lines = [_row(["trace", "streams", f"{NONE}: tok/s", *heads]), "|---" * (2 + len(methods)) + "|"]
@@ -191,7 +191,7 @@ def report(cases: Mapping[tuple[str, int, str], Case]) -> str:
 
 
 def _ratios(case: Case, plain: Sequence[float]) -> str:
-    """To a stack that guesses nothing and, in brackets, to itself where nothing was to be guessed."""
+    """Ratio to a stack without speculation and, in parentheses, to the same stack with speculation turned off."""
     found = f"{_median_ratio(case.rates, plain):.2f}"
     return f"{found} ({_median_ratio(case.rates, case.own_plain_rates):.2f})" if case.own_plain_rates else found
 

@@ -1,4 +1,4 @@
-"""What clients of the model in the box ask for: questions that it has not been trained on, of one kind each."""
+"""Request traces for the bundled model: questions that it has not been trained on, one kind per trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _chat(random: Random) -> Body:
 
 
 def _json(random: Random) -> Body:
-    """Held to its form, so that guesses are cut where the grammar would not take them."""
+    """Constrained output, so that draft tokens are cut off where the grammar would not accept them."""
     return {"messages": list(json_objects.probe(random).messages), "response_format": {"type": "json_object"}}
 
 

@@ -1,9 +1,9 @@
 """How long each service and the whole stack take to become ready: `python -m benchmarks.startup`.
 
-The first start of each is not counted: it reads the files in and compiles Python's modules, as an installation does.
-A virtual machine's host gives memory slowly, and takes back what is free for a second or two: with `--memory-at-hand`
-each start finds memory that the machine still has, as one that is not virtual always does.
-What the benchmark does not know of goes to the engine: `--shape qwen3-0.6b --max-model-len 8192 --dtype float32`.
+The first start of each is not counted: it loads files into the page cache and compiles Python modules, as an
+installation does. A virtual machine's host provides memory slowly, and takes back what has been free for a second or
+two: with `--memory-at-hand`, each start finds memory that the machine still has, as on a physical machine. Unknown
+options are passed to the engine: `--shape qwen3-0.6b --max-model-len 8192 --dtype float32`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from benchmarks.stopping import unwinding
 from quire.serve.ports import free_ports
 
 _LIMIT_SECONDS = 120.0
-# A question takes one to three milliseconds of processor time, on both sides together, from the start that it is about.
+# A readiness check takes one to three milliseconds of CPU time, on both sides together, away from the start.
 _ASK_SECONDS = 0.025
 _AT_HAND_BYTES = 4 << 30  # more than a start takes
 
 
 def grpc_ready(port: int) -> bool:
-    """Whether a gRPC service says SERVING."""
-    # A pool of its own: another channel's wait before it tries again is not ours.
+    """Whether a gRPC service reports SERVING."""
+    # A separate subchannel pool, so that the backoff of an earlier channel does not delay this one.
     options = (("grpc.use_local_subchannel_pool", 1),)
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         try:
@@ -61,10 +61,10 @@ def http_ready(port: int, path: str) -> bool:
 
 @dataclass(frozen=True)
 class Start:
-    """What a start took."""
+    """Time and CPU time of a start."""
 
     seconds: float  # from the command to ready
-    cpu_seconds: float  # of all its processes, until they have ended again: other work does not stretch it
+    cpu_seconds: float  # of all its processes until they have ended, so independent of other load
 
 
 def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
@@ -89,13 +89,13 @@ def measure(ready: Callable[[], bool], arguments: Sequence[str]) -> Start:
 
 
 def bring_memory(num_bytes: int = _AT_HAND_BYTES) -> None:
-    """Touches memory, in huge pages where there are any, and gives it back: the machine has it for whoever is next."""
+    """Touches memory, in huge pages if possible, and frees it, so that the machine has it for the next process."""
     with mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         whole = (ctypes.c_char * num_bytes).from_buffer(memory)
         ctypes.memset(whole, 0, num_bytes)
-        del whole  # or the memory could not be closed
+        del whole  # else the memory could not be closed
 
 
 def _cpu_of_children() -> float:

@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it, also where it is told to end before it is done."""
+"""Makes sure that what a benchmark starts ends with it, even if the benchmark is told to end early."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _STOP_SECONDS = 60.0
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise as Ctrl-C does, so that `finally` is come to; else they end the process there
-    and then. Only in the main thread."""
+    """Context in which SIGTERM and SIGHUP raise an exception, like Ctrl-C, so that `finally` blocks run.
+
+    Without it, they end the process immediately. Only for the main thread.
+    """
     numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     before = [signal.signal(number, _end) for number in numbers]
     try:
@@ -26,9 +28,9 @@ def unwinding() -> Iterator[None]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Tells it to end; what is left of its session after a while, or when this is cut short, is killed.
+    """Tells a process to end; kills what is left of its session after a while, or if this call is interrupted.
 
-    By SIGTERM: what a shell has put into the background ignores SIGINT, and so does what it starts.
+    Uses SIGTERM, because processes in a shell's background, and their children, ignore SIGINT.
     """
     process.terminate()
     try:

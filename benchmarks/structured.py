@@ -1,6 +1,7 @@
-"""What structured output costs: `python -m benchmarks.structured` prints what benchmarks/results/structured.md has.
+"""Cost of structured output: `python -m benchmarks.structured` prints the contents of benchmarks/results/structured.md.
 
-Masks over a synthetic vocabulary of 151,936 tokens, and whole steps of the 0.6B shape (random weights) at 32 streams.
+Measures masks over a synthetic vocabulary of 151,936 tokens, and whole steps of the 0.6B shape (random weights) at 32
+streams.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ CASES = {
 
 
 def synthetic_vocabulary() -> Vocabulary:
-    """Bytes, made-up words with and without a space before them, punctuation and digits as JSON has them, Han."""
+    """Bytes, random words with and without a leading space, JSON punctuation and digits, Han characters."""
     choose = random.Random(0)
     found = {bytes([byte]): None for byte in range(256)}
     while len(found) < EOS:
@@ -85,14 +86,14 @@ def synthetic_vocabulary() -> Vocabulary:
 
 @dataclass(frozen=True)
 class Walk:
-    """Seconds of the processor, of each step of all streams."""
+    """CPU seconds of each step, for all streams together."""
 
     masks: list[float]
     appends: list[float]
 
 
 def walk(followers: list[Follower], choose: random.Random) -> Walk:
-    """Random tokens of those allowed, as models of no opinion would sample them."""
+    """Follows grammars with tokens drawn uniformly from those allowed."""
     rows = [np.empty(mask_words(VOCABULARY), np.int32) for _ in followers]
     found = Walk([], [])
     for _ in range(TOKENS):
@@ -111,7 +112,7 @@ def walk(followers: list[Follower], choose: random.Random) -> Walk:
 
 
 def print_masks(vocabulary: Vocabulary) -> None:
-    """Grammars, their masks and their tokens."""
+    """Prints the cost of grammars, their masks and their tokens."""
     start = time.process_time()
     backend = GuidanceBackend(vocabulary)
     backend.compile(CASES["addresses"])
@@ -136,7 +137,7 @@ def print_masks(vocabulary: Vocabulary) -> None:
 
 
 def print_stage() -> None:
-    """What it takes to apply the masks of a step."""
+    """Prints the cost of applying the masks of a step."""
     stage = GrammarMask(STREAMS, VOCABULARY, torch.device("cpu"))
     for slot in range(STREAMS):
         stage.add(slot, SlotSequence(SamplingPlan(follows_grammar=True), [], 0))
@@ -153,7 +154,7 @@ def print_stage() -> None:
 
 
 class Steps:
-    """An engine of the 0.6B shape, whose steps are timed."""
+    """An engine with the 0.6B shape, whose steps are timed."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -168,14 +169,14 @@ class Steps:
         return key
 
     def first_token(self, constraint: Constraint | None) -> float:
-        """Seconds to it, and no other runs."""
+        """Seconds to the first token of a request that runs alone."""
         start = time.perf_counter()
         self.add(constraint, 1)
         self._finish()
         return time.perf_counter() - start
 
     def decode(self, constraint: Constraint | None, steps: int) -> float:
-        """Median seconds of the processor for a step in which all streams decode: others may use the machine too."""
+        """Median CPU seconds, which other processes do not affect, of a step in which all streams decode."""
         keys = [self.add(constraint, 10 * steps) for _ in range(STREAMS)]
         while self.engine.load().running_sequences < STREAMS or self.engine.load().waiting_prefill_tokens:
             self.engine.step()
@@ -200,7 +201,7 @@ class Steps:
 
 
 def make_steps(vocabulary: Vocabulary, folder: Path, cpu_threads: int) -> Steps:
-    """The engine over the synthetic vocabulary; bfloat16, random weights."""
+    """An engine with the synthetic vocabulary and random weights."""
     build_config(SHAPE, folder)
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": VOCABULARY}
     (folder / "config.json").write_text(json.dumps(config))
@@ -220,14 +221,14 @@ def make_steps(vocabulary: Vocabulary, folder: Path, cpu_threads: int) -> Steps:
 
 
 def new_constraints(backend: GuidanceBackend) -> Iterator[Constraint]:
-    """Schemas that nobody has seen."""
+    """Constraints whose schemas have not been used before."""
     for number in range(10**6):
         schema = PERSON | {"title": f"person {number}"}
         yield Constraint.of("guidance", backend.compile(ConstraintRequest(Form.JSON_SCHEMA, json.dumps(schema))))
 
 
 def print_steps(vocabulary: Vocabulary, steps: int, rounds: int, cpu_threads: int) -> None:
-    """Whole steps and first tokens, with and without a constraint, in turns."""
+    """Prints the cost of whole steps and first tokens, with and without a constraint, measured in turns."""
     backend = GuidanceBackend(vocabulary)
     known = Constraint.of("guidance", backend.compile(CASES["array of objects, five properties"]))
     fresh = new_constraints(backend)

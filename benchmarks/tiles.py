@@ -1,8 +1,8 @@
-"""Which tiles make kernels fastest on this GPU: `python -m benchmarks.tiles --shapes llama-3.1-8b --kernels row`.
+"""Finds the fastest tiles for kernels on this GPU: `python -m benchmarks.tiles --shapes llama-3.1-8b --kernels row`.
 
-What kernels are launched with stands in engine_svc/kernels (`single_row_tiles`, `decode_tiles`) and in
-engine_svc/attention/triton.py (keys of a part), by what this printed on an H100. Weights and caches are so many that
-none is in the GPU's cache when its turn comes.
+The tiles that kernels are launched with are in engine_svc/kernels (`single_row_tiles`, `decode_tiles`) and in
+engine_svc/attention/triton.py (keys of a part), chosen by what this printed on an H100. There are so many weights and
+KV caches that none is in the GPU's cache when its turn comes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from engine_svc.kernels.single_row import MatrixTiles, Norm, single_row_product,
 from engine_svc.kernels.single_row_experts import DOWN, Stack, single_row_experts
 from engine_svc.kernels.tiles import Tiles
 
-_BYTES = 300_000_000  # of weights, or caches, that take turns
+_BYTES = 300_000_000  # total size of the weights, or caches, that take turns
 _BLOCK_SIZE, _SHOWN, _DEVICE = 64, 6, torch.device("cuda")
 Candidate = tuple[str, Callable[[torch.Tensor], Any]]  # its name, and a call with a weight or a cache
 
 
 def fastest(turns: Sequence[torch.Tensor], candidates: Iterator[Candidate]) -> str:
-    """Microseconds of the best ones, with their names. What cannot be compiled is left out."""
+    """Microseconds of the best candidates, with their names. Those that cannot be compiled are left out."""
     found = []
     for name, call in candidates:
         calls = max(1, RECORDED_CALLS // len(turns))
@@ -58,7 +58,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def row_products(shape: dict[str, Any]) -> Iterator[tuple[str, int, int, dict[str, Any]]]:
-    """(name, outputs, inputs, what else the kernel does) of a dense layer and the head."""
+    """(name, outputs, inputs, fused operations of the kernel) for the products of a dense layer and the head."""
     size, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     norm = {"norm": Norm(_random(1, size), _random(size), 1e-5)}
@@ -70,26 +70,26 @@ def row_products(shape: dict[str, Any]) -> Iterator[tuple[str, int, int, dict[st
 
 
 def row_candidates(size: int, form: dict[str, Any]) -> Iterator[Candidate]:
-    """The product of one row; cuBLAS' has nothing beside it."""
+    """Candidates for the product of one row; cuBLAS' product has no fused operations."""
     hidden = _random(1, 2 * size if "activation" in form else size)
     yield "cuBLAS", partial(F.linear, hidden[:, :size].contiguous())
     now = single_row_tiles(size)
     for tile in itertools.product((2, 4, 8), (1024, 2048), (2, 4, 8)):
         tiles = MatrixTiles(*tile)
-        each = tiles.outputs * tiles.inputs // (32 * tiles.warps)  # of a thread
+        each = tiles.outputs * tiles.inputs // (32 * tiles.warps)  # values of each thread
         if tiles == now or (16 <= each <= 64 and tiles.inputs < 2 * size):
             yield "now: " * (tiles == now) + str(tile), partial(single_row_product, hidden, tiles=tiles, **form)
 
 
 def tune_rows(shape: dict[str, Any]) -> None:
-    """Tiles of outputs and inputs, and warps."""
+    """Tunes products of one row: tiles of outputs and inputs, and warps."""
     for name, outputs, size, form in row_products(shape):
         weights = [_random(outputs, size) for _ in range(max(2, _BYTES // (2 * outputs * size)))]
         print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(size, form))} |")
 
 
 def tune_experts(shape: dict[str, Any]) -> None:
-    """Of one token, tiles of both products: of the first with the second as it is, then the other way round."""
+    """Tunes the tiles of one token's two expert products: the first with the second unchanged, then vice versa."""
     size, chosen = shape["hidden_size"], shape["num_experts_per_tok"]
     inner = shape.get("moe_intermediate_size", shape["intermediate_size"])
     each = 6 * inner * size  # bytes of an expert
@@ -116,7 +116,7 @@ def tune_experts(shape: dict[str, Any]) -> None:
 
 
 def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Iterator[Candidate]:
-    """Attention of one new token of each sequence."""
+    """Candidates for attention of one new token per sequence."""
     sequences, positions = len(query), sum(metadata.seq_lens_host)
     all_of_them = torch.arange(sequences, dtype=torch.int32, device=_DEVICE)
     given = (metadata.block_table, metadata.query_start_loc, metadata.seq_lens)
@@ -147,7 +147,7 @@ def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Itera
 
 
 def tune_decode(shape: dict[str, Any]) -> None:
-    """Keys of a part and of a tile, warps, and stages."""
+    """Tunes decode attention: keys of a part and of a tile, warps, and stages."""
     heads, kv_heads, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
     for sequences, context in itertools.product((1, 8, 32), (1024, 8192)):
         metadata = Case(sequences, 1, context).metadata(_DEVICE)
@@ -158,7 +158,7 @@ def tune_decode(shape: dict[str, Any]) -> None:
         print(f"| decode of {sequences} | at {context} | {fastest(caches, candidates)} |")
 
 
-_SHAPES = [name for name, shape in SHAPES.items() if "head_dim" in shape]  # all but latent attention's
+_SHAPES = [name for name, shape in SHAPES.items() if "head_dim" in shape]  # all except latent attention
 _TUNED = {"row": tune_rows, "experts": tune_experts, "decode": tune_decode}
 
 

@@ -1,7 +1,7 @@
-"""What a GPU does in a step, kernel by kernel, and what it waits for: `python -m benchmarks.timeline`.
+"""What a GPU does in a step, kernel by kernel, and where it idles: `python -m benchmarks.timeline`.
 
-Torch's profiler notes the kernels of some steps in steady state. A gap is where the GPU runs nothing between the end of
-one kernel and the begin of the next; the longest ones are named by the two.
+Torch's profiler records the kernels of some steps in steady state. A gap is the time in which the GPU runs nothing
+between the end of one kernel and the start of the next; the longest gaps are named after these two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.options.model_form import QUANTIZATIONS
 
 _STEPS = 8
 _LONGEST_NAME = 70
-_GAPS = 3  # that are named
+_GAPS = 3  # number of gaps that are shown
 
 
 class Span(NamedTuple):
@@ -38,14 +38,14 @@ class Span(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Spans of some steps, added up by their names; microseconds."""
+    """Spans of some steps, grouped by name; microseconds."""
 
     busy: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     gaps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     whole: float = 0.0
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Those of a run, in any order; what runs beside another one counts for both."""
+        """Adds the spans of a run, in any order; overlapping spans each count in full."""
         ordered = sorted(spans, key=lambda span: span.start)
         if not ordered:
             return
@@ -60,7 +60,7 @@ class Timeline:
 
 
 def spans_of(profiled: profile) -> list[Span]:
-    """What it has noted of the GPU."""
+    """The spans on the GPU in a profile."""
     return [
         Span(short(event.name), event.time_range.start, event.time_range.end)
         for event in profiled.events()
@@ -69,16 +69,16 @@ def spans_of(profiled: profile) -> list[Span]:
 
 
 def short(name: str) -> str:
-    """Without what its template says, in one cell of a table."""
+    """A kernel's name without template arguments, short enough for a table cell."""
     name = re.sub(r"^void |<.*|\(.*", "", name) or name
     return name[:_LONGEST_NAME].replace("|", "/")
 
 
 def report(timeline: Timeline, steps: int, milliseconds: float) -> None:
-    """Kernels of a step by the time that they take, then the gaps.
+    """Prints the kernels of a step, sorted by the time that they take, then the gaps.
 
     Args:
-        milliseconds: of a step, measured without the profiler.
+        milliseconds: duration of a step, measured without the profiler.
     """
     idle = sum(map(sum, timeline.gaps.values()))
     print(

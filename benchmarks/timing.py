@@ -12,10 +12,11 @@ RECORDED_CALLS = 20
 
 
 def best_seconds(call: Callable[[], object], device: torch.device, calls: int = RECORDED_CALLS) -> float:
-    """Shortest of some runs, the first one left out unless it takes too long to wait for others.
+    """The shortest of some runs, without the first one, unless that takes too long to wait for others.
 
     Args:
-        calls: of a run on a GPU, where they are replayed as one graph: without what launches take of the host.
+        calls: number of calls per run on a GPU, where they are replayed as one CUDA graph, without the host's launch
+            overhead.
     """
     if device.type == "cpu":
         return _shortest(call)
