@@ -56,7 +56,7 @@ class Machine:
     """A machine's rates."""
 
     bytes_per_second: float
-    operations_per_second: dict[int, float]  # of products with so many rows
+    operations_per_second: dict[int, float]  # of matrix products, by number of rows
 
     def rate(self, rows: int) -> float:
         """Operations per second at a number of rows, linearly interpolated between measured ones."""

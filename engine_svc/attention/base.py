@@ -170,7 +170,7 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     block_dimension: ClassVar[int] = 1  # the dimension of a layer's cache that counts blocks
     query_lens: ClassVar[tuple[int, ...]] = (1,)  # one for each kernel path, except that of prompts; for warm-up
-    # (new tokens, context length) of each further kernel path that is taken only behind long contexts; for warm-up.
+    # (new tokens, context length) of each further kernel path that is taken only after long contexts; for warm-up.
     tails: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
@@ -263,7 +263,7 @@ class AttentionBackend(ABC):
         return 0
 
     def plan_size(self, sequences: int, tokens: int) -> int:
-        """Size of the array that `plan` returns for a pass of at most so many sequences and new tokens.
+        """Size of the array that `plan` returns for a pass of at most `sequences` sequences and `tokens` new tokens.
 
         0 means that only passes whose sequences all have the same number of new tokens can be recorded.
         """

@@ -203,7 +203,7 @@ class SlotBuffers:
         self.token_ids[slots, positions] = token_ids
 
     def _put_drafts(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Writes drafted tokens behind the known ones."""
+        """Writes drafted tokens after the known ones."""
         drafting = [sequence for sequence in scheduled if sequence.draft_token_ids]
         if not drafting:
             return
@@ -237,7 +237,7 @@ class SlotBuffers:
         part: ContextPart | None = None,
         num_groups: int | None = None,
     ) -> FlatBatch:
-        """Builds a batch of `new[i]` tokens of the sequence in `slots[i]`, behind its `computed[i]` computed tokens.
+        """Builds a batch of `new[i]` tokens of the sequence in `slots[i]`, after its `computed[i]` computed tokens.
 
         Args:
             part: the part of each sequence that is cached; None means this rank's.

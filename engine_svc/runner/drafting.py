@@ -1,4 +1,4 @@
-"""Draft tokens with a draft model, behind the tokens that a step has sampled.
+"""Drafting with a draft model: predicts the tokens that follow those that a step has sampled.
 
 The draft's layers use the same block numbers as the target's, so sharing, swapping or freeing a block does so for both.
 The draft's KV cache may lag behind the target's, because the draft is not run for sequences that want no draft tokens.

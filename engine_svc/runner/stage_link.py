@@ -88,7 +88,7 @@ class StageLink:
         self._buffers.record(awaited.rows, awaited.token_ids)
 
     def settle(self) -> None:
-        """Waits until no communication is under way. This needs no later step of this stage from the other stages."""
+        """Waits until no communication is under way; other stages need no later step of this one to get there."""
         while self._awaited:
             self._take_oldest()
         while self._sent:

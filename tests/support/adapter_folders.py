@@ -1,4 +1,4 @@
-"""Adapters' folders as the PEFT library writes them, made of nothing."""
+"""Adapter folders like those written by the PEFT library, made up without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-# Settings that PEFT 0.21.2 writes as null where nobody has asked for them.
+# Settings that PEFT 0.21.2 writes as null unless they are used.
 _NOTHING = (
     "alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules",
     "kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config",
@@ -23,7 +23,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def low_rank(modules: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Random tensors, by PEFT's names, for linear modules of (outputs, inputs)."""
+    """Random tensors, under PEFT's names, for linear modules of sizes (outputs, inputs)."""
     random = np.random.default_rng(seed)
     tensors = {}
     for module, (outputs, inputs) in modules.items():
@@ -33,10 +33,10 @@ def low_rank(modules: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 
 
 
 def write_adapter(folder: Path, tensors: Arrays, rank: int = 4, **settings: Any) -> Path:
-    """A folder with these tensors.
+    """Writes a folder with these tensors.
 
     Args:
-        settings: in place of those of the configuration.
+        settings: override those of the default configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = dict.fromkeys(_NOTHING) | {

@@ -26,7 +26,7 @@ STEP_SECONDS = 0.002
 
 @dataclass
 class AdminStack:
-    """All of it, for tests to talk to and look into."""
+    """The whole stack, for tests to talk to and inspect."""
 
     gateway: Gateway
     admin: httpx.AsyncClient
@@ -38,7 +38,7 @@ class AdminStack:
         return [engine.address for engine in self.engines]
 
     async def ask(self, path: str, expected: int = 200, method: str = "POST", **arguments: Any) -> dict[str, Any]:
-        """What the admin port answers."""
+        """Sends a request to the admin port and returns its answer."""
         response = await self.admin.request(method, path, **arguments)
         assert response.status_code == expected, response.text
         return dict(response.json())
@@ -76,5 +76,5 @@ async def running_admin_stack(
 
 
 def admin_options(*keys: str) -> AdminOptions:
-    """Of a port that the test binds itself."""
+    """Options for an admin port that the test binds itself."""
     return AdminOptions(admin_port=1, admin_api_key=keys)

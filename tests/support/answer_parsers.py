@@ -1,4 +1,4 @@
-"""Two small formats, to try what stands around parsers: <think>…</think> before the answer, and <call>name …</call>."""
+"""Two small formats for testing the code around parsers: <think>…</think> before the answer, <call>name …</call>."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ThinkParser(AnswerParser):
 
 
 class CallParser(AnswerParser):
-    """<call>name arguments</call>: told as soon as it is whole; one that is not stays content."""
+    """<call>name arguments</call>: emitted as soon as it is complete; an incomplete one stays content."""
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)

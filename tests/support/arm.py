@@ -1,8 +1,8 @@
-"""The kernels' tests on ARM, on a machine of another kind: `make test-arm`.
+"""Runs the kernels' tests for ARM on a machine of another kind: `make test-arm`.
 
-Each level is cross-compiled, and its tests are run by Debian's arm64 Python in QEMU, on an emulated processor that has
-no higher level. The lowest level runs them all, a higher one those of what it has other code for: `CHOSEN`. Python and
-its packages come from Debian's archive and PyPI; nothing is installed on the machine.
+Each level is cross-compiled, and its tests run with Debian's arm64 Python in QEMU, on an emulated processor that has no
+higher level. The lowest level runs all tests, a higher one only those of code that differs: `CHOSEN`. Python and its
+packages come from Debian's archive and PyPI; nothing is installed on the machine.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ Debug::NoLocking "true";
 
 
 def missing(names: Sequence[str] = tuple(NEEDED)) -> str:
-    """What has to be installed first; empty if nothing."""
+    """Says what has to be installed first; empty if nothing is missing."""
     packages = [NEEDED[name] for name in names if not shutil.which(name)]
     return f"it needs Debian's {', '.join(packages)}" if packages else ""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended, and the CPU seconds that it and what it started took."""
+    """A command's exit code, and the CPU seconds of it and its children."""
 
     code: int
     seconds: float
 
 
 def measured(level: str, command: Sequence[str], environment: Mapping[str, str]) -> Ran:
-    """Runs a command in the repository, and prints its lines as they come, each behind the level that it is about."""
+    """Runs a command in the repository, and prints its output line by line, each prefixed with the level."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True
@@ -89,7 +89,7 @@ class ArmPython:
     folder: Path
 
     def prepare(self) -> None:
-        """Downloads it, where it is not there yet: 130 MB."""
+        """Downloads it if necessary: 130 MB."""
         done = self.folder / "requirements.txt"
         if done.exists() and done.read_bytes() == REQUIREMENTS.read_bytes():
             return
@@ -99,13 +99,13 @@ class ArmPython:
         shutil.copy(REQUIREMENTS, done)
 
     def compile(self, level: str) -> Ran:
-        """Into a cache of its own, so that its tests see this level alone."""
+        """Compiles a level into a separate cache, so that its tests see only this level."""
         script = f"from engine_svc.native.build import library; library({level!r})"
         own = {"CXX": COMPILER, "XDG_CACHE_HOME": str(self._cache(level)), "PYTHONPATH": str(ROOT)}
         return measured(level, [sys.executable, "-c", script], os.environ | own)
 
     def report(self, level: str) -> Path:
-        """Where the tests of a level are told one by one, as pytest's --junitxml does."""
+        """The file with pytest's --junitxml report of a level's tests."""
         return self._cache(level) / "tests.xml"
 
     def run(self, level: str, arguments: Sequence[str]) -> Ran:
@@ -151,13 +151,13 @@ class ArmPython:
 
 
 def kernel_tests() -> list[str]:
-    """The files of TESTS that run kernels, and start no processes, which would be the machine's own."""
+    """The files of TESTS that run kernels, and start no processes, which would not be emulated."""
     files = {file for pattern in TESTS for file in ROOT.glob(pattern) if file.name not in OF_PROCESSES}
     return sorted(str(file.relative_to(ROOT)) for file in files if "tests.support" in file.read_text())
 
 
 def counted(report: Path) -> str:
-    """How many tests of which file a report has that were not skipped."""
+    """Says how many tests of each file ran, according to a report."""
     cases = [case for case in ElementTree.parse(report).iter("testcase") if case.find("skipped") is None]
     files = Counter(case.get("classname", "").rpartition(".")[2] for case in cases)
     return f"{len(cases)} tests ran: {', '.join(f'{file} {count}' for file, count in sorted(files.items()))}"
@@ -178,7 +178,7 @@ def check(arm: ArmPython, level: str, arguments: Sequence[str]) -> tuple[bool, s
 
 
 def main() -> int:
-    """Runs the tests of the levels that arguments begin with, or of all, side by side; the rest is for pytest."""
+    """Tests the levels named by the first arguments, or all levels, in parallel; passes other arguments to pytest."""
     if reason := missing():
         print(f"make test-arm: {reason}")
         return 2

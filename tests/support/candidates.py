@@ -1,4 +1,4 @@
-"""Workers as placement sees them, made up."""
+"""Made-up workers as placement sees them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from router.workers.speed import DEFAULT_SECONDS_PER_STEP, DEFAULT_SECONDS_PER_T
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of them; see Candidates and router/workers/load_table.py."""
+    """One worker; see Candidates and router/workers/load_table.py."""
 
     address: str
     cached_tokens: int = 0
@@ -33,7 +33,7 @@ class Candidate:
 
 
 def candidates(fleet: Sequence[Candidate]) -> Candidates:
-    """All of them, side by side."""
+    """The Candidates for a fleet."""
     figures: Figures = np.array(
         [
             (

@@ -1,4 +1,4 @@
-"""Which of Triton's kernels a GPU would compile for what the interpreter runs."""
+"""Finds out which Triton kernels a GPU would compile for what the interpreter runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
-_ALIGNED = 16  # what it divides, of integers and addresses, is compiled apart
+_ALIGNED = 16  # Triton specializes kernels for integers and addresses that are divisible by this
 
 
 class CompiledKernels:
-    """Notes each kernel with what it is compiled for: types, constants, and what Triton says apart of an argument's
-    value, unless the kernel asks it not to."""
+    """Records each kernel with what it is compiled for.
+
+    That is: types, constants, and the properties of argument values that Triton specializes on, unless the kernel asks
+    it not to.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kernels: set[tuple[Any, ...]] = set()

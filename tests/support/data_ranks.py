@@ -1,4 +1,4 @@
-"""Data-parallel ranks of one model: an engine each, in a thread of its own, whose ranks meet as those of workers do."""
+"""Data-parallel ranks of one model: each has an engine in its own thread; they connect like the ranks of workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DataRanks:
         self._threads, self.engines = threads, engines
 
     def each(self, do: Callable[[int, Engine], T]) -> list[T]:
-        """What is done with all engines at the same time: gets each one's number, and brings the results."""
+        """Calls a function with (number, engine) for all engines at the same time, and returns the results."""
         return [future.result(300) for future in [
             thread.submit(do, number, engine)
             for number, (thread, engine) in enumerate(zip(self._threads, self.engines, strict=True))
@@ -31,7 +31,7 @@ class DataRanks:
 
 @contextmanager
 def running_data_ranks(folder: Path, count: int, **options: Any) -> Iterator[DataRanks]:
-    """They start and end together, as their workers do."""
+    """Runs data ranks, which start and end together like workers."""
     port = free_port()
     threads = [ThreadPoolExecutor(1) for _ in range(count)]
     contexts = [

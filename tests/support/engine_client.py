@@ -1,4 +1,4 @@
-"""What tests ask of an engine worker on a real socket."""
+"""Requests of tests to an engine worker on a real socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = 60.0
 
 
 def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:
-    """A greedy request; `progress` is the tokens that each of its sequences has already."""
+    """A greedy request; `progress` holds the tokens that each of its sequences has already."""
     outer = {
         name: fields.pop(name)
         for name in ("model", "priority", "cache_salt", "timeout_ms", "request_id", "constraint")
@@ -32,23 +32,23 @@ def generation(prompt: list[int], **fields: Any) -> common_pb2.Generation:
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
-    """Its output."""
+    """The expected output for a prompt."""
     return expected_tokens(prompt, count, VOCABULARY, sampling_plan(temperature=0.0))
 
 
 async def generate(engine: RunningEngine, request: common_pb2.Generation) -> list[common_pb2.GenerationDelta]:
-    """All that Generate answers."""
+    """All deltas that Generate returns."""
     call = engine.stub.Generate(engine_pb2.EngineServiceGenerateRequest(generation=request), timeout=TIMEOUT)
     return [response.delta async for response in call]
 
 
 async def generated(engine: RunningEngine, request: common_pb2.Generation) -> list[int]:
-    """The tokens that Generate answers, however many come together."""
+    """All tokens that Generate returns, however they are split into deltas."""
     return [token_id for delta in await generate(engine, request) for token_id in delta.token_ids]
 
 
 async def refusal(engine: RunningEngine, request: common_pb2.Generation) -> QuireError:
-    """Why Generate refuses."""
+    """The error with which Generate refuses a request."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await generate(engine, request)
     return from_rpc_error(caught.value)

@@ -9,5 +9,5 @@ from quire.options.engine import EngineOptions
 
 
 def engine_options(**given: Any) -> EngineOptions:
-    """Each in the group that it belongs to."""
+    """Builds engine options, with each one in the group that it belongs to."""
     return build(EngineOptions, given)

@@ -17,13 +17,15 @@ from tests.support.waiting import WAIT_SECONDS
 ROOT = Path(__file__).parents[2]
 
 
-_WORKERS = 16  # of pytest, side by side
+_WORKERS = 16  # most pytest workers that run in parallel
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """One that stays free until it is listened on: no connection of a process beside this one gets it by chance, and no
-    test asks for one that another was given."""
+    """A port that stays free until it is listened on.
+
+    It is outside the range of ports for outgoing connections, and no two tests get the same port.
+    """
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:

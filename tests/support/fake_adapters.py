@@ -1,4 +1,4 @@
-"""The compute side of adapters without any weights: what is read, kept and placed, held to the contract of the plan."""
+"""The compute side of adapters, without weights: tracks reads, drops and placements, and checks the plan's contract."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from engine_svc.plan import AdapterChanges
 
 
 class FakeAdapters:
-    """Raises where the control side asks for what cannot be.
+    """Fake adapters; raises if the control side asks for something impossible.
 
     Args:
         num_slots, num_places: as --max-loras and --max-cpu-loras.
-        steps: that reading a folder takes.
-        error: why a folder cannot be read; empty where it can.
+        steps: number of steps that reading a folder takes.
+        error: returns why a folder cannot be read; empty if it can.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FakeAdapters:
         assert len(self._reading) + len(self._kept) <= self._num_places, "host memory is full"
 
     def take_read(self) -> dict[int, str]:
-        """Those that a step ends with."""
+        """The adapters whose reading ends with this step."""
         ended = {}
         for key, (folder, left) in list(self._reading.items()):
             if left:
@@ -63,10 +63,10 @@ class FakeAdapters:
         return ended
 
     def forget_all(self) -> None:
-        """As one does that is made anew."""
+        """Forgets all adapters, like a new process."""
         for held in (self._reading, self._kept, self._slots):
             held.clear()
 
     def folder_of(self, slot: int) -> str:
-        """The adapter that a slot holds; of slot 0, none."""
+        """The folder of the adapter in a slot; empty for slot 0."""
         return self._slots[slot] if slot else ""

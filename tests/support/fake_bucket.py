@@ -1,4 +1,4 @@
-"""S3 as far as downloads go, on this machine."""
+"""A local server that implements S3 downloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextlib.contextmanager
 def running_bucket(files: Mapping[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Serves the objects of a bucket by their keys until left; (its URL, who asked: the header of each request)."""
+    """Serves a bucket's objects by their keys; yields (its URL, the Authorization header of each request)."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     asked: list[str] = []
     server.files, server.asked = files, asked  # type: ignore[attr-defined]

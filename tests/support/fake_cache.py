@@ -1,4 +1,4 @@
-"""A prefix cache without contents: what a fake engine tells of it, and how it can be made to lie."""
+"""A prefix cache without contents: the events that a fake engine sends about it, and ways to make it lie."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class FakeCache:
         self.subscriptions: list[engine_pb2.SubscribeKvEventsRequest] = []
 
     def restart(self) -> None:
-        """As a new process: nothing cached, another epoch, numbers from the start, streams ended."""
+        """Acts like a new process: nothing cached, another epoch, sequence numbers from the start, streams ended."""
         self.end_streams()
         self.epoch = uuid.uuid4().hex
         self.keys: dict[int, dict[int, None]] = {DEVICE: {}, HOST: {}}
         self.batches: list[engine_pb2.SubscribeKvEventsResponse] = []
 
     def end_streams(self) -> None:
-        """Subscribers have to come again."""
+        """Ends all streams; subscribers must reconnect."""
         self._streams += 1
         self._wake()
 
@@ -51,16 +51,16 @@ class FakeCache:
         self._append(engine_pb2.KvEvent(cleared=engine_pb2.KvCacheCleared()))
 
     def forget_silently(self, keys: Sequence[int]) -> None:
-        """Blocks vanish without an event, as a bug would have it."""
+        """Removes blocks without an event, as a bug might."""
         for key in keys:
             del self.keys[DEVICE][key]
 
     def lose_batch(self) -> None:
-        """The next batch has a number too many, as if one had been lost."""
+        """Skips a sequence number before the next batch, as if a batch had been lost."""
         self.batches.append(engine_pb2.SubscribeKvEventsResponse(sequence=len(self.batches) + 1))
 
     def merge_batches(self) -> None:
-        """All that there are come together from now on."""
+        """Merges all batches so far into one."""
         merged = engine_pb2.SubscribeKvEventsResponse()
         for batch in self.batches:
             merged.MergeFrom(batch)
@@ -86,7 +86,7 @@ class FakeCache:
     async def subscribe(
         self, request: engine_pb2.SubscribeKvEventsRequest
     ) -> AsyncIterator[engine_pb2.SubscribeKvEventsResponse]:
-        """Until `end_streams`."""
+        """Yields batches until `end_streams`."""
         self.subscriptions.append(request)
         streams, wanted = self._streams, request.from_sequence
         if request.epoch != self.epoch or not 0 < wanted <= len(self.batches) + 1:

@@ -8,10 +8,10 @@ from tests.support.fake_executor import expected_tokens
 
 
 class FakeDrafter(Drafter):
-    """Guesses up to `most` tokens: first right ones, then wrong ones.
+    """Drafts up to `most` tokens: first right ones, then wrong ones.
 
     Args:
-        right: how many of its guesses are; by default this, and how many it makes, follows from the sequence.
+        right: how many draft tokens are right; by default, this and their number follow from the sequence.
     """
 
     def __init__(self, vocab_size: int, most: int, right: int | None = None) -> None:

@@ -47,7 +47,7 @@ class FakeOptions:
     default_max_tokens: int = 1_000_000
     # Requests are accepted and get no token.
     silent: bool = False
-    # It answers and does nothing, as when its engine hangs in a step.
+    # It answers calls but does nothing, as when its engine hangs in a step.
     wedged: bool = False
     # Every request ends with this before its first token.
     start_error: QuireError | None = None
@@ -74,7 +74,7 @@ class Request:
     generation: common_pb2.Generation
     outbox: Outbox[engine_pb2.EngineServiceSessionResponse]
     limit: int
-    # Of each sequence, those that another worker has generated among them.
+    # Tokens of each sequence, including those that another worker has generated.
     produced: list[int] = field(default_factory=list)
     # Sequences in which the caller found a stop string, and how many of their tokens count.
     stopped: dict[int, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.steps = 0
         self.live: set[Request] = set()
         self.counters = common_pb2.EngineCounters()
-        # What it tells of its load beside what it knows.
+        # Values that it reports as its load, in addition to what it knows.
         self.extra_load = common_pb2.EngineLoad()
         self.adapters: dict[str, common_pb2.AdapterInfo] = {}
         self.adapters_version = 0
@@ -398,8 +398,7 @@ def _post_error(outbox: Outbox[engine_pb2.EngineServiceSessionResponse], stream_
 
 
 def _score(request: Request, delta: common_pb2.GenerationDelta) -> None:
-    """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for those that are named, or for the ids
-    after it."""
+    """Made-up log-probabilities: -0.5 for the token itself, then -1, -2, ... for requested ids, or the ids after it."""
     sampling = request.generation.sampling
     for token in delta.token_ids if sampling.HasField("logprobs") else ():
         others = list(sampling.logprob_token_ids) or [token + 1 + number for number in range(sampling.logprobs)]
@@ -432,5 +431,5 @@ async def _main() -> None:
 
 
 def run() -> None:
-    """The process."""
+    """Runs the fake engine as a process of its own."""
     asyncio.run(_main())

@@ -1,6 +1,6 @@
 """An executor without a model: its next token is a hash of the whole context, read back through the block tables.
 
-Whatever the control side does wrong with blocks, slots or counts either changes the tokens or raises here.
+Any mistake of the control side with blocks, slots or counts either changes the tokens or raises an error here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def next_token(state: int, sampling: SamplingPlan, position: int, vocab_size: in
 
 
 def _root(adapter: str) -> int:
-    """The state before the first token, of the model with an adapter of that folder."""
+    """The state before the first token, for the model with the adapter of a folder."""
     state = 1
     for byte in adapter.encode():
         state = _mix(state, byte)
@@ -56,7 +56,7 @@ def _root(adapter: str) -> int:
 def expected_tokens(
     prompt: Sequence[int], count: int, vocab_size: int, sampling: SamplingPlan, adapter: str = ""
 ) -> list[int]:
-    """What the fake model generates after `prompt`, with the adapter of a folder or none, without any engine."""
+    """What the fake model generates after `prompt`, with a folder's adapter or none; computed without an engine."""
     state = _root(adapter)
     for token_id in prompt:
         state = _mix(state, token_id)
@@ -71,7 +71,7 @@ Block = list[tuple[int, int]]
 
 
 class FakeHostMemory(BlockStore):
-    """Blocks in another list."""
+    """A host memory tier: blocks in another list."""
 
     def __init__(self, cache: list[Block], num_blocks: int) -> None:
         self._cache = cache
@@ -98,20 +98,20 @@ class _Row:
 
 
 class FakeExecutor(Executor):
-    """One entry per token and block: the group of layers that it is for, and the hash of the context up to it.
+    """Its cache has one entry per token and block: the group of layers, and the hash of the context up to the token.
 
-    Drafted tokens are verified: a run holds those that are right, and the one behind them.
+    Draft tokens are verified: a run consists of those that are right and the token after them.
 
     Args:
         verify: reads every sequence's whole context back in each step, or the part in each group's sliding window.
-        step_seconds: time that a step takes.
+        step_seconds: duration of a step.
         on_step: called with each plan before it runs; may raise, to make the step fail.
-        failed_slots: called with each plan; slots that fail, and why.
+        failed_slots: called with each plan; returns the slots that fail, and why.
         max_in_flight: see Executor; a step runs when it is submitted, before the control side hears of the last one.
-        right_guesses: of the tokens that it is asked to guess, how many are right.
-        draft_fails_in_step: in which nothing is guessed, for the draft model has failed.
-        make_store: makes the store of a connector, which moves blocks of this cache; by default the host tier's.
-        adapters: by which every context begins with another hash.
+        right_guesses: how many of the draft tokens that it is asked for are right.
+        draft_fails_in_step: the step in which the draft model fails, so that nothing is drafted.
+        make_store: makes a connector's store, which moves blocks of this cache; by default that of the host tier.
+        adapters: adapters, each of which gives every context a different initial hash.
     """
 
     def __init__(
@@ -257,13 +257,13 @@ class FakeExecutor(Executor):
         )  # fmt: skip
 
     def _guess(self, row: _Row, wanted: int) -> list[int]:
-        """The tokens that come next, from some on wrong ones, as far as the blocks have room for a draft's cache."""
+        """Draft tokens, the first ones right, the others wrong, as far as the blocks have room for a draft's cache."""
         room = min(len(block_ids) for block_ids in row.block_ids) * self.spec.block_size - len(row.token_ids) + 1
         found = expected_tokens(row.token_ids, min(wanted, room), self.vocab_size, row.sampling, row.adapter)
         return [(token + (index >= self.right_guesses)) % self.vocab_size for index, token in enumerate(found)]
 
     def _sample(self, row: _Row, states: list[int], drafts: tuple[int, ...], masks: list[list[int]]) -> list[int]:
-        """The drafted tokens that are right, and the one behind them; the row forgets what was computed of the rest."""
+        """The draft tokens that are right, and the token after them; the row drops what was computed for the rest."""
         run: list[int] = []
         assert len(masks) in (0, len(states)), "not one mask for each position"
         for state, draft, allowed in zip_longest(states, drafts, masks):

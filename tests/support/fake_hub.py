@@ -1,4 +1,4 @@
-"""The Hugging Face hub as far as downloads go, on this machine."""
+"""A local server that implements downloads from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Repository:
     access: str = "public"  # or gated, private
 
     def files(self, revision: str) -> Mapping[str, bytes] | None:
-        """Of a branch, or of the commit that stands for it."""
+        """The files of a branch, or of the commit that it points to."""
         by_commit = {commit_of(name): files for name, files in self.revisions.items()}
         return {**self.revisions, **by_commit}.get(revision)
 
 
 @dataclass
 class FakeHub:
-    """What was asked of it, and how it misbehaves."""
+    """The hub: the requests that it got, and ways to make it misbehave."""
 
     url: str
     repositories: Mapping[str, Repository]
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
-    breaks_after: dict[str, int] = field(default_factory=dict)  # file → bytes of its first answer that come
+    breaks_after: dict[str, int] = field(default_factory=dict)  # file → bytes sent before its first answer breaks off
 
 
 def commit_of(revision: str) -> str:

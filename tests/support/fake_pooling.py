@@ -1,4 +1,4 @@
-"""What a fake engine makes of sequences where it is served for pooling: values that tests can work out themselves."""
+"""Pooling results of a fake engine: values that tests can compute themselves."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LATE_INTERACTION = common_pb2.PoolingInfo(
 
 
 def values(number: int, size: int) -> list[float]:
-    """Of any sign, and no two alike."""
+    """Distinct values of both signs."""
     return [math.sin(1.0 + number * 0.7 + index) for index in range(size)]
 
 
 def unit(vector: Sequence[float]) -> list[float]:
-    """Of length 1."""
+    """The vector scaled to length 1."""
     length = math.sqrt(sum(value * value for value in vector))
     return [value / length for value in vector]
 
@@ -56,7 +56,7 @@ def token_embeddings(token_ids: Sequence[int]) -> list[list[float]]:
 
 
 def classes(token_ids: Sequence[int], num_labels: int, token_type_ids: Sequence[int] = ()) -> list[float]:
-    """As probabilities."""
+    """Class probabilities of a sequence."""
     found = [math.exp(value) for value in values(sum(token_ids) + 3 * sum(token_type_ids), num_labels)]
     return [value / sum(found) for value in found] if num_labels > 1 else [found[0] / (1 + found[0])]
 
@@ -76,7 +76,7 @@ class FakePooling:
         self._go_on.clear()
 
     def release(self) -> None:
-        """They do no longer."""
+        """Requests no longer wait."""
         self._go_on.set()
 
     async def answer(

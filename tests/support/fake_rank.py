@@ -1,4 +1,4 @@
-"""A rank process without torch or a model. What becomes of it a plan says: by its number of the step."""
+"""A rank process without torch or a model. The step number of a plan decides what happens to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_step(rank: int, plan: StepPlan) -> Stepped | Failed:
 
 
 def take_turn(channel: Channel, inbox: Inbox) -> None:
-    """Looks as if it read weights meanwhile: writes down who does so at the same time, in the folder named."""
+    """Pretends to read weights, and records in a folder which processes do so at the same time."""
     folder = Path(os.environ["QUIRE_TEST_FOLDER"])
     channel.send(Done())
     inbox.receive()

@@ -1,6 +1,6 @@
 """A router without workers: the real contract of RouterService over real sockets, with outputs that the test writes.
 
-It honours `progress`: a generation that has moved here goes on where the last router left it.
+It honors `progress`: a generation that has moved here continues where the previous router left off.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FakeRouterState:
     piece: Callable[[], int] = lambda: 1
     # New generations (without progress) get so many tokens of each choice and no more.
     hold: int | None = None
-    # As a stopped process: it reads nothing, sends nothing and answers nothing.
+    # Like a stopped process: it reads nothing, sends nothing and answers nothing.
     frozen: bool = False
     # What each generation ends with.
     refusal: QuireError | None = None
@@ -87,7 +87,7 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
 
     @property
     def holding(self) -> bool:
-        """Whether all that it has is held."""
+        """Whether all live generations are held back."""
         return bool(self.live) and all(
             ended or position == stream.hold
             for stream in self.live

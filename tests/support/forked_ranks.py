@@ -1,7 +1,7 @@
-"""Ranks that have imported everything when they begin: forks of a process that has done so, and does nothing else.
+"""Ranks that have imported everything when they start: forks of a process that has done only that.
 
-To import what a rank needs takes longer than most tests of ranks. In all else they are as those that a worker starts,
-or, with `run_forks`, as `python -c`.
+Importing what a rank needs takes longer than most tests of ranks. Otherwise they are like those that a worker starts,
+or with `run_forks`, like `python -c`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ start_by_command = multiproc.start_child
 
 
 class ForkedProcess:
-    """What a worker wants of a Popen."""
+    """The part of Popen's interface that a worker needs."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
@@ -57,7 +57,7 @@ class ForkedProcess:
 
 
 class Descriptor:
-    """A file that a fork gets too; there, its number."""
+    """A file descriptor that is passed to a fork, where it becomes the descriptor's number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -71,7 +71,7 @@ def _detach(duplicate: Any) -> int:
 
 
 def run_rank(child: Child, numbers: Sequence[int], came: Sequence[int], environment: dict[str, str]) -> None:
-    """In the fork: does what a rank's command line has it do, with the same files under the same numbers."""
+    """Runs in the fork: does what a rank's command line would, with the same files under the same numbers."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
@@ -109,7 +109,7 @@ def start_forked(module: str, slots: SlotsPlace | None, inherited: list[int]) ->
 
 
 def run_forks(code: str, arguments: Sequence[Sequence[object]], seconds: float = 120) -> list[int | None]:
-    """Runs a program side by side, once with each list of arguments; exit codes, None of what did not end in time."""
+    """Runs a program in parallel, once per list of arguments; returns exit codes, None for those not done in time."""
     multiprocessing.set_forkserver_preload(list(PRELOADED))
     context = multiprocessing.get_context("forkserver")
     processes = [context.Process(target=_run_code, args=(code, [str(each) for each in own])) for own in arguments]
@@ -126,14 +126,14 @@ def run_forks(code: str, arguments: Sequence[Sequence[object]], seconds: float =
 
 
 def _run_code(code: str, arguments: list[str]) -> None:
-    """In the fork."""
+    """Runs in the fork."""
     sys.argv = ["-c", *arguments]
     exec(compile(code, "-c", "exec"), {"__name__": "__main__"})
 
 
 @contextmanager
 def forked_ranks() -> Iterator[None]:
-    """Meanwhile, workers of `mp` in this process start them so."""
+    """Context in which `mp` workers in this process start their ranks as forks."""
     multiprocessing.set_forkserver_preload(list(PRELOADED))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiproc, "start_child", start_forked)

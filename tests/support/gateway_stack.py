@@ -43,7 +43,7 @@ DOCUMENTS = "{% for document in documents or () %}{{ document.text }}\n{% endfor
 
 @dataclass
 class Gateway:
-    """A gateway, for tests to talk to and look into."""
+    """A gateway, for tests to talk to and inspect."""
 
     context: GatewayContext
     client: httpx.AsyncClient
@@ -86,7 +86,7 @@ async def running_gateway(
     tracer: Tracer | None = None,
     **options: Any,
 ) -> AsyncIterator[GatewayStack]:
-    """A stack that serves one model, `fake`; its folder gets the tokenizer. The options are the gateway's."""
+    """A stack that serves one model, `fake`, whose folder gets a tokenizer. The options are those of the gateway."""
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)
@@ -107,7 +107,7 @@ async def running_gateway(
 async def gateway_before(
     routers: Sequence[str], tokenizers: Sequence[str], tracer: Tracer | None = None, **options: Any
 ) -> AsyncIterator[Gateway]:
-    """A gateway alone, once it is ready."""
+    """A gateway without other services, once it is ready."""
     chosen = GatewayOptions(
         router_address=tuple(routers), tokenizer_address=tuple(tokenizers), **options
     )  # fmt: skip
@@ -122,7 +122,7 @@ async def gateway_before(
 
 
 def save_tokenizer(folder: Path) -> None:
-    """The folder gets the tokenizer if it has none."""
+    """Saves a tokenizer in the folder if it has none."""
     if not (folder / "tokenizer.json").exists():
         byte_tokenizer(8192).save_pretrained(folder)
 
@@ -135,13 +135,13 @@ class RunningTokenizer:
 
     @property
     def num_streams(self) -> int:
-        """Sequences that are open."""
+        """Number of open streams."""
         return sum(session.num_streams for session in self.servicer.sessions)
 
 
 @contextlib.asynccontextmanager
 async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> AsyncIterator[RunningTokenizer]:
-    """A tokenizer service; the folder gets the tokenizer if it has none."""
+    """A tokenizer service; a tokenizer is saved in the folder if it has none."""
     save_tokenizer(folder)
     options = TokenizerOptions()
     renderer = ChatRenderer({"default": DOCUMENTS + TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
@@ -165,8 +165,8 @@ async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> Async
 
 @contextlib.asynccontextmanager
 async def serving(server: uvicorn.Server) -> AsyncIterator[int]:
-    """The server on a port of its own."""
-    # With the protocol named, asyncio sends what is written at once; it waits for acknowledgements otherwise.
+    """Runs the server on a free port."""
+    # With the protocol named, asyncio sends data immediately (TCP_NODELAY); otherwise it waits for acknowledgments.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     running = asyncio.create_task(server.serve(sockets=[listener]))

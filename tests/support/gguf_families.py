@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to each family's tensors, and what it says of its shape."""
+"""What llama.cpp's converter does to each family's tensors, and the metadata it writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARCH = gguf.MODEL_ARCH
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a file: some rows of one of a checkpoint's, in another order, shape or form."""
+    """A tensor of a GGUF file: some rows of a checkpoint's tensor, in another order, shape or form."""
 
     module: str = ""  # in llama.cpp's map, in place of the checkpoint's; "": that
     rows: np.ndarray | None = None
@@ -33,7 +33,7 @@ Pieces = Callable[[str, tuple[int, ...], Config], list[Piece] | None]
 
 @dataclass(frozen=True)
 class Family:
-    """One of llama.cpp's."""
+    """A model family of llama.cpp."""
 
     arch: gguf.MODEL_ARCH
     neighbours: bool = False  # rows of queries and keys are put side by side
@@ -55,8 +55,7 @@ def side_by_side(name: str, shape: tuple[int, ...], config: Config) -> list[Piec
 
 
 def _by_kind(groups_of: Callable[[Config], int]) -> Pieces:
-    """Queries, keys and values of each head, or of each key head, one behind the other, become all queries, all keys
-    and all values."""
+    """Rearranges queries, keys and values of each head, or of each key head, to all queries, all keys, all values."""
 
     def pieces(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
         if "query_key_value" not in name:
@@ -69,7 +68,7 @@ def _by_kind(groups_of: Callable[[Config], int]) -> Pieces:
 
 
 def _mamba(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
-    """Of either generation."""
+    """Mamba of either generation."""
     groups = next((config[key] for key in ("n_groups", "mamba_n_groups") if key in config), 1)
     if name.endswith("conv1d.weight"):
         return [Piece(shape=(shape[0], shape[-1]))]
@@ -84,7 +83,7 @@ def _mamba(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | N
 
 
 def _falcon_h1(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
-    """Multiplied by the model's multipliers."""
+    """Falcon H1: weights are multiplied by the model's multipliers."""
     inner, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
     sizes = [inner, inner, states, states, config["mamba_n_heads"]]
     steps = np.repeat(np.float32(config["ssm_multipliers"]), sizes)[:, None] * config["ssm_in_multiplier"]
@@ -102,7 +101,7 @@ def _falcon_h1(name: str, shape: tuple[int, ...], config: Config) -> list[Piece]
 
 
 def _latent(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
-    """What makes keys and values of what is cached, apart."""
+    """Splits the projection from the cached vector into that to keys and that to values."""
     if not name.endswith("kv_b_proj.weight"):
         return None
     heads, plain, value = config["num_attention_heads"], config["qk_nope_head_dim"], config["v_head_dim"]
@@ -120,7 +119,7 @@ def _kimi(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | No
 
 
 def _delta_net(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
-    """Qwen3-Next's: what goes with a key head stands apart."""
+    """Qwen3-Next's delta nets: what is grouped by key head is separated."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     key, value = config["linear_key_head_dim"], config["linear_value_head_dim"] * values // keys
     if name.endswith("in_proj_qkvz.weight"):
@@ -137,7 +136,7 @@ def _delta_net(name: str, shape: tuple[int, ...], config: Config) -> list[Piece]
 
 
 def _tiled(name: str, shape: tuple[int, ...], config: Config) -> list[Piece] | None:
-    """Qwen3.5's: value heads by their place beside a key head first."""
+    """Qwen3.5's delta nets: value heads are sorted by their index within their key head first."""
     if "linear_attn" not in name or name.endswith("norm.weight"):
         return _delta_net(name, shape, config)
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -170,7 +169,7 @@ def _granite_hybrid(name: str, shape: tuple[int, ...], config: Config) -> list[P
 
 
 def _of_state(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Of either generation of Mamba, whatever the family calls it."""
+    """Metadata of the states of either generation of Mamba, regardless of the family's names for them."""
 
     def find(*names: str) -> Any:
         return next((config[each] for name in names for each in (prefix + name, name) if config.get(each)), None)

@@ -54,7 +54,7 @@ _LARGEST = {"Q2_K": 15 * 3, "Q3_K": 32 * 4, "Q4_K": 63 * 15, "Q5_K": 63 * 31, "Q
 
 @dataclass(frozen=True)
 class Written:
-    """A model in GGUF, and one in Hugging Face's layout that has what its weights stand for."""
+    """A model in GGUF, and one in Hugging Face's layout with the dequantized weights."""
 
     file: Path
     reference: Path
@@ -110,7 +110,7 @@ def write_gguf(
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """By the names that most families have."""
+    """The configuration, with fields under the names that most families use."""
     found = transformers.AutoConfig.from_pretrained(folder)
     own = json.loads((folder / "config.json").read_text())
     fields = own | {name: getattr(found, name) for name in found.attribute_map}
@@ -131,10 +131,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _views(meant: Mapping[str, np.ndarray], takes_turns: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, values), experts one by one: writing to the values changes what is meant.
+    """(name, view of the values), experts one by one; writing to a view changes `meant`.
 
     Args:
-        takes_turns: experts' gates and ups do, in one tensor.
+        takes_turns: whether experts' gates and ups are interleaved in one tensor.
     """
     for name in sorted(meant):
         values = meant[name]
@@ -184,8 +184,10 @@ def _may_be_packed(theirs: str, piece: Piece, view: np.ndarray) -> bool:
 
 
 def _write(view: np.ndarray, piece: Piece, kind: str, seed: int) -> tuple[np.ndarray, str]:
-    """What the file has of these values, which become what that stands for; and in which type: F16, where rows do not
-    make blocks."""
+    """The data written to the file, and its type: F16 if rows cannot be divided into blocks.
+
+    Replaces the values in `view` with what the written data stands for.
+    """
     rows = slice(None) if piece.rows is None else piece.rows
     place: Any = rows if piece.columns is None else np.ix_(np.arange(len(view)), piece.columns)
     values = view[place]
@@ -202,7 +204,7 @@ def _write(view: np.ndarray, piece: Piece, kind: str, seed: int) -> tuple[np.nda
 
 
 def _packed(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """As the file has them, and what they stand for: of types that cannot be quantized to, something else as large."""
+    """Packed data and what it stands for; random data of the same magnitude for types that cannot be quantized to."""
     if kind in _HALVES:
         packed = random_blocks(values.shape, kind, float(np.abs(values).max()), seed)
     else:
@@ -211,7 +213,7 @@ def _packed(values: np.ndarray, kind: str, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def random_blocks(shape: tuple[int, ...], kind: str, largest: float, seed: int = 0) -> np.ndarray:
-    """Blocks of any bits, but for scales that keep their values below about `largest`."""
+    """Blocks of random bits, with scales that keep values below about `largest`."""
     values, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     generator = np.random.default_rng(seed)
     blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // values, size), dtype=np.uint8)
@@ -251,7 +253,7 @@ def _metadata(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _rotary_factors(config: Mapping[str, Any]) -> np.ndarray | None:
-    """What Llama 3 divides frequencies by."""
+    """The factors by which Llama 3 divides frequencies."""
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "llama3":
         return None

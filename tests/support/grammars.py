@@ -1,4 +1,4 @@
-"""Constraints over the vocabulary of the model in the box, as engines get them."""
+"""Constraints over the bundled model's vocabulary, as engines get them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def make_grammars() -> Grammars:
 
 
 def spell(text: str) -> list[int]:
-    """Tokens that are the text."""
+    """The tokens of a text."""
     return vocabulary().encode(text.encode())
 
 
 def text_of(token_ids: list[int]) -> str:
-    """What tokens say; special ones say nothing."""
+    """The text of tokens, without special ones."""
     known = vocabulary()
     return b"".join(known.tokens[each] for each in token_ids if each not in known.special_token_ids).decode()
 

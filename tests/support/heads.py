@@ -1,4 +1,4 @@
-"""Checkpoints of heads in the layouts in which they are published, and what plain torch makes of them."""
+"""Checkpoints of draft heads in their published layouts, and reference implementations in plain torch."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Reference:
     """A head in plain torch, without a cache.
 
     Attributes:
-        features: of the target's hidden states behind each layer, the embedding first and normalised at last.
-        join: embedding and features → what the layer reads.
-        finish: what comes out → what the output layer reads.
+        features: the target's hidden states after each layer (embedding first, the last ones normalized) → features.
+        layer: embedding, features → the layer's output, which is also the features of the next position.
+        finish: the layer's output → the output layer's input.
     """
 
     target: Any
     features: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
-    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # embedded, features → what comes out
+    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     finish: Callable[[torch.Tensor], torch.Tensor]
     output: Callable[[torch.Tensor], torch.Tensor]
 
     @torch.inference_mode()
     def guess(self, token_ids: list[int], count: int) -> list[int]:
-        """The tokens behind these, as the head sees it."""
+        """The tokens that the head predicts after these."""
         states = self.target(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
         features, known = self.features(states)[0], list(token_ids)
         for _ in range(count):
@@ -77,7 +77,7 @@ def _runner(config: Any, layer: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def make_eagle(folder: Path, target_folder: Path) -> Reference:
-    """With a copy of the embedding, as it is published."""
+    """An EAGLE head with a copy of the embedding, as in published checkpoints."""
     torch.manual_seed(3)
     target = _target(target_folder)
     config, size = target.config, target.config.hidden_size
@@ -101,7 +101,7 @@ def make_eagle3(
     folder: Path, target_folder: Path, draft_vocab_size: int | None = 60, layers: tuple[int, int, int] | None = None,
     norm_before_residual: bool = False,
 ) -> Reference:  # fmt: skip
-    """Of the tokens with odd ids, or of all."""
+    """An EAGLE-3 head for the tokens with odd ids, or for all tokens."""
     torch.manual_seed(4)
     target = _target(target_folder)
     config, size = target.config, target.config.hidden_size
@@ -178,7 +178,7 @@ def add_multi_token_layer(folder: Path) -> Reference:
 
 
 def _with_experts_apart(tensors: Tensors) -> Tensors:
-    """As published checkpoints have them."""
+    """Separates experts into tensors of their own, as in published checkpoints."""
     found: Tensors = {}
     for name, tensor in tensors.items():
         if name == "mlp.experts.gate_up_proj":

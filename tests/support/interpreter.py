@@ -1,12 +1,12 @@
-"""Triton's interpreter without what it does again and again to no effect, and with rows whose place changes no product.
+"""Makes Triton's interpreter faster by avoiding repeated work, and makes products independent of a row's position.
 
-It runs the compiler's own front end for each operation of each program: types, shapes and numbers that are what they
-were for the operation before are made anew and compared, which is most of its time. Here they are made once. For each
-kernel, and each call of a function within it, it looks through the whole language for what to replace. What is there
-does not change; and what has been replaced stays so until the kernel ends.
+The interpreter runs the compiler's front end for each operation of each program. Most of its time goes into creating
+and comparing types, shapes and numbers that are the same as for the previous operation; here they are created once. For
+each kernel, and each function call within it, it searches the whole language for what to replace. The language does not
+change, so this is done once, and replacements stay until the kernel ends.
 
-Its products are numpy's, whose library adds up the rows of a matrix in different orders where it has no kernels for
-AVX-512. A GPU, and einsum, go through each row alike.
+Its products are numpy's, whose library sums the rows of a matrix in different orders if it has no AVX-512 kernels. A
+GPU, and einsum, treat all rows alike.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def replace_language_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def make_types_once(patch: pytest.MonkeyPatch) -> None:
-    """Blocks of the same shape and type share one, and tensors what it says of them."""
+    """Makes blocks of the same shape and type share one type object, and tensors the properties derived from it."""
     from triton.language import core
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
@@ -144,7 +144,7 @@ def multiply_rows_alike(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_for_no_overflows(patch: pytest.MonkeyPatch) -> None:
-    """Without its option for debugging it works out whether integers overflow, and tells nobody."""
+    """Turns off integer overflow checks, which are computed but not reported without the debug option."""
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder

@@ -1,7 +1,7 @@
-"""Kubernetes manifests without a cluster: what kustomize makes of a folder, and the fields that there are.
+"""Checks Kubernetes manifests without a cluster: renders a folder like kustomize, and validates all fields.
 
-The types are the subset of the APIs that deploy/kubernetes uses, written down after apps/v1, core/v1,
-networking.k8s.io/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1; a field that is none of them is refused.
+The types are the subset of apps/v1, core/v1, networking.k8s.io/v1, leaderworkerset.x-k8s.io/v1 and ray.io/v1 that
+deploy/kubernetes uses; unknown fields are rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename="camel"):
-    """Has the fields below and no others."""
+    """An object that has its declared fields and no others."""
 
 
 class Metadata(Strict):
@@ -175,7 +175,7 @@ class Service(Strict):
 
 class NetworkPeer(Strict):
     pod_selector: Selector
-    namespace_selector: Selector | None = None  # none: the policy's own
+    namespace_selector: Selector | None = None  # None means the policy's own namespace
 
 
 class NetworkPort(Strict):
@@ -262,7 +262,7 @@ KINDS: Mapping[str, type[Strict]] = MappingProxyType(
 
 
 def render(folder: Path) -> list[dict[str, Any]]:
-    """The objects of a folder and of those that it builds on, with its images' tags, as kustomize has them."""
+    """The objects of a folder and of the folders it builds on, with its image tags, as rendered by kustomize."""
     chosen = msgspec.convert(yaml.safe_load((folder / "kustomization.yaml").read_text()), Kustomization)
     objects: list[dict[str, Any]] = []
     for name in chosen.resources:
@@ -283,9 +283,10 @@ def _with_images(value: Any, images: Mapping[str, Image]) -> Any:
 
 
 def validate(rendered: dict[str, Any]) -> Strict:
-    """
+    """Validates an object.
+
     Raises:
-        KeyError: it is of no kind that is known here.
-        msgspec.ValidationError: it has fields that its kind has not, lacks some, or has wrong values in them.
+        KeyError: its kind is unknown.
+        msgspec.ValidationError: it has unknown fields, lacks fields, or has invalid values.
     """
     return msgspec.convert(rendered, KINDS[rendered["kind"]])

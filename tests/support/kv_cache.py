@@ -1,4 +1,4 @@
-"""A KV cache manager by its few figures, and the copies of its host tier."""
+"""Makes KV cache managers from a few numbers, and reads the copies of their host tier."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_manager(
 
 
 def take_copies(manager: KvCacheManager) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Of the host tier: (device block, host block) pairs to copy out, (host block, device block) pairs to copy in."""
+    """Copies of the host tier: (device block, host block) pairs to save, (host block, device block) pairs to load."""
     transfers = manager.take_transfers()
     out = [(block, int(place)) for save in transfers.saves for block, place in _pairs(save)]
     return out, [(int(place), block) for load in transfers.loads for block, place in _pairs(load)]

@@ -1,4 +1,4 @@
-"""Copies to a device that is none: they are made as late as they may be, and spoil their rooms as early as they may."""
+"""Simulated copies to a device, made as late as allowed, whose buffers are overwritten as early as allowed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 import engine_svc.loader.host_weights
 from engine_svc.layers.host_weights import Copies
 
-_SPOILT = 0xFF  # of floating-point numbers, none
+_SPOILT = 0xFF  # bytes that make NaNs as floating-point numbers
 
 
 class LateCopies(Copies):
-    """The device is the CPU, which has computed all that it was given.
+    """Copies to the CPU as if it were a device, which has computed everything that it was given.
 
     Attributes:
-        log: what was done, by the number that a room and a content have got when they were first seen.
-        memory: of the host, as long as somebody has it.
+        log: what was done; buffers and contents are numbered in the order in which they were first seen.
+        memory: host memory tensors that are still in use.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class LateCopies(Copies):
 
 @pytest.fixture
 def late_copies(monkeypatch: pytest.MonkeyPatch) -> list[LateCopies]:
-    """The CPU is a device with host memory beside it. Gets the copies of each model that is loaded."""
+    """Treats the CPU as a device with separate host memory; the list receives the copies of each loaded model."""
     made: list[LateCopies] = []
 
     def copies_to(device: torch.device) -> LateCopies:

@@ -1,4 +1,4 @@
-"""What torchrun starts in a test: as engine_svc.main does, and rank 0 answers some prompts in place of serving."""
+"""The program that torchrun starts in a test: like engine_svc.main, but rank 0 answers prompts instead of serving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(folder: str) -> None:
 
 
 def siblings() -> list[int]:
-    """All that torchrun has started: this process first, then rank 1; and the child that computes for rank 0."""
+    """All processes that torchrun has started: this one, rank 1, and the child that computes for rank 0."""
     return [os.getpid(), *(pid for pid in children(os.getppid()) if pid != os.getpid()), *children(os.getpid())]
 
 

@@ -1,4 +1,4 @@
-"""What a GPU is given to do: Triton's kernels, which the interpreter runs here, and torch's operators that compute."""
+"""Records what would be launched on a GPU: Triton kernels, run by the interpreter here, and torch operators."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from engine_svc.runner.native_calls import is_view
 
-_NEW = {"empty", "new_empty", "empty_like", "empty_strided"}  # memory, and nothing in it
+_NEW = {"empty", "new_empty", "empty_like", "empty_strided"}  # these only allocate memory
 
 
 class Launches(TorchDispatchMode):
-    """Notes them by their names, while it is entered. What only looks at a tensor in another way is none of them."""
+    """Context that records launches by name. Operators that only return views of tensors do not count."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()

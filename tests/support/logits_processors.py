@@ -11,7 +11,7 @@ from quire.logits_processor import LogitsProcessor
 
 
 class OnlyMultiples(LogitsProcessor):
-    """For requests with `multiple` in their vllm_xargs: no token but its multiples."""
+    """For requests with `multiple` in their vllm_xargs: allows only multiples of it."""
 
     def __init__(self, multiple: int) -> None:
         self._multiple = multiple
@@ -26,7 +26,7 @@ class OnlyMultiples(LogitsProcessor):
 
 
 class Successor(LogitsProcessor):
-    """Each token is the last one plus a step; after so many of them, nothing is changed any more."""
+    """Makes each token the previous one plus a step; after `count` tokens, logits are no longer changed."""
 
     def __init__(self, step: int, count: int = 1000) -> None:
         self._step = step
@@ -41,7 +41,7 @@ class Successor(LogitsProcessor):
 
 
 class Broken(LogitsProcessor):
-    """Wrong, in the way that it is told."""
+    """Misbehaves in a chosen way."""
 
     def __init__(self, how: str = "raises") -> None:
         self._how = how
@@ -52,15 +52,15 @@ class Broken(LogitsProcessor):
 
 
 class Abstract(LogitsProcessor):
-    """Says nothing."""
+    """Does not implement the abstract methods."""
 
 
 def not_a_class() -> None:
-    """Another thing."""
+    """A function where a class is expected."""
 
 
 class Counted(LogitsProcessor):
-    """The one token that says how much is known: ten times the prompt's tokens, and all of them."""
+    """Allows one token, whose id is ten times the number of prompt tokens plus the number of all tokens."""
 
     def apply(self, token_ids: torch.Tensor, num_prompt_tokens: int, logits: torch.Tensor) -> torch.Tensor:
         found = torch.full_like(logits, -torch.inf)

@@ -1,4 +1,4 @@
-"""Adapters as the PEFT library writes them, bases that they are merged into, and executors that run both."""
+"""Adapters like those written by the PEFT library, base models merged with them, and executors that run both."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MadeAdapter:
 
 
 def modules_of(base: Path, modules: Mapping[str, tuple[int, int]], names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Of the modules that take adapters, those that the base's checkpoint has, and whose names end so."""
+    """The modules that accept adapters, are in the base's checkpoint, and whose names end with one of `names`."""
     tensors = load_file(base / "model.safetensors")
     ends = {name: name.rpartition(".")[2] for name in modules if f"{name}.weight" in tensors}
     assert set(ends.values()) >= set(names), (sorted(names), sorted(set(ends.values())))
@@ -48,9 +48,9 @@ def write_adapter(
     """Random matrices for modules, by their names in the base: (outputs, inputs).
 
     Args:
-        size: of what it adds, beside the inputs.
-        whole: by the names of modules, what stands in place of their weights.
-        settings: of adapter_config.json.
+        size: magnitude of what the adapter adds, relative to the inputs.
+        whole: weights that replace those of modules, by the modules' names.
+        settings: further fields of adapter_config.json.
     """
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
@@ -78,10 +78,10 @@ def write_adapter(
 
 
 def merge(base: Path, adapter: MadeAdapter, target: Path, *, inputs_first: bool = False) -> Path:
-    """The base with the adapter in its weights, summed in float64.
+    """Writes the base with the adapter merged into its weights, summed in float64.
 
     Args:
-        inputs_first: in these.
+        inputs_first: whether the base's matrices are transposed, with inputs as rows.
     """
     shutil.copytree(base, target)
     file = target / "model.safetensors"
@@ -98,7 +98,7 @@ def merge(base: Path, adapter: MadeAdapter, target: Path, *, inputs_first: bool 
 
 @dataclass
 class AdapterExecutor:
-    """Generates greedily by steps as the control side would plan them."""
+    """Generates greedily, with steps like those planned by the control side."""
 
     executor: Executor
     spec: KvCacheSpec
@@ -106,7 +106,7 @@ class AdapterExecutor:
     step: int = 0
 
     def read(self, *folders: Path) -> dict[Path, str]:
-        """Reads adapters into host memory; what comes of each."""
+        """Reads adapters into host memory; returns an error or an empty text for each."""
         new = {folder: len(self.keys) + 1 + number for number, folder in enumerate(folders)}
         self.keys |= new
         found = self._run(AdapterChanges(read={key: str(folder) for folder, key in new.items()})).read_adapters
@@ -142,7 +142,7 @@ class AdapterExecutor:
         """The tokens of all prompts together.
 
         Args:
-            draft: what is guessed behind so many tokens of a prompt's output.
+            draft: returns draft tokens that follow the given number of tokens of a prompt's output.
         """
         pages = -(-(max(map(len, prompts)) + count) // self.spec.block_size)
         groups = len(self.spec.windows)
@@ -169,7 +169,7 @@ class AdapterExecutor:
 
 @contextmanager
 def adapter_executor(folder: Path, **options: Any) -> Iterator[AdapterExecutor]:
-    """A model that takes adapters, of float32 unless the options say otherwise."""
+    """A model that accepts adapters, in float32 unless the options say otherwise."""
     given: dict[str, Any] = {
         "dtype": "float32", "use_tqdm_on_load": False, "enable_lora": True, "max_loras": 4, "max_lora_rank": 64,
         "max_num_seqs": 16,

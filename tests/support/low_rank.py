@@ -1,4 +1,4 @@
-"""Rows of several groups, for the low-rank products of every implementation."""
+"""Test cases for the low-rank products of every implementation: rows of several groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def normal(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 class LowRankCase:
-    """Rows of three groups and of none, over a layer of two parts."""
+    """Rows of three groups and of no group, for a layer with two parts."""
 
     def __init__(self, size: int, outputs: tuple[int, int], dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
         self.down = normal(GROUPS, 2, RANK, size, dtype=weight_dtype, seed=1) / size**0.5
@@ -30,16 +30,16 @@ class LowRankCase:
         self.hidden = normal(ROWS, size + 8, dtype=dtype, seed=3)[:, 3 : 3 + size]
         self.base = normal(ROWS, sum(outputs), dtype=dtype, seed=4)
         self.groups = np.random.default_rng(0).integers(-1, GROUPS, ROWS)
-        self.groups[:18] = 0  # more than a tile of them
+        self.groups[:18] = 0  # more rows than a tile
 
     def check(self, output: torch.Tensor) -> None:
-        """What `run` gave."""
+        """Checks the result of `run`."""
         tolerance = TOLERANCE[output.dtype]
         torch.testing.assert_close(output.double(), self.expected(), atol=tolerance, rtol=tolerance)
         assert output[self.groups < 0].equal(self.base[self.groups < 0])
 
     def run(self, ops: Ops, rows: slice = slice(None)) -> torch.Tensor:
-        """What comes of some of the rows."""
+        """Runs the products for some of the rows."""
         tiles = row_tiles(self.groups[rows])
         output = self.base[rows].clone()
         sums = ops.shrink(self.hidden[rows], self.down, self.ranks, tiles)
@@ -47,7 +47,7 @@ class LowRankCase:
         return output
 
     def expected(self) -> torch.Tensor:
-        """float64."""
+        """The expected result, in float64."""
         output = self.base.double()
         for row, group in enumerate(self.groups):
             for part in (0, 1) if group >= 0 else ():
@@ -58,7 +58,7 @@ class LowRankCase:
 
 
 def row_tiles(groups: npt.NDArray[Any]) -> RowTiles:
-    """Those of rows of groups."""
+    """The tiles of rows that belong to the given groups."""
     return RowTiles(*(torch.from_numpy(each) for each in tiles_of(groups)))
 
 
@@ -72,7 +72,7 @@ class ExpertAdapterCase:
         self.adapters = torch.tensor([-1, 0, 1, 1, 0]).repeat(tokens)[:tokens].to(torch.int32)
 
     def given(self) -> ExpertAdapters:
-        """As products take them."""
+        """The adapters in the form that products take."""
         return ExpertAdapters(self.adapters, self.gate_up, self.down)
 
     def merged(self, weights: torch.Tensor, matrices: LowRankMatrices, adapter: int) -> torch.Tensor:

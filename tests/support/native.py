@@ -14,11 +14,11 @@ from engine_svc.native.library import Kernels, kernels
 
 _compiler = shutil.which("g++") or shutil.which("clang++")
 AVAILABLE = tuple(level for level in available_levels() if _compiler or find(level))
-# In QEMU (tests/support/arm.py), where a product takes a hundred times as long: what goes through every number of rows
-# goes through those at the edges of the kernels' tiles and tasks there.
+# In QEMU (tests/support/arm.py), where a product takes a hundred times as long, tests that would try every number of
+# rows try only those at the edges of the kernels' tiles and tasks.
 EMULATED = "QEMU_CPU" in os.environ
 needs_native = pytest.mark.skipif(not AVAILABLE, reason="native kernels: no level of instructions, or no compiler")
-# `level` is each one of this kind of machine; those of faster processors are skipped, except in QEMU, which has one.
+# `level` takes each level of this kind of machine. Those that the processor lacks are skipped; in QEMU, left out.
 every_level = pytest.mark.parametrize(
     "level",
     [

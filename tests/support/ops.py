@@ -1,4 +1,4 @@
-"""The operations by the names that tests have for them, with the type that they run in."""
+"""Implementations of Ops by the names used in tests, with the dtypes that they run in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_ops(name: str) -> tuple[Ops, torch.dtype]:
     if name == "plain":
         return PlainOps(), torch.float32
     if name == "triton":
-        from engine_svc.ops.triton import TritonOps  # which not every machine has
+        from engine_svc.ops.triton import TritonOps  # Triton is not installed everywhere
 
         return TritonOps(), torch.float32
     return NativeOps(fastest_kernels()), torch.bfloat16
@@ -44,7 +44,7 @@ def experts_by_definition(
     down: torch.Tensor,
     form: ExpertsForm = ExpertsForm(),
 ) -> torch.Tensor:
-    """In float64; the arguments are those of `Ops.experts` and of its product."""
+    """`Ops.experts` by its definition, in float64; the arguments are those of `Ops.experts` and of its product."""
     expected = torch.zeros(hidden.shape, dtype=torch.float64)
     for index, (first, second) in enumerate(zip(gate_up.double(), down.double(), strict=True)):
         share = (weights.double() * (expert_ids == index)).sum(-1, keepdim=True)
@@ -61,7 +61,7 @@ CLAMPED = ClampedSwish(1.702, 1.5)
 
 
 def forms_of_experts(experts: int, size: int, inner: int, dtype: torch.dtype) -> dict[str, ExpertsForm]:
-    """By the names that tests have for them."""
+    """Forms of experts by the names used in tests."""
     generator = torch.Generator().manual_seed(9)
     biases = [torch.randn(experts, outputs, generator=generator).to(dtype) for outputs in (2 * inner, size)]
     return {

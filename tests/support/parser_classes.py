@@ -1,4 +1,4 @@
-"""Which parser has which name; a format's file is loaded when it is asked for."""
+"""Parsers by name; the file of a format is loaded on demand."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def masks(vocab_size: int, allowed: Mapping[int, Collection[int]]) -> TokenMasks
 
 
 def join_masks(parts: Sequence[TokenMasks]) -> TokenMasks:
-    """Those of one part behind those of the other."""
+    """Concatenates masks."""
     return TokenMasks([slot for part in parts for slot in part.slots], b"".join(part.bits for part in parts))
 
 
 def sampling_plan(**fields: Any) -> SamplingPlan:
-    """`seed` is the noise's key."""
+    """A sampling plan; `seed` is the key of the noise."""
     added = {name: fields.pop(name) for name in _ADDED if name in fields}
     return SamplingPlan(SamplingParameters(**fields), **added)

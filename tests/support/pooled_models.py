@@ -1,4 +1,4 @@
-"""Tiny random models that are served for pooling, what Transformers makes of sequences with them, and what we do."""
+"""Tiny random models for pooling, reference results by Transformers, and our results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHAPE: dict[str, Any] = {
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
 _ROBERTA = {"type_vocab_size": 1, "pad_token_id": 1}
 
-# By name: what stands before Config, Model, ForSequenceClassification and so on, and the changes of the shape.
+# By family: the prefix of Transformers' classes (before Config, Model and so on), and changes of the shape.
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"type_vocab_size": 2}),
     "bert-relu": ("Bert", {"hidden_act": "relu"}),
@@ -74,14 +74,14 @@ def make_pooled(folder: Path, family: str, suffix: str, **changes: Any) -> Path:
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}{suffix}")(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") or "norm" in name.lower():  # which begin as zeros and ones, and would say nothing
+        if name.endswith("bias") or "norm" in name.lower():  # initially zeros and ones, which would not show mistakes
             parameter.data += torch.randn_like(parameter) * 0.1
     model.save_pretrained(folder)
     return folder
 
 
 def change_config(folder: Path, **changes: Any) -> None:
-    """Writes fields of config.json; None takes one away."""
+    """Changes fields of config.json; None removes a field."""
     file = folder / "config.json"
     config = json.loads(file.read_text()) | changes
     file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
@@ -89,7 +89,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 @torch.inference_mode()
 def reference(folder: Path, prompts: Sequence[Sequence[int]], auto: Any, **inputs: Any) -> list[torch.Tensor]:
-    """Hidden states, or logits where there are any, of each prompt alone, by Transformers in float32."""
+    """Hidden states, or logits if there are any, of each prompt alone, by Transformers in float32."""
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     found = []
     for index, prompt in enumerate(prompts):
@@ -109,13 +109,13 @@ def runner_of(folder: Path, tokens: Sequence[int] = (), **options: Any) -> Pooli
 
 
 def sequence(token_ids: Sequence[int], task: str, types: Sequence[int] = (), **changes: Any) -> PooledSequence:
-    """One that is not normalized or activated, unless the changes say so."""
+    """A sequence whose results are not normalized or activated, unless the changes say so."""
     fields = {"dimensions": 0, "normalize": False, "use_activation": False} | changes
     return PooledSequence(list(token_ids), list(types), task, **fields)
 
 
 def run(runner: PoolingRunner, sequences: Sequence[PooledSequence]) -> list[torch.Tensor]:
-    """What one step makes of them."""
+    """The results of one step for sequences."""
     return [values_of(output) for output in runner.run(PoolingPlan(1, list(sequences))).outputs]
 
 

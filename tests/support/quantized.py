@@ -1,4 +1,4 @@
-"""Matrices and models in the forms of quantized checkpoints, by the definitions of these forms."""
+"""Matrices and models in the formats of quantized checkpoints, by the definitions of these formats."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from engine_svc.ops.grids import NF4
 
-# At which place of a word AWQ has each of eight outputs' codes, the lowest first.
+# The place in a word, the lowest first, where AWQ has the code of each of eight outputs.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of a checkpoint, and what it stands for: [outputs, inputs]."""
+    """The tensors of a checkpoint's matrix, and the values that they stand for: [outputs, inputs]."""
 
     tensors: Mapping[str, torch.Tensor]
     meant: torch.Tensor
@@ -28,12 +28,12 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight as whole numbers: (codes - zeros) * scale."""
+    """A weight as integers: (codes - zeros) * scale."""
 
     codes: torch.Tensor  # [outputs, inputs]
     zeros: torch.Tensor  # [outputs, groups]
     scale: torch.Tensor  # float16 [outputs, groups]
-    places: torch.Tensor  # [inputs], which group each is of
+    places: torch.Tensor  # [inputs], the group of each input
 
     @property
     def meant(self) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Rounded:
 
 
 def rounded(weight: torch.Tensor, bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False) -> Rounded:
-    """Each group's values between its least and its greatest."""
+    """Quantizes each group's values linearly between the smallest and the largest."""
     inputs = weight.shape[1]
     places = torch.arange(inputs) // group
     if shuffled:
@@ -71,9 +71,10 @@ def gptq(
     weight: torch.Tensor, bits: int = 4, group: int = 16, *, less: int = 1, symmetric: bool = False,
     shuffled: bool = False,
 ) -> Matrix:  # fmt: skip
-    """
+    """A matrix in GPTQ's format.
+
     Args:
-        less: what is stored of a zero point, less than it.
+        less: how much smaller than a zero point the stored value is.
     """
     found = rounded(weight, bits, group, symmetric=symmetric, shuffled=shuffled)
     tensors = {
@@ -95,12 +96,12 @@ def awq(weight: torch.Tensor, group: int = 16) -> Matrix:
 
 
 def _interleaved(codes: torch.Tensor) -> torch.Tensor:
-    """[rows, outputs]: each eight outputs in AWQ's order."""
+    """[rows, outputs], with each eight outputs in AWQ's order."""
     return codes.unflatten(1, (-1, 8))[..., AWQ_PLACES].flatten(1)
 
 
 def nf4(weight: torch.Tensor) -> Matrix:
-    """By bitsandbytes' grid, as its method shows a checkpoint's tensors to parameters: with runs of 32 inputs."""
+    """A matrix in bitsandbytes' NF4 grid, in the form in which its method passes tensors on: with runs of 32 inputs."""
     grid = torch.tensor(NF4.values)
     greatest = weight.unflatten(1, (-1, 32)).abs().amax(-1)
     scale = greatest.repeat_interleave(32, 1)
@@ -148,7 +149,7 @@ def torchao_halves(weight: torch.Tensor, group: int) -> Matrix:
 
 
 def hqq(weight: torch.Tensor, bits: int, group: int) -> Matrix:
-    """Rounded to the nearest, where HQQ looks for better zero points."""
+    """A matrix in HQQ's format, but simply rounded to the nearest, without HQQ's optimized zero points."""
     groups = weight.reshape(-1, group)
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     scale = ((high - low) / (2**bits - 1)).clamp(min=1e-6)
@@ -162,7 +163,7 @@ def hqq(weight: torch.Tensor, bits: int, group: int) -> Matrix:
 
 
 def _hqq_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """The first part of all rows in the highest bits, and so on; ten of three bits in a word."""
+    """Packs codes: the first part of all rows in the highest bits, and so on; ten codes of three bits in a word."""
     parts = 10 if bits == 3 else 8 // bits
     padded = torch.nn.functional.pad(codes, (0, 0, 0, -len(codes) % parts)).chunk(parts)
     words = sum((part << bits * (parts - 1 - index) for index, part in enumerate(padded)), torch.zeros_like(padded[0]))
@@ -171,7 +172,7 @@ def _hqq_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model in a quantized checkpoint, and in one of the weights that this stands for."""
+    """A quantized checkpoint of a model, and a checkpoint with the dequantized weights."""
 
     packed: Path
     plain: Path
@@ -184,12 +185,12 @@ def quantized_model(
     original: Path, folder: Path, convert: Convert, settings: Mapping[str, Any], *, skipped: Collection[str] = (),
     head: bool = False, more: Mapping[str, Convert] = {},
 ) -> Quantized:  # fmt: skip
-    """The linear layers of a model, quantized.
+    """Quantizes the linear layers of a model.
 
     Args:
-        skipped: what modules' names have that stay as they are, beside routers.
-        head: lm_head is quantized too.
-        more: what names of other modules end with, and how they are quantized.
+        skipped: modules whose names contain one of these stay as they are, like routers.
+        head: whether lm_head is quantized too.
+        more: conversions of further modules, by the ends of their names.
     """
     found = Quantized(folder / "packed", folder / "plain")
     tensors, packed_tensors = load_file(original / "model.safetensors"), {}

@@ -1,4 +1,4 @@
-"""Matrices in the forms of checkpoints of floating-point numbers of eight and four bits, and of bytes."""
+"""Matrices in the formats of checkpoints with 8-bit and 4-bit floating-point numbers, and with 8-bit integers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -
 
 
 def greatest(weight: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """The greatest absolute value of each block of outputs and inputs, of which the last may be smaller."""
+    """The greatest absolute value of each block of outputs and inputs; the last blocks may be smaller."""
     rows, columns = (min(each) for each in zip(block, weight.shape, strict=True))
     padded = F.pad(weight.abs(), (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
     return padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).amax((1, 3))
 
 
 def spread(scales: torch.Tensor, block: tuple[int, int], shape: torch.Size) -> torch.Tensor:
-    """Each block's for each of its weights, in float64."""
+    """Expands the scales of blocks to all of their weights, in float64."""
     rows, columns = (min(each) for each in zip(block, shape, strict=True))
     wide = scales.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
     return wide[: shape[0], : shape[1]]
@@ -30,12 +30,13 @@ def float8(
     weight: torch.Tensor, block: tuple[int, int] | None = None, *, scale: str = "weight_scale", flat: bool = False,
     inputs: str = "",
 ) -> Matrix:  # fmt: skip
-    """
+    """A matrix of FP8 values.
+
     Args:
-        block: that has a scale; None for the whole matrix.
-        scale: its name.
-        flat: a scale for each output has one dimension.
-        inputs: the name of their scale; empty for none.
+        block: size of the blocks that have a scale each; None means one scale for the whole matrix.
+        scale: name of the scales.
+        flat: whether the scales of outputs have one dimension.
+        inputs: name of the scale of inputs; empty means that there is none.
     """
     sizes = block or (weight.shape[0], weight.shape[1])
     scales = greatest(weight, sizes) / 448
@@ -46,7 +47,7 @@ def float8(
 
 
 def int8(weight: torch.Tensor, *, flat: bool = False, whole: bool = False) -> Matrix:
-    """With a scale for each output, or one for the whole matrix."""
+    """A matrix of 8-bit integers, with a scale for each output or one for the whole matrix."""
     sizes = (weight.shape[0] if whole else 1, weight.shape[1])
     scales = greatest(weight, sizes) / 127
     values = (weight / spread(scales, sizes, weight.shape)).round().to(torch.int8)
@@ -55,10 +56,12 @@ def int8(weight: torch.Tensor, *, flat: bool = False, whole: bool = False) -> Ma
 
 
 def float4(weight: torch.Tensor, group: int, name: str, *, factor: str = "", divides: bool = False) -> Matrix:
-    """
+    """A matrix of FP4 values.
+
     Args:
-        factor: the name of the scale of the whole matrix, beside which groups' are E4M3; empty: groups' are exponents.
-        divides: it does.
+        factor: name of the scale of the whole matrix, with which groups have E4M3 scales; empty means that groups'
+            scales are exponents.
+        divides: whether the scale of the whole matrix divides.
     """
     scales = greatest(weight, (1, group)) / 6
     whole = scales.max() / 448
@@ -79,7 +82,7 @@ def float4(weight: torch.Tensor, group: int, name: str, *, factor: str = "", div
 def words(
     weight: torch.Tensor, bits: int, group: int | None, *, symmetric: bool = True, shuffled: bool = False
 ) -> Matrix:
-    """As compressed-tensors packs them: words along the inputs, and of zero points along the outputs."""
+    """A matrix as packed by compressed-tensors: words along the inputs, those of zero points along the outputs."""
     outputs, inputs = weight.shape
     size, middle = group or inputs, 1 << bits - 1
     places = torch.arange(inputs) // size

@@ -1,4 +1,4 @@
-"""Hands out what the ranks guess, always as much: no controller decides that it is not worth it."""
+"""Proposes the ranks' draft tokens, always the same number: no controller turns drafting off when it does not pay."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from engine_svc.scheduler.drafter import Drafter
 
 
 class RankDrafter(Drafter):
-    """Counts what became of it.
+    """A drafter that counts verified draft tokens.
 
     Attributes:
-        pauses: steps in which nothing is wanted; may be changed at any time.
-        drafts: tokens verified, and "right": of these, those that were right.
+        pauses: whether no draft tokens are wanted; may be changed at any time.
+        drafts: number of draft tokens verified ("all"), and of those that were right ("right").
     """
 
     def __init__(self, most: int) -> None:
@@ -41,7 +41,7 @@ class RankDrafter(Drafter):
 
 
 class NotedGuesses(RankDrafter):
-    """Knows what was guessed behind which tokens."""
+    """Remembers which draft tokens followed which tokens."""
 
     def __init__(self) -> None:
         super().__init__(3)

@@ -1,4 +1,4 @@
-"""A GPU's graphs without a GPU."""
+"""Stands in for CUDA graphs on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine_svc.runner.recorded import Capture, Forward, Replay
 
 
 def record_prompts(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
-    """Recordings of steps with prompts are of so many tokens: by default there are too many for an interpreter."""
+    """Sets the sizes of recorded steps with prompts: by default there are too many for an interpreter."""
     monkeypatch.setattr("engine_svc.runner.runner.prompt_sizes", lambda *_: [*sizes])
 
 
 class Recorder(Capture):
-    """Runs the recorded pass again, over the buffers as they are then, as a graph does."""
+    """Replays by running the recorded pass again over the buffers' present contents, like a graph."""
 
     def __init__(self) -> None:
         self.replays = 0

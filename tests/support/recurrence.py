@@ -1,4 +1,4 @@
-"""Batches of sequences for the operations of recurrent layers, and what these come to in float64."""
+"""Batches of sequences for the operations of recurrent layers, and reference results in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Part:
 
 
 def batch(parts: Sequence[Part]) -> tuple[torch.Tensor, StateMetadata]:
-    """All tokens one behind the other, as columns of something wider; and whose they are."""
+    """The parts' tokens concatenated, as columns of a wider tensor; and the metadata of their sequences."""
     tokens = torch.cat([part.tokens for part in parts])
     wider = torch.full((len(tokens), tokens.shape[1] + 5), torch.nan, dtype=tokens.dtype)
     wider[:, 2:-3] = tokens
@@ -51,18 +51,18 @@ def batch(parts: Sequence[Part]) -> tuple[torch.Tensor, StateMetadata]:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of the operations, with its parameters, over tokens whose values are all of its inputs side by side."""
+    """An operation with its parameters; a token's values are all of the operation's inputs side by side."""
 
     name: str
     size: int  # values of a token
     convolution: tuple[int, ...]  # shapes of the states
     recurrent: tuple[int, ...]
     run: Callable[[Recurrence, torch.Tensor, LayerState], torch.Tensor]
-    # What tokens [tokens, size] of one sequence come to, in float64.
+    # The reference result for tokens [tokens, size] of one sequence, in float64.
     expected: Callable[[torch.Tensor], torch.Tensor]
 
     def states(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of slots that others have left, with anything in them."""
+        """States of slots that earlier sequences have left, filled with NaN."""
         shapes = (SLOTS, *self.convolution), (SLOTS, *self.recurrent)
         return torch.full(shapes[0], torch.nan, dtype=dtype), torch.full(shapes[1], torch.nan, dtype=dtype)
 

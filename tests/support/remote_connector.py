@@ -1,4 +1,4 @@
-"""A connector to a store elsewhere, a dictionary here: what it brings comes some steps later, in part, or never."""
+"""A connector to a remote store, here a dictionary, whose transfers end some steps later, in part, or never."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MakeStore = Callable[[list[Any]], BlockStore]
 
 @dataclass(frozen=True)
 class Fare:
-    """How a transfer fares."""
+    """What happens to a transfer."""
 
-    steps: int | None = 2  # after which it ends; None: never by itself
-    most: int = 1_000_000  # of its first blocks that are moved
-    lingers: int = 0  # steps that it goes on once it is cancelled
+    steps: int | None = 2  # steps after which it ends; None means never by itself
+    most: int = 1_000_000  # how many of its first blocks are moved
+    lingers: int = 0  # steps that it continues after it is canceled
 
 
 @dataclass
 class Remote:
-    """What is kept elsewhere, by hash; workers may share it."""
+    """The remote store: blocks by hash; workers may share it."""
 
     wait_seconds: float = 1e9
     load: Callable[[int], Fare] = lambda key: Fare()
@@ -40,14 +40,14 @@ class Remote:
 
 
 class RemoteConnector(KvConnector):
-    """Saves every block that is computed, and has sequences wait for those that are there."""
+    """Saves every block that is computed, and makes sequences wait for blocks that the store has."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         self._saves: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
         self._cancelled: list[int] = []
-        self._own: set[bytes] = set()  # that this worker has saved, or is saving
+        self._own: set[bytes] = set()  # hashes of blocks that this worker has saved or is saving
         self._saving: dict[int, Sequence[bytes]] = {}
         self.ends: list[EndedTransfer] = []
 
@@ -96,7 +96,7 @@ class _Job:
 
 
 class RemoteStore(BlockStore):
-    """Until a load has ended its blocks hold nonsense, over and over: nobody else may have them."""
+    """Overwrites a load's blocks with nonsense in every step until it has ended: nothing else may use them."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class RemoteStore(BlockStore):
 
 
 def list_store(remote: Remote, nonsense: list[Any]) -> MakeStore:
-    """Makes the store of a cache that is a list of blocks, which are lists."""
+    """Makes stores for a cache that is a list of blocks, which are lists."""
 
     def make(cache: list[Any]) -> BlockStore:
         def write(block: int, contents: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A drafter for real models: it drafts what they are known to generate, with mistakes."""
+"""A drafter for real models: drafts their known outputs, with mistakes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ReplayingDrafter(Drafter):
     """Drafts the next tokens of each output that it knows, by the request's id.
 
     Args:
-        vocab_size: of the mistakes.
-        most: drafts at once; their number is drawn.
-        right: the share of drafts that are right.
+        vocab_size: ids below this are drawn for mistakes.
+        most: the most tokens drafted at once; their number is random.
+        right: the share of draft tokens that are right.
     """
 
     def __init__(self, vocab_size: int, most: int = 5, right: float = 0.8) -> None:

@@ -29,7 +29,7 @@ GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 @dataclass
 class Output:
-    """All that came for one choice."""
+    """The output of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -52,7 +52,7 @@ def running_engine(
     drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine of float32 unless the options say otherwise; proves at its end that nothing leaked."""
+    """An engine in float32, unless the options say otherwise; checks at its end that nothing leaked."""
     given = {"dtype": "float32", "use_tqdm_on_load": False, "num_gpu_blocks_override": num_blocks} | options
     chosen = engine_options(**given)
     executor = executor or create_executor(chosen.parallel)
@@ -92,7 +92,7 @@ def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list
     for index, request in enumerate(requests):
         engine.add(first + index, request)
     outputs = [[Output() for _ in range(request.sampling.n)] for request in requests]
-    unfinished = len(requests)  # some may wait for their grammars while nothing is to be done
+    unfinished = len(requests)  # some may wait for their grammars while there is no work
     while unfinished or engine.has_work:
         for delta in engine.step():
             unfinished -= delta.is_final

@@ -1,4 +1,4 @@
-"""Sequences to guess for, and a guesser that is right as often as its author wants."""
+"""Sequences to draft for, and a guesser that is right as often as a test wants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LENGTH = 10_000
 
 
 def live_request(prompt: list[int], cache_salt: str = "", key: int = 0, **sampling: Any) -> LiveRequest:
-    """One whose sequences are not scheduled."""
+    """A live request whose sequences have not been scheduled."""
     request = GenerationRequest("r", prompt, SamplingParameters(temperature=0.0, **sampling), cache_salt=cache_salt)
     live = LiveRequest(key, request, frozenset(), 0.0)
     live.sequences = make_sequences(live, (0, 0), MAX_LENGTH, seed=0)
@@ -24,7 +24,7 @@ def live_request(prompt: list[int], cache_salt: str = "", key: int = 0, **sampli
 
 
 def sequence(prompt: list[int], output: list[int] | None = None, **request: Any) -> Sequence:
-    """One that decodes: all of its tokens but the last are computed."""
+    """A sequence that decodes: all of its tokens but the last are computed."""
     (made,) = live_request(prompt, **request).sequences
     made.advance(len(prompt), 1)
     for token_id in output or []:
@@ -33,14 +33,14 @@ def sequence(prompt: list[int], output: list[int] | None = None, **request: Any)
 
 
 def go_on(made: Sequence, run: list[int]) -> None:
-    """The tokens come, and all but the last of them are computed."""
+    """Appends tokens to a sequence; all but the last of them count as computed."""
     made.advance(len(run) - made.num_pending_tokens, len(run) - made.num_pending_tokens)
     made.append(run, len(run))
     made.advance(1, 1)
 
 
 class FakeGuesser:
-    """Guesses the fake model's tokens as far as `num_right` says of a sequence of that length, then wrong ones."""
+    """Drafts `num_right(sequence)` tokens of the fake model, then wrong ones."""
 
     def __init__(self, vocab_size: int, num_right: Callable[[Sequence], int]) -> None:
         self.num_right = num_right

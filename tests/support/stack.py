@@ -1,4 +1,4 @@
-"""A running `quire serve` for the end-to-end tests: start it, ask it, stop it."""
+"""A running `quire serve` for the end-to-end tests: starts it, queries it, stops it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stack:
 
     process: subprocess.Popen[str]
     port: int
-    model: Path | None  # None: the one in the box
+    model: Path | None  # None means the bundled one
     log: Path
 
     @property

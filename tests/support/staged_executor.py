@@ -1,4 +1,4 @@
-"""All stages of a pipeline in this process, one after the other: what each computes, without processes or sockets."""
+"""All pipeline stages in this process, running one after the other, without processes or sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.options.model import ModelOptions
 
 @dataclass(frozen=True)
 class _Coming:
-    """A message that may not be there yet. Whoever waits for it lets another stage run."""
+    """A message that may not have arrived yet; waiting for it lets another stage run."""
 
     tensor: torch.Tensor
     sent: deque[torch.Tensor]
@@ -42,7 +42,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class LocalGroup(ParallelGroup):
-    """Ranks that leave each other messages."""
+    """Ranks that send each other messages through queues."""
 
     mail: dict[tuple[int, int], deque[torch.Tensor]] = field(default_factory=lambda: defaultdict(deque))  # from, to
     turn: threading.Condition = field(default_factory=threading.Condition)
@@ -58,7 +58,7 @@ class LocalGroup(ParallelGroup):
 
 
 class StagedExecutor(Executor):
-    """Runs a step through all stages when it is submitted; as many may be submitted ahead as over processes."""
+    """Runs a step through all stages when it is submitted; allows as many steps in flight as with processes."""
 
     def __init__(self) -> None:
         self.runners: list[Runner] = []
@@ -78,7 +78,7 @@ class StagedExecutor(Executor):
         return joint_spec([runner.spec() for runner in self.runners])
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Each rank warms up with steps of its own, which are the same on all: one runs at a time here, too."""
+        """Each rank warms up with its own steps, which are the same on all ranks; here they also run one at a time."""
 
         def allocate(runner: Runner) -> None:
             with self._turn:

@@ -1,4 +1,4 @@
-"""A client of a stream, which can be looked at while it reads."""
+"""A client of a stream, which can be inspected while it reads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Reader:
 
     @property
     def begun(self) -> bool:
-        """Whether it has begun to be answered.
+        """Whether the answer has begun.
 
         Raises:
-            Exception: it has ended before that.
+            Exception: the error, if the stream has ended before that.
         """
         if self.task.done():
             self.task.result()

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 
 
 class TcpProxy:
-    """Passes on what comes, as its fields say at the moment."""
+    """Forwards data as its fields say, which may change at any time."""
 
     def __init__(self, target: str) -> None:
         self.address = ""
         self.num_connections = 0
-        # So much is passed on at once; seconds that each such piece takes on its way.
+        # Most bytes that are forwarded at once; seconds that each piece takes.
         self.piece_bytes = 1 << 16
         self.delay_seconds = 0.0
         self._host, _, self._port = target.rpartition(":")
@@ -21,15 +21,15 @@ class TcpProxy:
         self._open.set()
 
     def swallow(self) -> None:
-        """Nothing comes through any more, and nobody is told: as when a cable is cut."""
+        """Stops forwarding silently, as when a cable is cut."""
         self._open.clear()
 
     def heal(self) -> None:
-        """All comes through again, what was sent meanwhile first: the ends have kept it."""
+        """Resumes forwarding, beginning with what was sent meanwhile, which the ends have kept."""
         self._open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serves one connection."""
         self.num_connections += 1
         there, back = await asyncio.open_connection(self._host, int(self._port))
         ways = [asyncio.create_task(self._pass(*way)) for way in ((reader, back), (there, writer))]

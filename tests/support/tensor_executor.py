@@ -1,4 +1,4 @@
-"""All tensor-parallel ranks of a worker in this process, each in a thread: what they compute, without processes."""
+"""All tensor-parallel ranks of a worker in this process, each in a thread, without further processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _SECONDS, _MOST_RANKS = 120, 8
 
 
 class Meeting:
-    """Where the ranks of a group show each other what they have."""
+    """The place where ranks of a group exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size)
         self._shown: list[torch.Tensor | None] = [None] * size
 
     def show(self, rank: int, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Of all ranks, once all are here."""
+        """Waits for all ranks; returns the tensors of all of them."""
         self._shown[rank] = tensor.clone()
         self._barrier.wait(_SECONDS)
         found = [each for each in self._shown if each is not None]
@@ -43,7 +43,7 @@ class Meeting:
         return found
 
     def abandon(self) -> None:
-        """Who waits here raises: another rank has failed."""
+        """Makes all waiting ranks raise, because another rank has failed."""
         self._barrier.abort()
 
 
@@ -62,7 +62,7 @@ class ThreadGroup(ParallelGroup):
         return self.dual_batch.communicate(lambda: torch.cat(self.meeting.show(self.rank, tensor), dim=-1))
 
     def exchange_rows(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """Each gives all others as much."""
+        """See ParallelGroup; here every rank must send the same number of rows to all others."""
         assert len({*sent, *received}) == 1
         return self.dual_batch.communicate(
             lambda: torch.cat([each.split(list(sent))[self.rank] for each in self.meeting.show(self.rank, rows)])
@@ -90,7 +90,7 @@ class TensorExecutor(Executor):
         return joint_spec([runner.spec() for runner in self.runners])
 
     def _all(self, call: Callable[..., _Result], *arguments: Sequence[object]) -> list[_Result]:
-        """On all ranks at once; where one fails, nobody waits for it."""
+        """Calls a function on all ranks at once; if one fails, the others do not wait for it."""
 
         def guarded(*each: object) -> _Result:
             try:
@@ -132,7 +132,7 @@ class TensorExecutor(Executor):
 
 
 def groups_of(layout: ParallelLayout) -> list[ParallelGroups]:
-    """Those of every rank."""
+    """The groups of every rank."""
     made: dict[tuple[int, ...], Meeting] = {}
 
     halves = [DualBatch() for _ in range(layout.num_ranks)]

@@ -64,7 +64,7 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
         },
     ),
-    # What is said of DeepSeek V3's groups and layers differs.
+    # The defaults for groups and layers differ from DeepSeek V3's.
     "kimi-k2": (
         "DeepseekV3", _SPARSE | {"n_group": 1, "topk_group": 1, "rope_parameters": {
             "rope_type": "yarn", "factor": 4.0, "rope_theta": 50000.0, "original_max_position_embeddings": 64,

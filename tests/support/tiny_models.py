@@ -1,4 +1,4 @@
-"""Tiny random models of each family, and what Transformers says to them."""
+"""Tiny random models of each family, and reference results by Transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
     "eos_token_id": None, "pad_token_id": 0,
-    # Wide enough apart that the likeliest token is never a matter of rounding.
+    # Weights so spread out that the likeliest token never depends on rounding.
     "initializer_range": 0.3,
 }  # fmt: skip
 
@@ -206,7 +206,7 @@ _GRANITE: dict[str, Any] = {
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
 }  # fmt: skip
-# Those whose layers keep states, at least some of them.
+# Families in which some or all layers keep states.
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
         "Jamba",
@@ -275,7 +275,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "chunk_size": 16}),
 }  # fmt: skip
 
-# Those that run by Transformers' own code.
+# Families that run Transformers' own code.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGpt", {}),  # learned positions
     "diffllama": ("DiffLlama", {}),  # whose layers attend twice
@@ -331,10 +331,10 @@ def reference_tokens(folder: Path, prompts: list[list[int]], num_tokens: int, **
 
 
 def check_greedy(folder: Path, prompts: list[list[int]], found: list[list[int]], num_tokens: int) -> None:
-    """Fails unless the answers are so long, and are those of `reference_tokens`.
+    """Fails unless the answers have `num_tokens` tokens and equal those of `reference_tokens`.
 
-    In one pass for each, where Transformers would take one for each token: they are its own if each token of them is
-    the one that it holds likeliest behind those before it.
+    Takes one pass for each answer, not one for each token: an answer is right if each of its tokens is the one that
+    Transformers considers likeliest after those before it.
     """
     model = load_reference(folder)
     for prompt, answer in zip(prompts, found, strict=True):
@@ -345,7 +345,7 @@ def check_greedy(folder: Path, prompts: list[list[int]], found: list[list[int]],
 
 
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:
-    """[tokens, vocabulary], in float64."""
+    """Log-probabilities [tokens, vocabulary] by Transformers, in float64."""
     model = load_reference(folder).double()
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].log_softmax(-1)

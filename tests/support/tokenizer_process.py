@@ -1,4 +1,4 @@
-"""A tokenizer service as a process of its own, to be killed, frozen, drained and started again."""
+"""A tokenizer service as a separate process, to be killed, frozen, drained and restarted."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class TokenizerProcess:
         self.process.wait(WAIT_SECONDS)
 
     def restart(self) -> None:
-        """Once it has ended."""
+        """Restarts the process, once it has ended."""
         self.process.wait(WAIT_SECONDS)
         self.process = self._start()

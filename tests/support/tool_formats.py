@@ -1,4 +1,4 @@
-"""How models write their calls of tools: a template for each family, in the form of the model's own chat template."""
+"""How models write tool calls: a template for each family, modeled on the model's own chat template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a model says: text, and the calls after it."""
+    """A model's turn: text, and the calls after it."""
 
     content: str
     calls: tuple[Call, ...]
@@ -37,7 +37,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Form:
-    """A family's form."""
+    """A family's format of calls."""
 
     template: str
     content: bool = True  # text may come before the calls
@@ -128,7 +128,7 @@ FORMS: Mapping[str, Form] = {
     "llama4_json": Form(_LLAMA, content=False),
 }
 
-# A family for each parser, for what takes long.
+# One family for each parser, for slow tests.
 ONE_OF_EACH_FORMAT = tuple({TOOL_PARSERS[family]: family for family in FORMS}.values())
 
 TOOLS = (
@@ -178,14 +178,14 @@ TURNS = (
 
 
 def turns_of(family: str) -> list[Turn]:
-    """What a family can say."""
+    """The turns that a family's format can express."""
     form = FORMS[family]
     fitting = [turn for turn in TURNS if form.content or not turn.content]
     return [turn if form.several else Turn(turn.content, turn.calls[:1]) for turn in fitting]
 
 
 def longest_turns_of(family: str) -> list[Turn]:
-    """Those that have all the others' calls in them."""
+    """The turns that contain the calls of all others."""
     return turns_of(family)[-2:] if FORMS[family].several else turns_of(family)
 
 
@@ -210,7 +210,7 @@ def render(family: str, turn: Turn) -> str:
 
 
 def marks_of(family: str) -> list[str]:
-    """The words that stand around its calls."""
+    """The markers around a family's calls."""
     parser = parser_class(TOOL_PARSERS, family)
     return [mark for name in ("begins", "ends", "dropped") for mark in getattr(parser, name)]
 
@@ -224,7 +224,7 @@ def words_of(family: str) -> list[str]:
 
 
 def deltas_of(family: str, pieces: Sequence[str], context: AnswerContext = CONTEXT) -> list[Delta]:
-    """What comes of a text that comes in pieces."""
+    """The parser's deltas for a text that arrives in pieces."""
     parser = parser_class(TOOL_PARSERS, family)(context)
     found = [delta for piece in pieces for delta in parser.feed(Content(piece))]
     return [*found, *parser.feed(END)]
@@ -239,5 +239,5 @@ def put_together(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
 
 
 def parse(family: str, *pieces: str) -> tuple[str, list[tuple[str, str]]]:
-    """(content, (name, arguments) of each call) of a text that comes in pieces."""
+    """(content, (name, arguments) of each call) of a text that arrives in pieces."""
     return put_together(deltas_of(family, pieces))

@@ -1,4 +1,4 @@
-"""Traces as tests look at them: a collector of OTLP on loopback, and a tracer whose spans stay in memory."""
+"""Traces for tests: an OTLP collector on loopback, and a tracer that keeps spans in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 
 @dataclass(frozen=True)
 class Told:
-    """A span that a collector was sent."""
+    """A span that was sent to a collector."""
 
     service: str
     name: str
@@ -59,7 +59,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._heard.notify_all()
 
     def wait(self, names: Iterable[str]) -> dict[str, Told]:
-        """The trace's spans by name, once those that are named have come."""
+        """The trace's spans by name, once those with the given names have arrived."""
         with self._heard:
             wanted = set(names)
             assert self._heard.wait_for(lambda: wanted <= self._told().keys(), WAIT_SECONDS), self._told()
@@ -104,7 +104,7 @@ class MemoryTracer(OtlpTracer):
         return [span.name for span in self.memory.get_finished_spans()]
 
     def spans(self) -> list[Told]:
-        """All that have ended. Nothing more is taken afterwards."""
+        """All spans that have ended; closes the tracer, so later spans are lost."""
         self.close()
         return [
             Told(
@@ -116,5 +116,5 @@ class MemoryTracer(OtlpTracer):
         ]  # fmt: skip
 
     def named(self) -> dict[str, Told]:
-        """The same by name."""
+        """The result of `spans` by name."""
         return {span.name: span for span in self.spans()}

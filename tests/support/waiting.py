@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
-# On a machine that does a lot else, a process takes many times as long to start as alone.
+# On a busy machine, a process takes many times as long to start as on an idle one.
 WAIT_SECONDS = 60.0
 
 T = TypeVar("T")
@@ -21,13 +21,13 @@ async def eventually(condition: Callable[[], object], what: str = "", seconds: f
 
 
 def eventually_now(condition: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
-    """As `eventually`, where there is no event loop."""
+    """Like `eventually`, but without an event loop."""
     for pause in _pauses(condition, what, seconds):
         time.sleep(pause)
 
 
 def under_way(ask: Callable[[int], Future[T]], count: int, is_seen: Callable[[], object]) -> list[Future[T]]:
-    """So many answers, not all of them there, while something is seen; asked for again where it was seen too late."""
+    """Requests `count` answers, repeatedly, until `is_seen` holds while some are outstanding; returns these answers."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         answers = [ask(number) for number in range(count)]

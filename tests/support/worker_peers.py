@@ -1,4 +1,4 @@
-"""A worker of each kind with the engine behind it, handled alike: over real sockets, and in simulated time."""
+"""A worker of each kind with its engine, behind a common interface: over real sockets, and in simulated time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.support.router_client import generation
 from tests.support.waiting import eventually
 
 PROMPT_TOKENS, PROMPT_BLOCKS = 40, 2
-# By the number of a request. The second outlasts its test.
+# By the number of a request. The second request outlasts its test.
 OUTPUT_TOKENS = (8, 20_000, 60, 9)
 _MAX_BLOCKS = 10_000
 
 
 class WorkerPeer(ABC):
-    """A worker, its engine, and what came from there, by stream."""
+    """A worker, its engine, and what the engine has sent, by stream."""
 
     worker: Worker
     index: PrefixIndex
@@ -45,44 +45,44 @@ class WorkerPeer(ABC):
 
     @abstractmethod
     async def until(self, condition: Callable[[], object]) -> None:
-        """Time passes until the condition holds."""
+        """Lets time pass until the condition holds."""
 
     @abstractmethod
     def expected(self, number: int) -> list[int]:
-        """The whole answer to a request."""
+        """The complete expected answer to a request."""
 
     @abstractmethod
     def keys(self, number: int) -> Sequence[int]:
-        """Of the full blocks of a request's prompt."""
+        """Keys of the full blocks of a request's prompt."""
 
     @abstractmethod
     def at_engine(self) -> int:
-        """Requests that have not ended there."""
+        """Number of requests that have not ended at the engine."""
 
     @abstractmethod
     async def drain(self) -> None:
-        """The engine takes nothing new, and says so."""
+        """Makes the engine drain: it refuses new requests, and reports this."""
 
     @abstractmethod
     async def die(self) -> None:
-        """The engine's process ends."""
+        """Ends the engine's process."""
 
     @abstractmethod
     async def begin_again(self) -> None:
-        """A new process takes its place."""
+        """Starts a new engine process in its place."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Nothing is left."""
+        """Ends everything."""
 
     def start(self, stream_id: int, number: int, progress: Sequence[int] | None = None) -> None:
-        """Sends a request, which goes on behind these tokens."""
+        """Sends a request, which continues after the tokens in `progress`."""
         request = generation([number] * PROMPT_TOKENS, OUTPUT_TOKENS[number], request_id=str(number))
         come = None if progress is None else [ChoiceProgress(progress, finished=False)]
         self.worker.start_generation(stream_id, Assignment(request, "", 1, come), 0)
 
     def take(self, worker: Worker, frame: engine_pb2.EngineServiceSessionResponse) -> None:
-        """A frame has come."""
+        """Called when a frame has arrived."""
         assert worker is self.worker
         for delta in frame.deltas:
             assert delta.stream_id not in self.finals, "a delta behind the final one"
@@ -91,12 +91,12 @@ class WorkerPeer(ABC):
                 self.finals[delta.stream_id] = delta
 
     def lose(self, worker: Worker, error: QuireError) -> None:
-        """The session has ended."""
+        """Called when the session has ended."""
         assert worker is self.worker
         self.lost.append(error)
 
     def change(self) -> None:
-        """Something has become different."""
+        """Called when the worker's state has changed."""
         self.changes += 1
 
 
@@ -114,7 +114,7 @@ class RemotePeer(WorkerPeer):
         self.worker: RemoteWorker = RemoteWorker(address, security, feed, self.take, self.lose, self.change, loop.time)
 
     async def open(self) -> WorkerPeer:
-        """Engine and worker begin."""
+        """Starts engine and worker."""
         await self.begin_again()
         self.worker.start()
         return self
@@ -182,7 +182,7 @@ class SimulatedPeer(WorkerPeer):
         self._engine.begin()
 
     async def close(self) -> None:
-        """There is nothing but objects."""
+        """Does nothing: there are only objects."""
 
 
 def _sim_request(number: int) -> SimRequest:
