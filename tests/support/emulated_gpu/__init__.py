@@ -1,8 +1,10 @@
-"""A GPU for torch that is the CPU, and finds out what a real one would: tensors of host and device mixed, waits of the
-host in the middle of a step, pinned memory touched too early, memory that nobody has written, and what does not stay
-what it was when a graph was recorded. Kernels run in Triton's interpreter, as fast as that is.
+"""A GPU for torch, emulated on the CPU, that detects the mistakes a real GPU would reveal.
 
-It proves nothing about speed, about streams beside each other, of which it has but one, nor about what Triton's
-compiler makes of kernels. Once it is installed it stays for as long as the process: tests that need it have one of
-their own (`make test-emulated-gpu`).
+These are: mixing host and device tensors, host waits in the middle of a step, touching pinned memory too early, reading
+memory that has not been written, and changing what must stay as it was when a graph was recorded. Kernels run in
+Triton's interpreter, as fast as that is.
+
+It shows nothing about speed, about concurrent streams, as it has only one, or about the code that Triton's compiler
+generates. Once installed, it stays for the lifetime of the process, so tests that need it run in a separate process
+(`make test-emulated-gpu`).
 """

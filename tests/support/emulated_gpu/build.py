@@ -17,7 +17,7 @@ _SECONDS = 600.0
 
 
 def library() -> Path:
-    """The device as a library for torch to load; compiles it where it is not there yet."""
+    """The device as a library for torch to load; compiles it if necessary."""
     sources = [file.read_bytes() for file in sorted(_FOLDER.glob("*.cpp")) + sorted(_FOLDER.glob("*.h"))]
     version = hashlib.sha256(b"\0".join([torch.__version__.encode(), *sources])).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire" / "emulated_gpu"

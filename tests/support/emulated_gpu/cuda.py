@@ -1,4 +1,4 @@
-"""What stands in for torch.cuda, of which a torch without CUDA has names alone, and for launches of kernels."""
+"""Replacements for torch.cuda, of which a torch without CUDA has only the names, and for kernel launches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.emulated_gpu.build import library
 
 _DEVICE = torch.device("cuda", 0)
 _TOTAL = 1 << 30  # bytes
-# Where Triton has no e4m3: the interpreter's numpy has none either.
+# A capability for which Triton has no e4m3, since the interpreter's numpy has none either.
 _CAPABILITY = (8, 0)
 _device = torch.ops.emulated_gpu
 
@@ -28,14 +28,14 @@ def _wait(moment: int) -> None:
 
 
 class Generator(torch.Generator):
-    """The host's, wherever it is to be: so are operations."""
+    """A random generator, always on the host, where the operations run."""
 
     def __new__(cls, device: object = None) -> Generator:
         return super().__new__(cls, "cpu")
 
 
 class Event:
-    """A moment of the only stream."""
+    """A point in time of the only stream."""
 
     def __init__(self, **_: bool) -> None:
         self._moment = 0
@@ -55,7 +55,7 @@ class Event:
 
 
 class Stream:
-    """The only one, by however many names."""
+    """A stream; all stream objects stand for the only one."""
 
     def __init__(self, device: object = None) -> None:
         self.device = _DEVICE
@@ -90,7 +90,7 @@ class Graph:
         _device.drop_graph(self.number)
 
 
-_launches: dict[int, Callable[[], None]] = {}  # that graphs have recorded
+_launches: dict[int, Callable[[], None]] = {}  # launches that graphs have recorded
 _current = threading.local()
 
 
@@ -123,8 +123,8 @@ def _pin(address: int, num_bytes: int, flags: int) -> int:
 
 
 def install() -> None:
-    """From now on torch has this GPU, in all of the process, and for good."""
-    with warnings.catch_warnings(action="ignore"):  # it takes the place of what torch has for the host
+    """Makes torch use this GPU, in the whole process, permanently."""
+    with warnings.catch_warnings(action="ignore"):  # it replaces functions that torch has for the host
         torch.ops.load_library(str(library()))
     stand_ins: dict[str, Any] = {
         "_lazy_init": lambda: None,
@@ -156,20 +156,20 @@ def install() -> None:
 
 
 def _launch_on_host() -> None:
-    """Kernels get the host's name for the device's memory, and are recorded like operations."""
+    """Makes launched kernels get host views of device memory, and has launches recorded like operations."""
     from triton.language import target_info
     from triton.runtime import interpreter
 
-    target_info.current_target = lambda: None  # that kernels are compiled for: it would ask for a driver
+    target_info.current_target = lambda: None  # the original would look for a driver
     execute = interpreter.GridExecutor.__call__
 
     def launch(grid: Any, *given: Any, **named: Any) -> None:
         values, options = [_on_host(each) for each in given], {name: _on_host(each) for name, each in named.items()}
-        with np.errstate(all="ignore"):  # what nobody has written is computed with, and left out of what counts
+        with np.errstate(all="ignore"):  # unwritten memory is computed with, but does not enter results that count
             execute(grid, *values, **options)
         if _device.is_recording():
             number = len(_launches)
-            # By the name, which tests put something else before.
+            # Looked up by name when it runs, because tests may patch it.
             _launches[number] = lambda: interpreter.GridExecutor.__call__(grid, *given, **named)
             _device.record_kernel(number)
 

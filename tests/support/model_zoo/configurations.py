@@ -11,13 +11,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine_svc.models.registry import ARCHITECTURES, TEXT_MODELS
 from tests.support.tiny_models import VOCAB_SIZE
 
-# By model_type, with the name of the class.
+# model_type → name of the class.
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
-# Architectures that Quire has code of its own for, or for the language model inside.
+# Architectures that Quire has its own code for, at least for the language model inside.
 NATIVE = frozenset(ARCHITECTURES) | {name for name, _ in TEXT_MODELS}
 
-# As far as a configuration has such a field.
+# Set for all configurations that have the field.
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_layers": 2,
     "num_attention_heads": 4, "num_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -44,12 +44,12 @@ _VISION: dict[str, Any] = {
 }  # fmt: skip
 _BY_KIND = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("full_attention", "sliding_attention")}
 _MIXED = ["sliding_attention", "full_attention"] * 2
-# Of models that take more than text, where it is not their own with `_text` behind it.
+# Text model types of multimodal models, if they are not the model's own type followed by `_text`.
 _TEXT_TYPES = {
     "fuyu": "persimmon",
     "got_ocr2": "qwen2", "moss_transcribe_diarize": "qwen3",
 }  # fmt: skip
-# What else a type needs; None takes a field out.
+# Further fields that a type needs; None removes a field.
 _SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": _BY_KIND},
     "dbrx": {
@@ -80,7 +80,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_configuration(model_type: str) -> transformers.PretrainedConfig:
-    """Random weights of it take no more than a few megabytes; layers are of all kinds that the type has by itself."""
+    """A configuration whose weights take only a few megabytes, with all kinds of layers that the type has by default."""
     config_class = transformers.CONFIG_MAPPING[model_type]
     fields = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     wanted = dict(_SHAPE)

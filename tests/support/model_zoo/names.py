@@ -1,4 +1,4 @@
-"""By which names people know the models of an architecture."""
+"""Well-known names of the models of an architecture."""
 
 NAMES: dict[str, str] = {
     "AfmoeForCausalLM": "Arcee Trinity",

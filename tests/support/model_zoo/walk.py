@@ -1,4 +1,4 @@
-"""Whether a type of model runs here, tried out."""
+"""Tries out whether a type of model runs here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.model_zoo.configurations import MODEL_TYPES, NATIVE, tiny_con
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_models import check_greedy
 
-# Longer than the windows, and than a step takes.
+# Longer than the windows, and than a single step can compute.
 _PROMPTS = random_prompts(3, 40)
 _TOKENS = 8
 
@@ -30,7 +30,7 @@ class Outcome:
 
 
 def walk(model_type: str, folder: Path) -> Outcome:
-    """Runs a tiny model of the type by Transformers' code, and compares what it says with what that library says alone.
+    """Runs a tiny model of the type with Transformers' code, and compares its output with that of the library alone.
 
     Native ones are compared in `test_exactness.py`.
 
@@ -42,7 +42,7 @@ def walk(model_type: str, folder: Path) -> Outcome:
     config = tiny_configuration(model_type)
     config.save_pretrained(folder)
     try:
-        # What its configuration says is enough to refuse some, which need not be made for that.
+        # Some are refused because of their configuration alone, before a model has to be made.
         _say(folder)
     except StartupError as error:
         if (reason := _reason(error)) is not None:
@@ -62,17 +62,17 @@ def _say(folder: Path) -> list[list[int]]:
 
 
 def _reason(error: StartupError) -> str | None:
-    """What stands in the message between the architecture and the page with all of them."""
+    """The part of the message between the architecture and the reference to the page of all models."""
     _, found, rest = str(error).partition("is not supported: ")
     return rest.removesuffix(". docs/models.md has what is.") if found else None
 
 
 def _save(config: transformers.PretrainedConfig, folder: Path) -> Path:
-    """Returns the folder of the model that says the same."""
+    """Saves a model with random weights; returns the folder of the equivalent text model for comparison."""
     torch.manual_seed(0)
     try:
         _randomly(config).save_pretrained(folder)
-    except ImportError:  # of what takes images or sounds
+    except ImportError:  # a package for images or audio is missing
         _randomly(config.get_text_config()).save_pretrained(folder / "text")
         tensors = load_file(folder / "text" / "model.safetensors")
         renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
