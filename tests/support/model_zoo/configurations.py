@@ -68,7 +68,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {"layer_types": _MIXED},
     "gemma4_unified_text": {"layer_types": _MIXED},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "hrm_text": {"initializer_range": 0.05},  # it comes back to its layers, and wilder weights blow up roundings
+    "hrm_text": {"initializer_range": 0.05},  # it runs its layers repeatedly, and larger weights amplify rounding errors
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"head_dim": 8},
@@ -80,7 +80,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_configuration(model_type: str) -> transformers.PretrainedConfig:
-    """A configuration whose weights take only a few megabytes, with all kinds of layers that the type has by default."""
+    """A configuration with weights of only a few megabytes, and all kinds of layers that the type has by default."""
     config_class = transformers.CONFIG_MAPPING[model_type]
     fields = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
     wanted = dict(_SHAPE)
