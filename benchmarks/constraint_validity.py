@@ -113,7 +113,7 @@ def _outcome(case: Case, choice: dict[str, Any]) -> str:
         return "cut"
     try:
         return "valid" if case.holds(choice["text"]) else "not valid"
-    except ValueError:  # no JSON
+    except ValueError:  # not JSON
         return "not valid"
 
 

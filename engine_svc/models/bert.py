@@ -17,7 +17,7 @@ from quire.errors import StartupError
 
 # Renames that these families share with others that have similar layers.
 EMBEDDINGS = (
-    (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"),  # of the first checkpoints
+    (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"),  # in the first checkpoints
     (r"^embeddings\.word_embeddings\.", "embed_tokens."), (r"^embeddings\.position_embeddings\.", "positions."),
     (r"^embeddings\.token_type_embeddings\.", "types."), (r"^embeddings\.LayerNorm\.", "embedding_norm."),
     (r"^(embeddings\.position_ids|embeddings\.token_type_ids|cls\.|lm_head\.|qa_outputs\.)", NOBODYS),

@@ -119,7 +119,7 @@ class HeadwiseDeltaNet(DeltaNet):
 
 
 class ApartDeltaNet(DeltaNet):
-    """One whose checkpoints have queries, keys and values each by itself (OLMo Hybrid)."""
+    """A delta net whose checkpoints have separate tensors for queries, keys and values (OLMo Hybrid)."""
 
     _projections = ("qkv_proj", "g_proj", "b_proj", "a_proj")
     _norm_name, _output_name = "o_norm", "o_proj"
@@ -136,7 +136,7 @@ class KimiDeltaNet(ApartDeltaNet):
         return self._config.key_dim
 
     def _add_projections(self, hidden_size: int, context: LayerContext) -> None:
-        size = self._config.key_dim  # of keys and values, of which there are as many heads
+        size = self._config.key_dim  # of keys and values, which have the same number of heads
         inner, whole = self._of_heads(size), {"": Part(0, size, size)}
         self._add(hidden_size, "qkv_proj", dict.fromkeys(("q", "k", "v"), inner), context)
         self._add(hidden_size, "b_proj", {"": self._of_heads(1)}, context)

@@ -16,7 +16,7 @@ from engine_svc.ops.base import HeadsProduct, activate
 from engine_svc.recurrence.base import LayerState, StateShape, UnitInputs, UnitParameters
 from engine_svc.recurrence.registry import create_recurrence
 
-_SHARPNESS = 8.0  # on the rates
+_SHARPNESS = 8.0  # factor on the rates
 
 
 class GatedUnits(RecurrentLayer):

@@ -12,7 +12,7 @@ _NAMES = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"}
 _MODULES = {
     **GPT_MODULES, "wpe": "positions", "ln_2": "post_attention_layernorm", "c_fc": "fc_in", "c_proj": "fc_out",
 }  # fmt: skip
-del _MODULES["attn"]  # it is called attn.attention, for which module_names.py has a name of two parts
+del _MODULES["attn"]  # here it is attn.attention, a two-part name that module_names.py handles
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:

@@ -10,7 +10,7 @@ from engine_svc.layers.context import LayerContext
 from engine_svc.layers.row_table import RowTable
 from engine_svc.models.config import ModelConfig
 
-_LONGEST = 10000.0  # of the waves, over 2π
+_LONGEST = 10000.0  # longest wavelength, divided by 2π
 
 
 class Waves(torch.nn.Module):
@@ -19,7 +19,7 @@ class Waves(torch.nn.Module):
     def __init__(self, count: int, size: int, *, context: LayerContext, first: int = 0) -> None:
         """
         Args:
-            first: the position whose index is 0.
+            first: the position that index 0 stands for.
         """
         super().__init__()
         self._ops = context.ops

@@ -73,7 +73,7 @@ def held_by(device: torch.device) -> Held:
 
 
 class MeasuredCapture(Capture):
-    """Estimates from the first two recordings, which are the largest, how much memory all recordings take.
+    """Estimates from the first recordings, which are the largest, how much memory all recordings take.
 
     All share a pool: those after the first one fit into the memory that it took, except for their results, which stay
     allocated.

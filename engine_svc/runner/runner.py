@@ -123,7 +123,7 @@ class Runner:
             self._answers = Answers(
                 self._model, self._facts.hidden_size, sampler, self._buffers, self._adapters, drafting
             )
-        # Whether the last layer may leave out rows that nothing is sampled from: other data ranks count on all rows.
+        # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
             isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
             and not (self._drafting and self._drafting.reads_features)
@@ -170,7 +170,7 @@ class Runner:
         self._later_bytes = self._measure_graphs()
         self._later_bytes -= torch.cuda.max_memory_reserved(self._device) - needed
         self.release_caches()
-        gc.collect()  # what is recorded and what it was recorded from refer to each other
+        gc.collect()  # recordings and what they were recorded from refer to each other
         torch.cuda.empty_cache()
 
     def _measure_graphs(self) -> int:
@@ -345,7 +345,7 @@ class Runner:
         """
         asked = self._options.kernels.cuda_graph_sizes
         sizes = graph_sizes(asked, self._options.scheduler.max_num_seqs)
-        takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states go by each prompt's length
+        takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states depend on prompt lengths
         prompts = prompt_sizes(asked, self._token_budget, self._facts.hidden_size) if takes_any else []
         lens, most_positions = sorted({1, query_len}), self._attention.most_positions
         shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, self._adapters.are_served, prompts)

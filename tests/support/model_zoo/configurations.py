@@ -68,7 +68,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_text": {"layer_types": _MIXED},
     "gemma4_unified_text": {"layer_types": _MIXED},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "hrm_text": {"initializer_range": 0.05},  # it runs its layers repeatedly, and larger weights amplify rounding errors
+    "hrm_text": {"initializer_range": 0.05},  # repeats its layers: larger weights would amplify rounding errors
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "longcat_flash": {"head_dim": 8},
