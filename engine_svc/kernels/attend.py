@@ -95,9 +95,8 @@ def attend_keys(
 
     Tiles begin at multiples of TILE_N, and a tile of which a row sees nothing leaves that row unchanged, bit for bit.
     So a row's result depends on its own position alone, not on the rows beside it. Tiles that all rows see completely
-    run without masks and give the same result: where a mask may stand between a product and a sum, the two are written
-    as one fused multiply-add. Otherwise the compiler would fuse them only without a mask, and round once instead of
-    twice.
+    run without masks and give the same result: a product and a sum that a mask may separate are written as one fused
+    multiply-add, because the compiler would fuse them only without a mask, and so round differently.
 
     Args:
         query: [rows, MAIN], and query_rest: [rows, REST], the columns after them if there are any; both widths are
