@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.servers import Running
@@ -92,6 +91,8 @@ class Stack:
         self.server = server
         self.scale = scale
         self.is_invariant = is_invariant
+        from openai import AsyncOpenAI  # takes half a second, and not all who read this file talk to a stack
+
         self.client = AsyncOpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0, timeout=_ANSWER_SECONDS
         )
