@@ -70,7 +70,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 # Tests in these folders share something slow to start through their conftest.py: a stack, a trained tokenizer.
 _SHARING = ("tests/demo_model/", "tests/gateway/", "tests/integration/")
-# Or through a fixture in their own file: clients' stacks, an executor's ranks.
+# These two share the tokenizer, which takes five seconds to train.
+_TOGETHER = ("tests/demo_model/test_corpus.py", "tests/demo_model/test_training.py")
+# Tests in other folders share something through a fixture in their own file: clients' stacks, an executor's ranks.
 _SHARES = re.compile(rb"scope=\"module\"")
 
 
@@ -88,6 +90,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file in _TOGETHER:
+                return _TOGETHER[0]
             return file if is_shared(file) else nodeid
 
     return Scheduling(config, log)
