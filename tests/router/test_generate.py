@@ -52,7 +52,7 @@ async def test_the_callers_deadline_aborts_the_request(start_engine: StartEngine
     engine = await start_engine(silent=True)
     running = await start_router(engine.address)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await running.client.generate(generation([1], request_id="late"), timeout=0.3)
+        await running.client.generate(generation([1], request_id="late"), timeout=1.5)
     assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await eventually(lambda: engine.record.aborted == ["late"])
 

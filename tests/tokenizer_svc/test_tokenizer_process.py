@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.block_hash import block_keys
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.engine_process import ROOT, free_port
+from tests.support.waiting import WAIT_SECONDS
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 SECONDS = 60.0
@@ -45,7 +46,7 @@ class Service:
     async def close(self) -> int:
         await self.channel.close()
         self.process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(self.process.communicate, timeout=15)
+        await asyncio.to_thread(self.process.communicate, timeout=WAIT_SECONDS)
         return self.process.returncode
 
 

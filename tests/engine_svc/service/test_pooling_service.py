@@ -175,9 +175,10 @@ async def test_abort_ends_a_request_by_its_name(engine: RunningEngine) -> None:
 
 async def test_a_call_that_is_cancelled_frees_its_place(engine: RunningEngine) -> None:
     call = engine.stub.Pool(pool_request([[1] * 256] * 512))
-    await asyncio.sleep(0.1)
-    call.cancel()
     async with asyncio.timeout(30):
+        while not engine.worker.load_now().busy:
+            await asyncio.sleep(0.01)
+        call.cancel()
         while engine.worker.load_now().busy:
             await asyncio.sleep(0.01)
 

@@ -19,7 +19,7 @@ from quire.options.log import LogOptions
 from quire.options.server import RpcSecurityOptions
 from quire.v1 import tokenizer_pb2
 from tests.support.gateway_stack import running_tokenizer
-from tests.support.waiting import eventually
+from tests.support.waiting import WAIT_SECONDS, eventually
 
 
 class Names:
@@ -103,7 +103,7 @@ async def test_a_call_that_takes_too_long_says_of_whom(monkeypatch: pytest.Monke
         address = f"127.0.0.1:{server.port}"
         replicas = Tokenizers([address], RpcSecurityOptions(), lambda frame: None, lambda replica, error: None)
         task = asyncio.create_task(replicas.run())
-        await replicas.wait_up(5)
+        await replicas.wait_up(WAIT_SECONDS)
 
         async def late(**_: object) -> None:
             await asyncio.sleep(5)

@@ -199,7 +199,7 @@ async def test_a_request_never_outlives_its_timeout(start_engine: StartEngine, s
     engine = await start_engine(silent=True)
     running = await start_router(engine.address)
     async with running.client.session() as session:
-        output = await (await session.start(1, generation([1], timeout_ms=100, request_id="slow"))).wait_ended()
+        output = await (await session.start(1, generation([1], timeout_ms=1000, request_id="slow"))).wait_ended()
         assert output.error is not None
         assert output.error.reason == "DEADLINE_EXCEEDED"
         await eventually(lambda: engine.record.aborted == ["slow"])
