@@ -40,7 +40,7 @@ def zeros_when_touched(size: tuple[int, ...], dtype: torch.dtype, *, in_huge_pag
     try:
         memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory would get small pages
     except OSError as error:
-        raise MemoryError(f"{num_bytes / 2**30:.1f} GiB at a time cannot be had") from error
+        raise MemoryError(f"{num_bytes / 2**30:.1f} GiB cannot be allocated at once") from error
     with contextlib.suppress(OSError):  # a kernel without huge pages
         if in_huge_pages:
             memory.madvise(mmap.MADV_HUGEPAGE)

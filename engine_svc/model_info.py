@@ -80,8 +80,8 @@ class ModelInfo:
     def _pooled(self, facts: PoolingFacts) -> str:
         values = f"{facts.num_labels:,} classes" if facts.num_labels else f"vectors of {facts.embedding_size:,} values"
         return (
-            f"serves pooling for {', '.join(facts.tasks)} ({facts.pooling_type}; {values}), of sequences of up to "
-            f"{self.max_model_len:,} tokens, {self.max_num_batched_tokens:,} tokens in a step"
+            f"serves pooling for {', '.join(facts.tasks)} ({facts.pooling_type}; {values}), with sequences of up to "
+            f"{self.max_model_len:,} tokens and {self.max_num_batched_tokens:,} tokens per step"
         )
 
     def _states(self) -> str:
@@ -89,12 +89,12 @@ class ModelInfo:
             return ""
         return (
             f"; the states of its recurrent layers take {self.state_bytes / 2**20:,.1f} MiB for {self.max_num_seqs} "
-            "sequences, and prefix caching is off: a state is of a sequence's last token alone"
+            "sequences, and prefix caching is off: a state only covers a sequence's last token"
         )
 
     def _draft(self) -> str:
         mebibytes = self.draft_cache_bytes / 2**20
-        return f"; {mebibytes:,.1f} MiB of its memory are the draft model's" if self.draft_cache_bytes else ""
+        return f"; {mebibytes:,.1f} MiB of its memory are for the draft model" if self.draft_cache_bytes else ""
 
 
 def make_model_info(

@@ -65,7 +65,7 @@ def _check(options: EngineOptions) -> None:
     """
     backend, executor = options.parallel.distributed_executor_backend, options.parallel.executor
     refused = {
-        "more than one rank (--tensor-parallel-size and its like)": layout_of(options.parallel).num_ranks > 1,
+        "more than one rank (--tensor-parallel-size and similar options)": layout_of(options.parallel).num_ranks > 1,
         f"--distributed-executor-backend {backend}": backend in ("ray", "external_launcher"),
         "--worker-cls": executor.worker_cls != "auto",
         "--worker-extension-cls": bool(executor.worker_extension_cls),
@@ -78,7 +78,7 @@ def _check(options: EngineOptions) -> None:
         "--model-impl transformers": options.form.model_impl == "transformers",
     }
     if wrong := [name for name, given in refused.items() if given]:
-        raise StartupError(f"A model that is served with --runner pooling does not go with {wrong[0]}; leave it out.")
+        raise StartupError(f"--runner pooling does not support {wrong[0]}; leave it out.")
 
 
 def _token_ids(form: PoolingForm, model: ModelOptions) -> Sequence[int]:
@@ -113,7 +113,7 @@ def _facts(form: PoolingForm, spec: PoolingSpec) -> PoolingFacts:
     )  # fmt: skip
     if form.dimensions is not None and form.dimensions > spec.embedding_size:
         raise StartupError(
-            f"--pooler-config: dimensions is {form.dimensions}, and embeddings have {spec.embedding_size} values."
+            f"--pooler-config: dimensions is {form.dimensions}, but embeddings have {spec.embedding_size} values."
         )
     return facts
 

@@ -106,7 +106,7 @@ class EngineWorker:
             return
         found = await asyncio.to_thread(self._fingerprint)
         if found != self.info.fingerprint:
-            logger.info("the weights are others than before")
+            logger.info("the weights have changed")
             self._info, self._renewals = replace(self.info, fingerprint=found), self._renewals + 1
 
     async def load(self) -> ModelInfo:
@@ -151,7 +151,7 @@ class EngineWorker:
         """Builds the engine. Runs in the engine's thread, as do all calls of the executor."""
         self._options.lora.check()
         if self._options.cache.kv_sharing_fast_prefill:
-            logger.warning("--kv-sharing-fast-prefill has no effect: prompts are computed as they are without it")
+            logger.warning("--kv-sharing-fast-prefill has no effect: prompts are computed as without it")
         try:
             folder = weights_folder(self._model, self._options.load)
             read_ahead(create_format(folder, self._options.load))
@@ -208,14 +208,16 @@ class EngineWorker:
         """
         if spec.state_bytes and self._options.speculative.chosen() is not None:
             raise StartupError(
-                f"--speculative-config does not go with {spec.architecture}: its recurrent layers keep a state of each "
-                "sequence, from which tokens that were guessed wrong cannot be taken back. Leave it out."
+                f"--speculative-config is not supported for {spec.architecture}: its recurrent layers keep a state "
+                "for each sequence, which cannot be rolled back after a wrong guess. Leave it out."
             )
 
     def _read_adapters(self, info: ModelInfo, spec: KvCacheSpec) -> AdapterRegistry:
         lora = self._options.lora
         if lora.enable_lora and not spec.adapter_modules:
-            raise StartupError(f"{info.architecture} takes no adapters as it runs here; leave {ENABLE_FLAG} out.")
+            raise StartupError(
+                f"{info.architecture} does not support adapters in this configuration; leave {ENABLE_FLAG} out."
+            )
         adapters = AdapterRegistry(lora, info.served_model_names, spec.adapter_modules)
         for module in lora.modules():
             adapters.read_at_start(module)

@@ -66,7 +66,7 @@ class BeamSearches:
             assert isinstance(error, QuireError)
             state.fail(error)
         except* Exception as errors:
-            logger.error("request %s: its beam search failed", state.request.request_id, exc_info=errors)
+            logger.error("request %s: beam search failed", state.request.request_id, exc_info=errors)
             state.fail(Internal("The beam search failed; the gateway's log says why."))
 
     async def _search(self, state: RequestState, number: int, deadline: float) -> None:
@@ -97,7 +97,7 @@ class BeamSearches:
         """
         request = stream.owner.request
         if not search.outputs:
-            raise Internal("The beam search found no output: no token was possible. Ask for fewer constraints.")
+            raise Internal("The beam search found no output: no token was possible. Relax the constraints.")
         stream.owner.streams.append(stream)
         outputs = search.outputs + search.outputs[:1] * request.n
         for beam in outputs[: request.n]:
@@ -160,7 +160,7 @@ async def _read(stream: StreamState, deadline: float) -> list[Likeliest | None]:
     try:
         while (batch := await step.next_batch(max(0.0, deadline - time.monotonic()))) != []:
             if batch is None:
-                raise DeadlineExceeded("The request did not finish within its time.")
+                raise DeadlineExceeded("The request did not finish within its time limit.")
             for update in batch:
                 ended.add(update.index)
                 if update.scores:

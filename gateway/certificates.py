@@ -47,10 +47,10 @@ class Certificates:
         try:
             self._latest = server_context(options.ssl_certfile or "", options.ssl_keyfile or "", options.ssl_ca_certs)
         except StartupError as error:
-            logger.warning("the certificates have changed and cannot be read; the old ones stay: %s", error)
+            logger.warning("the certificates have changed but cannot be read; keeping the old ones: %s", error)
             return
         self._stamp = stamp
-        logger.info("the certificates were read again")
+        logger.info("the certificates were reloaded")
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, tls: ssl.SSLContext) -> int | None:
         """SNI callback: switches a new connection to the context loaded last, whatever server name it asks for.

@@ -142,7 +142,7 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     messages = {
-        404: f"There is no {request.url.path[:200]} here; /docs lists what there is.",
+        404: f"{request.url.path[:200]} does not exist; /docs lists all endpoints.",
         405: f"{request.method} is not allowed on {request.url.path[:200]}.",
     }
     message = messages.get(error.status_code, error.detail)

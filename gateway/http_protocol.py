@@ -162,7 +162,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not unread or (self.cycle is not cycle and not self.flow.write_paused):
             return
         if unread > max(0, before - _STALL_BYTES):
-            logger.info("a client has not read its answer for %g s; its connection is ended", _STALL_SECONDS)
+            logger.info("a client has not read its answer for %g s; closing its connection", _STALL_SECONDS)
             self.transport.abort()
         else:
             self._watch_reader()
@@ -173,10 +173,10 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is not None and (bool(self.pipeline) or not self.cycle.response_complete)
 
     def _await_headers(self) -> None:
-        self._arm(self.header_seconds, 408, "The request's headers did not come in time.")
+        self._arm(self.header_seconds, 408, "The request's headers did not arrive in time.")
 
     def _await_body(self) -> None:
-        self._arm(self.body_seconds, 408, "The request's body did not come in time.")
+        self._arm(self.body_seconds, 408, "The request's body did not arrive in time.")
 
     def _arm(self, seconds: float, status: int, message: str) -> None:
         self._disarm()
@@ -248,7 +248,7 @@ def limited_protocol(options: GatewayOptions) -> type[LimitedProtocol]:
 
 async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> None:
     response = error_response(
-        Overloaded("The server has as many connections as it takes (--max-connections); try again in a moment."), scope
+        Overloaded("The server has reached its connection limit (--max-connections); try again in a moment."), scope
     )
     response.headers["connection"] = "close"
     await response(scope, receive, send)

@@ -80,8 +80,8 @@ def main(
     admin_listener = _listen(admin.admin_host, admin.admin_port, "--admin-port") if admin.admin_port else None
     if gateway.server_dev_mode:
         logger.warning(
-            "--server-dev-mode: whoever reaches %s can pause the engines, put them to sleep and end requests; "
-            "--admin-port has these routes apart from clients", gateway.uds or f"port {gateway.port}",
+            "--server-dev-mode: anyone who can reach %s can pause the engines, put them to sleep and abort requests; "
+            "--admin-port serves these routes on a separate port", gateway.uds or f"port {gateway.port}",
         )  # fmt: skip
     with _listener(gateway) as listener, open_tracer("gateway", tracing) as tracer:
         uvloop.run(_serve(gateway, security, tracer, listener, admin_listener))
@@ -122,7 +122,7 @@ def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket
     try:
         listener.bind((host, port))
     except OSError as error:
-        raise StartupError(f"Cannot listen on {host}:{port} ({error.strerror}): set another {flags}.") from error
+        raise StartupError(f"Cannot listen on {host}:{port} ({error.strerror}): choose another {flags}.") from error
     return listener
 
 
@@ -253,7 +253,7 @@ async def _cut(serving: asyncio.Task[None], server: uvicorn.Server) -> None:
             task.cancel()
         await asyncio.wait([serving], timeout=_POLL_SECONDS)
     if cut:
-        logger.warning("requests that were cut before they had finished: %d", len(cut))
+        logger.warning("requests cut off before they finished: %d", len(cut))
     server.force_exit = True
 
 

@@ -110,7 +110,8 @@ _OPERATIONS = (
         (ChatCompletionChunk,), failures=_REQUEST,
     ),
     _Operation(
-        "post", "/v1/chat/completions/batch", "Continues many conversations alike.", (ChatBatchRequest,),
+        "post", "/v1/chat/completions/batch", "Continues several conversations with the same parameters.",
+        (ChatBatchRequest,),
         (ChatCompletion,), failures=_REQUEST,
     ),
     _Operation(
@@ -118,12 +119,13 @@ _OPERATIONS = (
         failures=_REQUEST,
     ),
     _Operation(
-        "post", "/v1/messages", "Continues a conversation of Anthropic's API.", (MessagesRequest,),
+        "post", "/v1/messages", "Continues a conversation in Anthropic's format.", (MessagesRequest,),
         (MessagesAnswerBody,), get_args(MessagesEvent), ends_with_done=False, failures=_REQUEST,
         failure=MessagesError,
     ),
     _Operation(
-        "post", "/v1/messages/count_tokens", "Counts its tokens.", (CountTokensRequest,), (CountTokensResponse,),
+        "post", "/v1/messages/count_tokens", "Counts the tokens of a conversation in Anthropic's format.",
+        (CountTokensRequest,), (CountTokensResponse,),
         failures=_REQUEST, failure=MessagesError,
     ),
     _Operation(
@@ -131,56 +133,61 @@ _OPERATIONS = (
         get_args(ResponsesEvent), ends_with_done=False, failures=_REQUEST,
     ),
     _Operation(
-        "get", "/v1/responses/{response_id}", "One that is kept, or its events.", answers=(ResponseBody,),
+        "get", "/v1/responses/{response_id}", "Returns a stored response, or its events.", answers=(ResponseBody,),
         chunks=get_args(ResponsesEvent), ends_with_done=False, failures=(400, 404, 503),
         queries=(("stream", {"type": "boolean"}), ("starting_after", {"type": "integer", "minimum": 0})),
     ),
     _Operation(
-        "delete", "/v1/responses/{response_id}", "Forgets it.", answers=(DeletedResponse,), failures=(400, 404, 503)
+        "delete", "/v1/responses/{response_id}", "Deletes a stored response.",
+        answers=(DeletedResponse,), failures=(400, 404, 503)
     ),
     _Operation(
-        "post", "/v1/responses/{response_id}/cancel", "Ends it.", answers=(ResponseBody,), failures=(400, 404, 503)
+        "post", "/v1/responses/{response_id}/cancel", "Cancels a response that is still running.",
+        answers=(ResponseBody,), failures=(400, 404, 503)
     ),
     _Operation(
-        "post", "/v1/embeddings", "Makes a vector of each input.", (EmbeddingRequest,), (EmbeddingResponse,),
+        "post", "/v1/embeddings", "Returns an embedding for each input.", (EmbeddingRequest,), (EmbeddingResponse,),
         failures=_REQUEST,
     ),
     _Operation(
-        "post", "/v2/embed", "The same in Cohere's shape.", (CohereEmbedRequest,), (CohereEmbedResponse,),
+        "post", "/v2/embed", "Returns embeddings in Cohere's format.", (CohereEmbedRequest,), (CohereEmbedResponse,),
         failures=_REQUEST,
     ),
     _Operation(
-        "post", "/pooling", "Tells what a pooling model makes of each input, or of its tokens.", (PoolingRequest,),
+        "post", "/pooling", "Returns a pooling model's output for each input, or for each of its tokens.",
+        (PoolingRequest,),
         (PoolingResponse,), failures=_REQUEST,
     ),
     _Operation(
-        "post", "/classify", "Tells the class of each input.", (ClassifyRequest,), (ClassifyResponse,),
+        "post", "/classify", "Classifies each input.", (ClassifyRequest,), (ClassifyResponse,),
         failures=_REQUEST,
     ),
     *(
-        _Operation("post", path, "Tells how well texts fit.", (ScoreRequest,), (ScoreResponse,), failures=_REQUEST)
+        _Operation("post", path, "Scores how well texts match.", (ScoreRequest,), (ScoreResponse,), failures=_REQUEST)
         for path in ("/score", "/v1/score")
     ),
     *(
         _Operation(
-            "post", path, "Puts documents in the order of how well they answer a query.", (RerankRequest,),
+            "post", path, "Ranks documents by how well they answer a query.", (RerankRequest,),
             (RerankResponse,), failures=_REQUEST,
         )
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     _Operation(
-        "post", "/generative_scoring", "Tells how likely a model goes on with a label.", (GenerativeScoringRequest,),
+        "post", "/generative_scoring", "Scores how likely a model is to continue with each label.",
+        (GenerativeScoringRequest,),
         (ScoreResponse,), failures=_REQUEST,
     ),
     _Operation(
-        "get", "/v1/responses/{response_id}/input_items", "What it was asked with.", answers=(InputItems,),
+        "get", "/v1/responses/{response_id}/input_items", "Lists the input items of a stored response.",
+        answers=(InputItems,),
         failures=(400, 404, 503), queries=(
             ("limit", {"type": "integer", "minimum": 1, "maximum": 100}), ("order", {"enum": ["asc", "desc"]}),
             ("after", {"type": "string"}),
         ),
     ),
     _Operation(
-        "post", "/invocations", "As one of the endpoints above, by the model and the fields of the body.",
+        "post", "/invocations", "Acts as one of the endpoints above, depending on the model and the body's fields.",
         (
             ChatCompletionRequest, CompletionRequest, EmbeddingRequest, ClassifyRequest, PoolingRequest, ScoreRequest,
             RerankRequest,
@@ -192,7 +199,7 @@ _OPERATIONS = (
         (ChatCompletionChunk, Completion), failures=_REQUEST,
     ),
     _Operation(
-        "post", "/inference/v1/generate", "Goes on from token ids.", (GenerateRequest,), (GenerateResponse,),
+        "post", "/inference/v1/generate", "Generates from token ids.", (GenerateRequest,), (GenerateResponse,),
         (GenerateChunk,), failures=_SCALE_OUT,
     ),
     _Operation(
@@ -200,31 +207,32 @@ _OPERATIONS = (
         failures=_SCALE_OUT,
     ),
     _Operation(
-        "post", "/v1/chat/completions/render", "A conversation in token ids, as /inference/v1/generate takes it.",
+        "post", "/v1/chat/completions/render", "Renders a conversation to token ids, for /inference/v1/generate.",
         (ChatCompletionRequest,), (RenderedRequest,), failures=_SCALE_OUT,
     ),
     _Operation(
-        "post", "/v1/completions/render", "Prompts in token ids, each as /inference/v1/generate takes it.",
+        "post", "/v1/completions/render", "Renders prompts to token ids, each for /inference/v1/generate.",
         (CompletionRequest,), (list[RenderedRequest],), failures=_SCALE_OUT,
     ),
     _Operation(
-        "post", "/v1/messages/render", "A conversation of Anthropic's API in token ids.", (MessagesRequest,),
+        "post", "/v1/messages/render", "Renders a conversation in Anthropic's format to token ids.", (MessagesRequest,),
         (RenderedRequest,), failures=_SCALE_OUT, failure=MessagesError,
     ),
     _Operation(
-        "post", "/v1/responses/render", "A turn in token ids.", (ResponsesRequest,), (RenderedRequest,),
+        "post", "/v1/responses/render", "Renders a turn of a conversation to token ids.",
+        (ResponsesRequest,), (RenderedRequest,),
         failures=_SCALE_OUT,
     ),
     _Operation(
-        "post", "/v1/chat/completions/derender", "Token ids as a chat completion, or as a chunk of one.",
+        "post", "/v1/chat/completions/derender", "Converts token ids to a chat completion, or to a chunk of one.",
         (DerenderChatRequest,), (ChatCompletion, DerenderChatStreamResponse), failures=_SCALE_OUT,
     ),
     _Operation(
-        "post", "/v1/completions/derender", "Token ids as a completion, or as a chunk of one.",
+        "post", "/v1/completions/derender", "Converts token ids to a completion, or to a chunk of one.",
         (DerenderCompletionRequest,), (Completion, DerenderCompletionStreamResponse), failures=_SCALE_OUT,
     ),
     _Operation("get", "/v1/models", "Lists the served models.", answers=(ModelList,)),
-    _Operation("get", "/v1/models/{model}", "One of them.", answers=(ModelCard,), failures=(404,)),
+    _Operation("get", "/v1/models/{model}", "Returns one of the served models.", answers=(ModelCard,), failures=(404,)),
     _Operation(
         "post", "/tokenize", "Turns text or a conversation into token ids.", (TokenizeRequest,), (TokenizeResponse,),
         failures=_REQUEST,
@@ -239,9 +247,9 @@ _OPERATIONS = (
     _Operation("get", "/livez", "Answers 200 while the process runs."),
     _Operation("get", "/readyz", "As /health.", failures=(503,)),
     _Operation("get", "/version", "Quire's version.", answers=(dict[str, str],)),
-    _Operation("get", "/load", "Requests under way in this gateway.", answers=(dict[str, int],)),
+    _Operation("get", "/load", "Number of requests in progress in this gateway.", answers=(dict[str, int],)),
     _Operation(
-        "get", "/kv_event_sources", "Where workers tell what their prefix caches hold.",
+        "get", "/kv_event_sources", "Where workers publish the events of their prefix caches.",
         answers=(dict[str, KvEventSource],),
     ),
     _Operation("get", "/fleet", "The workers behind the server.", answers=(FleetView,)),
@@ -249,14 +257,14 @@ _OPERATIONS = (
 )  # fmt: skip
 _FAILURES = {
     400: "The request is wrong; the error names the field and the fix.",
-    401: "No key, or one that is not known.",
-    403: "The server was started without it (--enable-scale-out).",
+    401: "The API key is missing or not known.",
+    403: "The server was started without --enable-scale-out.",
     404: "There is no such model, or no such response.",
     413: "The body is larger than --max-body-bytes.",
     415: "The body is compressed.",
-    500: "A fault of the server's; its log has the details.",
-    503: "Not ready, too busy, or stopping: send it again in a while.",
-    504: "The request's own time ran out.",
+    500: "An internal error; the log has the details.",
+    503: "The server is not ready, too busy, or stopping: try again later.",
+    504: "The request did not finish within its time limit.",
 }
 _Schemas = Mapping[Any, dict[str, Any]]
 _PARAMETER = re.compile(r"\{(\w+)\}")

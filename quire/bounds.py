@@ -133,7 +133,7 @@ def check_count(parameter: str, count: int, most: int, unit: str) -> None:
         InvalidRequest: there are more.
     """
     if count > most:
-        raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are taken.", parameter=parameter)
+        raise InvalidRequest(f"{parameter} has {count} {unit}; at most {most} are allowed.", parameter=parameter)
 
 
 def check_adapter_name(parameter: str, name: str) -> None:
@@ -144,8 +144,8 @@ def check_adapter_name(parameter: str, name: str) -> None:
     """
     if not re.fullmatch(ADAPTER_NAME_PATTERN, name):
         raise InvalidRequest(
-            f"{parameter} is {name[:100]!r}; an adapter's name has 1 to 256 characters of [A-Za-z0-9._:/@+-], the "
-            "first of them a letter or digit.",
+            f"{parameter} is {name[:100]!r}; an adapter's name must be 1 to 256 of the characters A-Z a-z 0-9 . _ : "
+            "/ @ + - and begin with a letter or digit.",
             parameter=parameter,
         )
 

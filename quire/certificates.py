@@ -22,14 +22,14 @@ def server_context(certfile: str, keyfile: str, ca_certs: str | None) -> ssl.SSL
         context.load_cert_chain(certfile, keyfile, password="")  # without a password it would prompt on the terminal
     except ssl.SSLError as error:
         raise StartupError(
-            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} must be a certificate and its key in PEM, the key "
-            f"without a passphrase: {error}."
+            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} must be a certificate and its key in PEM format, "
+            f"the key without a passphrase: {error}."
         ) from error
     if ca_certs:
         try:
             context.load_verify_locations(ca_certs)
         except ssl.SSLError as error:
-            raise StartupError(f"--ssl-ca-certs {ca_certs} must be certificates in PEM: {error}.") from error
+            raise StartupError(f"--ssl-ca-certs {ca_certs} must be certificates in PEM format: {error}.") from error
     return context
 
 

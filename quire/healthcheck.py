@@ -60,7 +60,7 @@ async def check_grpc(address: str, service: str) -> str:
 def check_http(url: str) -> str:
     """Fetches a page; any status but 200 is a failure. Returns what is wrong, or an empty string."""
     if not url.startswith(("http://", "https://")):
-        return f"{url} is no http address"
+        return f"{url} is not an http address"
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310  (checked above)
             return "" if response.status == 200 else f"{url}: status {response.status}"

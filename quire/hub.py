@@ -80,7 +80,7 @@ class Hub:
                 ignore_patterns=[*wanted.ignored] or None,
             )  # fmt: skip
         except Exception as error:
-            raise StartupError(f"No model {wanted.name}: ModelScope did not give it ({error}).") from error
+            raise StartupError(f"No model {wanted.name}: it cannot be downloaded from ModelScope ({error}).") from error
         return Path(folder)
 
     def _from_s3(self, wanted: Wanted) -> Path:
@@ -97,7 +97,9 @@ class Hub:
             ignored = [*wanted.ignored, *(f"*/{pattern}" for pattern in wanted.ignored)]  # match keys, or file names
             pull_files(wanted.name, str(folder), [*wanted.patterns], ignored)
         except Exception as error:
-            raise StartupError(f"No model {wanted.name}: the storage did not give it ({error}).") from error
+            raise StartupError(
+                f"No model {wanted.name}: it cannot be downloaded from the storage ({error})."
+            ) from error
         return folder
 
 
@@ -117,25 +119,25 @@ def _explained(wanted: Wanted, error: Exception) -> str:
     offline = isinstance(error, LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE
     match error:
         case LocalTokenNotFoundError():
-            why = "no login is stored. Make one with `hf auth login`, or give a token: --hf-token TOKEN"
+            why = "no login is stored. Log in with `hf auth login`, or set --hf-token TOKEN"
         case GatedRepoError():
-            why = f"it is gated. Accept its licence at {page}, and give the token of that account: {given}"
+            why = f"it is gated. Accept its license at {page}, and provide the token of that account: {given}"
         case RevisionNotFoundError():
             why = f"it has no revision {wanted.revision}. See the branches and tags at {page}"
         case RepositoryNotFoundError():
             why = (
-                "the hub has none of that name, or does not show it to you. Check the name; for a private one, give a "
-                f"token that may read it: {given}"
+                "the hub has no model of that name, or you have no access to it. Check the name; for a private "
+                f"model, provide a token that may read it: {given}"
             )
         case _ if offline:
             why = (
-                "it is not in the cache, not all of it at least, and HF_HUB_OFFLINE allows no download. Download it "
-                "once without that, or name a folder"
+                "it is not (completely) in the cache, and HF_HUB_OFFLINE prevents downloading. Download it once "
+                "without HF_HUB_OFFLINE, or name a folder"
             )
         case HfHubHTTPError() if getattr(error.response, "status_code", 0) == 401:
-            why = f"the token is not valid. Give another: {given}"
+            why = f"the token is not valid. Provide another: {given}"
         case LocalEntryNotFoundError():
-            why = f"{constants.ENDPOINT} cannot be reached, and it is not in the cache, not all of it at least"
+            why = f"{constants.ENDPOINT} cannot be reached, and it is not (completely) in the cache"
         case _:
-            why = "there is no such folder, and the hub did not give it"
+            why = "there is no such folder, and it cannot be downloaded from the hub"
     return f"No model {wanted.name}: {why}. ({str(error).strip().splitlines()[0][:300]})"

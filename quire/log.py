@@ -126,7 +126,7 @@ def _follow(path: str, terminal: Terminal | None) -> None:
             logging.config.dictConfig({"disable_existing_loggers": False, **config})
         except (ValueError, TypeError, AttributeError, ImportError, OSError) as error:
             reason = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
-            raise StartupError(f"{_CONFIG_FLAG} {path} cannot be followed: {reason}.") from error
+            raise StartupError(f"{_CONFIG_FLAG} {path} cannot be applied: {reason}.") from error
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise StartupError(f"{_CONFIG_FLAG} {path} cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise StartupError(f"{_CONFIG_FLAG} {path} has no object in it, as logging.config.dictConfig takes.")
+        raise StartupError(f"{_CONFIG_FLAG} {path} must contain an object as for logging.config.dictConfig.")
     return config
 
 
@@ -157,7 +157,7 @@ def _open_log_file(path: str) -> logging.Handler:
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Logs the exception that ends the process."""
-    logging.getLogger().critical("ended by an error", exc_info=(kind, error, traceback))
+    logging.getLogger().critical("exiting because of an error", exc_info=(kind, error, traceback))
 
 
 def log_options() -> LogOptions:

@@ -51,7 +51,7 @@ def load_class(name: str) -> type[LogitsProcessor]:
     """
     found = load_qualified(name)
     if not isinstance(found, type) or not issubclass(found, LogitsProcessor):
-        raise ValueError(f"{name} is no class derived from {__name__}.LogitsProcessor")
+        raise ValueError(f"{name} is not a class derived from {__name__}.LogitsProcessor")
     if inspect.isabstract(found):
         raise ValueError(f"{name} has no method apply")
     return found

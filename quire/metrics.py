@@ -32,6 +32,6 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> None:
         start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise StartupError(
-            f"Cannot serve metrics on {host}:{port}: {error.strerror}. Choose --metrics-port."
+            f"Cannot serve metrics on {host}:{port}: {error.strerror}. Choose another --metrics-port."
         ) from error
     logger.info("metrics on http://%s:%d/metrics", host, port)

@@ -114,7 +114,7 @@ def place_rank(
     if not bound:
         return Placement(count)
     if count > len(own):
-        raise StartupError(f"--cpu-threads {count}, but {_FLAG} {bind} leaves a rank {len(own)} processors.")
+        raise StartupError(f"--cpu-threads is {count}, but {_FLAG} {bind} leaves each rank only {len(own)} processors.")
     nodes = {processor.node for processor in own[:count]}
     return Placement(count, tuple(processor.number for processor in own[:count]), tuple(sorted(nodes)))
 
@@ -157,13 +157,13 @@ def _listed(bind: str, machine: Machine, ranks: int) -> list[Sequence[Processor]
     except ValueError:
         lists = []
     if not all(lists) or not lists:
-        raise StartupError(f"{_FLAG} {bind!r} is neither auto, all, nobind nor lists such as 0-31 or 0-15,32|16-31.")
+        raise StartupError(f"{_FLAG} {bind!r} must be auto, all, nobind, or lists such as 0-31 or 0-15,32|16-31.")
     if len(lists) != ranks:
-        raise StartupError(f"{_FLAG} names {len(lists)} lists of processors for {ranks} ranks: one is needed for each.")
+        raise StartupError(f"{_FLAG} names {len(lists)} lists of processors for {ranks} ranks; each rank needs one.")
     if missing := {number for numbers in lists for number in numbers} - set(by_number):
         raise StartupError(
-            f"{_FLAG} names {', '.join(map(str, sorted(missing)))}, and this process may run on "
-            f"{', '.join(map(str, sorted(by_number)))} alone."
+            f"{_FLAG} names {', '.join(map(str, sorted(missing)))}, but this process may only run on "
+            f"{', '.join(map(str, sorted(by_number)))}."
         )
     return [[by_number[number] for number in numbers] for numbers in lists]
 

@@ -30,7 +30,7 @@ def check_taken(hidden_size: int) -> None:
         InvalidRequest: they are not.
     """
     if not hidden_size:
-        raise InvalidRequest(f"{_NAME} are taken only by engines that are started with {FLAG}.", parameter=_NAME)
+        raise InvalidRequest(f"{_NAME} are only accepted by engines that are started with {FLAG}.", parameter=_NAME)
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,22 @@ class PromptEmbeds:
         """
         check_taken(hidden_size)
         if self.dtype not in DTYPES:
-            raise InvalidRequest(f"{_NAME} is of {self.dtype[:20]}; taken are {', '.join(DTYPES)}.", parameter=_NAME)
+            raise InvalidRequest(
+                f"{_NAME} has the type {self.dtype[:20]}; supported are {', '.join(DTYPES)}.", parameter=_NAME
+            )
         if self.hidden_size != hidden_size:
             raise InvalidRequest(
-                f"{_NAME} has {self.hidden_size} values in each row, and the model's hidden size is {hidden_size}.",
+                f"{_NAME} has {self.hidden_size} values in each row, but the model's hidden size is {hidden_size}.",
                 parameter=_NAME,
             )
         if len(self.data) > MAX_PROMPT_EMBEDS_BYTES:
             raise InvalidRequest(
-                f"{_NAME} has {len(self.data)} bytes; at most {MAX_PROMPT_EMBEDS_BYTES} are taken for a prompt: "
+                f"{_NAME} has {len(self.data)} bytes; at most {MAX_PROMPT_EMBEDS_BYTES} are allowed for a prompt: "
                 f"{MAX_PROMPT_EMBEDS_BYTES // self._row_bytes} tokens of this type.",
                 parameter=_NAME,
             )
         if not self.data or len(self.data) % self._row_bytes:
-            raise InvalidRequest(f"{_NAME} needs one row at least, and whole ones.", parameter=_NAME)
+            raise InvalidRequest(f"{_NAME} must have at least one row, and only complete rows.", parameter=_NAME)
 
     @property
     def _row_bytes(self) -> int:

@@ -68,7 +68,7 @@ def load_qualified(name: str) -> Any:
     """
     module, _, attribute = name.rpartition(":" if ":" in name else ".")
     if not module:
-        raise ValueError(f"{name!r} names no module: write package.module.Class")
+        raise ValueError(f"{name!r} has no module: write package.module.Class")
     try:
         return getattr(importlib.import_module(module), attribute, None)
     except Exception as error:  # third-party code, which may fail in any way

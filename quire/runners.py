@@ -6,8 +6,10 @@ from quire.errors import InvalidRequest
 
 GENERATE, POOLING = "generate", "pooling"
 _USES = {
-    GENERATE: "It writes answers, by /v1/chat/completions, /v1/completions and their like.",
-    POOLING: "It makes vectors or classes of texts, by /v1/embeddings, /pooling, /classify, /score and /rerank.",
+    GENERATE: "It generates text, with /v1/chat/completions, /v1/completions and similar endpoints.",
+    POOLING: (
+        "It computes embeddings or classes of texts, with /v1/embeddings, /pooling, /classify, /score and /rerank."
+    ),
 }
 
 

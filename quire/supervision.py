@@ -58,8 +58,8 @@ async def ask_supervisor(request: ScaleRequest, environment: Mapping[str, str] =
     """
     if not (path := control_path(environment)):
         raise FailedPrecondition(
-            "This server was not started by `quire serve`, which alone adds and takes engines. Elsewhere whoever runs "
-            "them does: `docker compose up --scale engine=N`, or the replicas of a Deployment."
+            "This server was not started by `quire serve`, so it cannot add or remove engines. Use what started "
+            "them: `docker compose up --scale engine=N`, or the replicas of a Deployment."
         )
     try:
         async with asyncio.timeout(request.seconds + _MARGIN_SECONDS):

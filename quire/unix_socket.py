@@ -38,7 +38,7 @@ def unix_listener(path: str) -> Iterator[socket.socket]:
             _remove_stale(path)
             listener.bind(path)
         except OSError as error:
-            raise StartupError(f"{FLAG} {path} cannot be listened at: {error.strerror or error}.") from error
+            raise StartupError(f"{FLAG} {path} cannot be listened on: {error.strerror or error}.") from error
         listener.listen(_BACKLOG)
         try:
             yield listener
@@ -60,7 +60,7 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise StartupError(f"{FLAG} {path} is a file and no socket; name one that is not there yet.")
+        raise StartupError(f"{FLAG} {path} is a file, not a socket; choose a path that does not exist yet.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_SECONDS)
         try:

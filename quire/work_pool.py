@@ -37,7 +37,7 @@ class WorkPool:
             Overloaded: too much waits already.
         """
         if self._pending >= self._most:
-            raise Overloaded(f"Too many {self._name} wait already; try again in a moment.")
+            raise Overloaded(f"Too many {self._name} are already waiting; try again in a moment.")
         self._pending += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, lambda: work(*args, **kwargs))

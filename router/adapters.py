@@ -83,7 +83,7 @@ class FleetAdapters:
         async with self._turn(request.name):  # a load in progress has ended by then
             workers = [worker for worker in self._workers() if request.name in worker.adapters]
         if not workers:
-            raise NotFound(f"No worker serves an adapter {request.name[:256]!r}.", parameter="name")
+            raise NotFound(f"No worker serves an adapter named {request.name[:256]!r}.", parameter="name")
         unloading = (worker.unload_adapter(request) for worker in workers)
         results = await asyncio.gather(*unloading, return_exceptions=True)
         for result in results:
@@ -112,11 +112,13 @@ class FleetAdapters:
                 if self._is_unloaded(adapter.name, worker):
                     continue
                 await worker.load_adapter(request)
-                logger.info("worker %s got the adapter %s of the others", worker.address, adapter.name)
+                logger.info(
+                    "worker %s has loaded the adapter %s, as the other workers have", worker.address, adapter.name
+                )
                 if self._is_unloaded(adapter.name, worker):  # while it was being loaded
                     await worker.unload_adapter(engine_pb2.UnloadAdapterRequest(name=adapter.name))
             except QuireError as error:
-                logger.warning("adapter %s of other workers is not served: %s", adapter.name, error.message)
+                logger.warning("adapter %s of other workers could not be loaded: %s", adapter.name, error.message)
 
     def _missing(self, worker: RemoteWorker) -> Sequence[common_pb2.AdapterInfo]:
         info = worker.model_info
@@ -144,11 +146,14 @@ class FleetAdapters:
             InvalidRequest: the name already stands for something else.
         """
         if name in self._aliases:
-            raise InvalidRequest(f"{name} is an alias (--model-alias); name the adapter otherwise.", parameter="name")
+            raise InvalidRequest(
+                f"{name} is an alias (--model-alias); choose another name for the adapter.", parameter="name"
+            )
         others = served_models([each for each in self._workers() if each.names and each.names[0] not in models])
         if name in others:
             raise InvalidRequest(
-                f"{name} is a name of the model {others[name]}, or of an adapter on it; name the adapter otherwise.",
+                f"{name} is a name of the model {others[name]}, or of an adapter on it; choose another name for the "
+                "adapter.",
                 parameter="name",
             )
 
@@ -165,11 +170,11 @@ class FleetAdapters:
             there = [worker for worker in there if request.base_model_name in worker.names]
             if not there:
                 raise InvalidRequest(
-                    f"base_model_name is {request.base_model_name[:256]!r}; name the model that the adapter is for: "
-                    f"{', '.join(bases)}.", parameter="base_model_name",
+                    f"base_model_name is {request.base_model_name[:256]!r}; it must be the model that the adapter is "
+                    f"for, one of {', '.join(bases)}.", parameter="base_model_name",
                 )  # fmt: skip
         if not any(worker.model_info and worker.model_info.max_loras for worker in there):
-            raise FailedPrecondition("The engine workers serve no adapters; start them with --enable-lora.")
+            raise FailedPrecondition("The engine workers do not support adapters; start them with --enable-lora.")
         return there
 
 
@@ -179,7 +184,7 @@ def _failure(request: engine_pb2.LoadAdapterRequest, results: Collection[Any]) -
     errors = [result for result in results if isinstance(result, BaseException)]
     if errors or len({result.revision for result in results}) == 1:
         return next(iter(errors), None)
-    return FailedPrecondition(f"The folders {request.path!r} of the workers differ; give all of them the same files.")
+    return FailedPrecondition(f"The folder {request.path!r} differs between workers; give all of them the same files.")
 
 
 def _is_there(worker: RemoteWorker) -> bool:

@@ -34,7 +34,7 @@ class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
         seconds = CALL_SECONDS if left is None else max(0.0, left - _MARGIN_SECONDS)
         workers = self._chosen(request.workers)
         if name := request.command.WhichOneof("command"):
-            logger.info("%s is asked of %s", name, ", ".join(worker.address for worker in workers))
+            logger.info("sending %s to %s", name, ", ".join(worker.address for worker in workers))
         outcomes = await asyncio.gather(*(_administer(worker, request.command, seconds) for worker in workers))
         return admin_pb2.RouterAdminServiceAdministerResponse(workers=outcomes)
 
@@ -50,7 +50,7 @@ class RouterAdminServicer(admin_pb2_grpc.RouterAdminServiceServicer):
         for address in addresses:
             if address not in known:
                 raise NotFound(
-                    f"There is no worker {address[:256]!r}; there are {', '.join(known)}.", parameter="worker"
+                    f"There is no worker {address[:256]!r}; the workers are {', '.join(known)}.", parameter="worker"
                 )
         return [known[address] for address in dict.fromkeys(addresses)] or list(known.values())
 

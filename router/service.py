@@ -131,7 +131,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         decision = self._decisions.find(request.request_id)
         if decision is None:
             raise NotFound(
-                f"No placement of request {request.request_id[:128]!r} is remembered; the router keeps the last "
+                f"The placement of request {request.request_id[:128]!r} is not known; the router remembers the last "
                 f"{KEPT_DECISIONS}.",
                 parameter="request_id",
             )

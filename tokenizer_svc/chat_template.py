@@ -119,7 +119,7 @@ class ChatTemplates:
         for name in _RESERVED:
             if name in variables:
                 raise TemplateRejection(
-                    f"chat_template_kwargs must not set {name!r}; it has a field of its own.", "chat_template_kwargs"
+                    f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"
                 )
         try:
             chosen, takes_parts = self._compile(template) if template else self._own(bool(tools))

@@ -172,7 +172,7 @@ class ChildPool:
             Unavailable: no process can be started.
         """
         if self._waiting >= self._max_waiting:
-            raise Overloaded(f"Too many {self._work} wait already; try again in a moment.")
+            raise Overloaded(f"Too many {self._work} are already waiting; try again in a moment.")
         try:
             return await self._ask(request, fresh=False)
         except _NotTaken:  # it was killed while idle
@@ -258,5 +258,5 @@ class ChildPool:
                 await child.ask(self._probe)
         except (TimeoutError, ChildEnded, _NotTaken) as error:
             child.kill()
-            raise Unavailable(f"The process for {self._work} does not start; the log may say why.") from error
+            raise Unavailable(f"The process for {self._work} could not be started; the log may say why.") from error
         return child

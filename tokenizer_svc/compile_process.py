@@ -28,7 +28,7 @@ def _answer(backend: Backend, request: Message) -> Message:
     except MemoryError:
         return _refusal("It needs too much memory.", inexpressible=False)
     if len(grammar) > MAX_GRAMMAR_BYTES:
-        return _refusal(f"What it compiles to has {len(grammar)} bytes; at most {MAX_GRAMMAR_BYTES} are allowed.",
+        return _refusal(f"Its compiled form has {len(grammar)} bytes; at most {MAX_GRAMMAR_BYTES} are allowed.",
                         inexpressible=True)  # fmt: skip
     return Message(payload=grammar)
 

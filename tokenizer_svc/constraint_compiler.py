@@ -181,7 +181,7 @@ def _check_size(request: ConstraintRequest) -> None:
     """
     size = len(request.text.encode()) + sum(map(len, request.choices))
     if size > MAX_TEXT_BYTES:
-        raise InvalidRequest(f"It has {size} bytes; a constraint may have {MAX_TEXT_BYTES} at most.")
+        raise InvalidRequest(f"It has {size} bytes; a constraint may have at most {MAX_TEXT_BYTES}.")
     if request.form is Form.CHOICES and not 1 <= len(request.choices) <= MAX_CHOICES:
         raise InvalidRequest(f"There are {len(request.choices)} choices; 1 to {MAX_CHOICES} are allowed.")
     if len(request.whitespace_pattern) > MAX_PATTERN_LENGTH:

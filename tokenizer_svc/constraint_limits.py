@@ -43,7 +43,7 @@ def _check_json(text: str) -> None:
     except RecursionError:
         raise InvalidRequest(f"It nests too deeply; at most {MAX_DEPTH} levels are allowed.") from None
     except ValueError as error:
-        raise InvalidRequest(f"It is not JSON: {error}") from None
+        raise InvalidRequest(f"It is not valid JSON: {error}") from None
     for depth, part in _parts(value):
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"It nests more than {MAX_DEPTH} levels deep.")
@@ -81,8 +81,8 @@ def _check_regex(pattern: str) -> None:
     if found := _REPEATED_TWICE.search(pattern):
         shown = found[0][:50]
         raise InvalidRequest(
-            f"{shown!r} repeats without end what is repeated without end already, which takes other readers of the "
-            "expression a time that grows exponentially; repeat it once."
+            f"{shown!r} nests unbounded repetitions, which other regular expression engines need exponential time "
+            "for; repeat it only once."
         )
 
 

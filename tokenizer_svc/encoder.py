@@ -158,7 +158,7 @@ def _check_pairs(first: Sequence[Encoded], second: Sequence[Encoded], options: E
     total = sum(min(most, _length(a) + _length(b)) for a, b in zip(first, second, strict=True))
     if total > MAX_PAIRED_TOKENS:
         raise InvalidRequest(
-            f"The pairs have {total} tokens together; at most {MAX_PAIRED_TOKENS} go into a request: send fewer.",
+            f"The pairs have {total} tokens in total; at most {MAX_PAIRED_TOKENS} are allowed per request: send fewer.",
             parameter="documents",
         )
 

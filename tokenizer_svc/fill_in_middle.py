@@ -31,8 +31,8 @@ def with_hole(tokenizer: tokenizers.Tokenizer, prompt: str, suffix: str) -> str:
     if _has_all(tokenizer, after, before):
         return after + suffix + before + prompt
     raise InvalidRequest(
-        "This model cannot fill in a middle: its tokenizer has no tokens for it, such as <|fim_prefix|>. Leave suffix "
-        "out.",
+        "This model does not support fill-in-the-middle: its tokenizer has no tokens for it, such as <|fim_prefix|>. "
+        "Leave suffix out.",
         parameter="suffix",
     )
 

@@ -113,4 +113,4 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
     try:
         return {"default": Path(chosen).read_text(encoding="utf-8")}
     except (OSError, ValueError) as error:  # ValueError: not UTF-8 text
-        raise StartupError(f"--chat-template {chosen}: no template can be read there ({error}).") from error
+        raise StartupError(f"--chat-template {chosen}: no template can be read from it ({error}).") from error

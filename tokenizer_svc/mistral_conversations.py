@@ -45,7 +45,7 @@ class MistralConversations:
         """
         if template or variables:
             raise TemplateRejection(
-                "chat_template and chat_template_kwargs are for chat templates; this server writes conversations by "
+                "chat_template and chat_template_kwargs are not supported: this server renders conversations with "
                 "mistral-common (--tokenizer-mode mistral).",
                 "chat_template" if template else "chat_template_kwargs",
             )
@@ -74,4 +74,4 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind not in ("text", "thinking"):
-                raise TemplateRejection(f"messages has content of the type {kind!r}; supported is text.")
+                raise TemplateRejection(f"messages has content of the type {kind!r}; only text is supported.")

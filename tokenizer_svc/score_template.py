@@ -36,7 +36,7 @@ def score_texts(
         length += len(rendered.text)
         if length > max_chars:
             raise TemplateRejection(
-                f"The rendered pairs have more than {max_chars} characters together (--max-prompt-chars): send fewer."
+                f"The rendered pairs have more than {max_chars} characters in total (--max-prompt-chars): send fewer."
             )
         texts.append(rendered.text)
     return texts

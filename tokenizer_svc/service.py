@@ -73,7 +73,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self, request: tokenizer_pb2.EncodeRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.EncodeResponse:
         if len(request.texts) > MAX_TEXTS:
-            raise InvalidRequest(f"{len(request.texts)} texts are too many; at most {MAX_TEXTS}.", parameter="texts")
+            raise InvalidRequest(
+                f"{len(request.texts)} texts are too many; at most {MAX_TEXTS} are allowed.", parameter="texts"
+            )
         texts: Sequence[str] = request.texts
         if request.HasField("suffix"):
             texts = [with_hole(self._files.tokenizer, text, request.suffix) for text in texts]
@@ -85,11 +87,13 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> tokenizer_pb2.EncodeResponse:
         firsts, seconds = request.first_texts, request.second_texts
         if len(seconds) > MAX_TEXTS:
-            raise InvalidRequest(f"{len(seconds)} pairs are too many; at most {MAX_TEXTS}.", parameter="texts")
+            raise InvalidRequest(
+                f"{len(seconds)} pairs are too many; at most {MAX_TEXTS} are allowed.", parameter="texts"
+            )
         if len(firsts) != 1 and len(firsts) != len(seconds):
             raise InvalidRequest(
-                f"{len(firsts)} first and {len(seconds)} second texts make no pairs: send as many of one as of the "
-                "other, or one first text for all.",
+                f"{len(firsts)} first texts cannot be paired with {len(seconds)} second texts: send one first text, "
+                "or as many first texts as second ones.",
                 parameter="texts",
             )
         self._check_chars([*firsts, *seconds])
@@ -99,8 +103,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             return await self._beside(encoded, _encode_response, encoded)
         if request.template_kwargs_json:
             raise InvalidRequest(
-                "This model has no score template, which instruction and chat_template_kwargs speak to: leave them "
-                "out, or start the server with one (--chat-template).",
+                "instruction and chat_template_kwargs need a score template, which this model does not have: leave "
+                "them out, or start the server with one (--chat-template).",
                 parameter="instruction",
             )
         pairs = await self._encoder.encode_pairs(
@@ -189,8 +193,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._check_template(request.chat_template)
         if request.max_first_tokens or request.max_second_tokens:
             raise InvalidRequest(
-                "This model's pairs go through a template as texts, which max_tokens_per_query and max_tokens_per_doc "
-                "cannot cut: leave them out, or cut the whole with truncate_prompt_tokens.",
+                "This model's pairs are rendered with a template, so max_tokens_per_query and max_tokens_per_doc "
+                "cannot be applied: leave them out, or truncate whole prompts with truncate_prompt_tokens.",
                 parameter="max_tokens_per_doc" if request.max_second_tokens else "max_tokens_per_query",
             )
         firsts, seconds = request.first_texts, request.second_texts
@@ -207,7 +211,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """
         if template and not self._options.trust_request_chat_template:
             raise InvalidRequest(
-                "This server does not take chat templates from requests; start it with --trust-request-chat-template.",
+                "This server does not accept chat templates from requests; start it with "
+                "--trust-request-chat-template.",
                 parameter="chat_template",
             )
 
@@ -215,8 +220,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._check_template(request.chat_template)
         if not request.chat_template and not self._renderer.has_template:
             raise FailedPrecondition(
-                "The model has no chat template: send text in place of messages, to /v1/completions if it answers, or "
-                "start the server with --chat-template."
+                "The model has no chat template: send text instead of messages (to /v1/completions if the model "
+                "generates text), or start the server with --chat-template."
             )
         add_prompt = request.add_generation_prompt if request.HasField("add_generation_prompt") else True
         rendered = await self._renderer.render(
@@ -240,7 +245,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         num_chars = sum(map(len, texts))
         if num_chars > self._options.max_prompt_chars:
             raise InvalidRequest(
-                f"The text has {num_chars} characters; this server encodes {self._options.max_prompt_chars} at most "
+                f"The text has {num_chars} characters; this server encodes at most {self._options.max_prompt_chars} "
                 "(--max-prompt-chars).",
                 parameter="prompt",
             )
@@ -346,6 +351,7 @@ def _fitting(answer: M, parameter: str) -> M:
 def _check_size(num_bytes: int, parameter: str) -> None:
     if num_bytes > MAX_MESSAGE_BYTES:
         raise InvalidRequest(
-            f"The answer would have {num_bytes} bytes, of at most {MAX_MESSAGE_BYTES}: ask for less at a time.",
+            f"The answer would have {num_bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed: ask for less at a "
+            "time.",
             parameter=parameter,
         )

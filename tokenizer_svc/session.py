@@ -72,17 +72,17 @@ class DetokenizeSession:
 
     def _problem(self, opening: tokenizer_pb2.DetokenizeOpen) -> str:
         if opening.stream_id in self._streams:
-            return f"stream_id {opening.stream_id} is open already; choose another."
+            return f"stream_id {opening.stream_id} is already open; choose another."
         if len(self._streams) >= MAX_STREAMS:
-            return f"This session has {MAX_STREAMS} streams open already; close some, or open another session."
+            return f"This session already has {MAX_STREAMS} open streams; close some, or open another session."
         if len(opening.stop_strings) > MAX_STOP_STRINGS:
-            return f"{len(opening.stop_strings)} stop_strings are too many; at most {MAX_STOP_STRINGS}."
+            return f"{len(opening.stop_strings)} stop_strings are too many; at most {MAX_STOP_STRINGS} are allowed."
         if not all(1 <= len(stop) <= MAX_STOP_STRING_LENGTH for stop in opening.stop_strings):
             return f"Each of stop_strings must have 1 to {MAX_STOP_STRING_LENGTH} characters."
         if len(opening.prompt_tail_token_ids) > MAX_CONTEXT_TOKENS:
-            return f"prompt_tail_token_ids may have {MAX_CONTEXT_TOKENS} entries at most."
+            return f"prompt_tail_token_ids may have at most {MAX_CONTEXT_TOKENS} entries."
         if len(opening.kept_special_tokens) > MAX_KEPT_TOKENS:
-            return f"kept_special_tokens may have {MAX_KEPT_TOKENS} entries at most."
+            return f"kept_special_tokens may have at most {MAX_KEPT_TOKENS} entries."
         return _problem_of_marks(opening)
 
     def _add(self, tokens: tokenizer_pb2.DetokenizeTokens, delta: tokenizer_pb2.TextDelta) -> None:

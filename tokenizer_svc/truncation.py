@@ -26,8 +26,8 @@ class Truncation:
         """
         if self.num_tokens <= num_special:
             raise InvalidRequest(
-                f"{_PARAMETER} is {self.num_tokens}, and {num_special} special tokens go around a text: it must be "
-                f"at least {num_special + 1}.",
+                f"{_PARAMETER} is {self.num_tokens}, but {num_special} special tokens are added to each text: it "
+                f"must be at least {num_special + 1}.",
                 parameter=_PARAMETER,
             )
         return self.num_tokens - num_special
@@ -64,8 +64,8 @@ def pair_lengths(first: int, second: int, room: int, *, second_alone: bool) -> t
     if second_alone:
         if first >= room:
             raise InvalidRequest(
-                f"The first text of a pair has {first} tokens, and {_PARAMETER} leaves {room} for both: shorten it, or "
-                "raise the limit.",
+                f"The first text of a pair has {first} tokens, but {_PARAMETER} leaves only {room} for both texts: "
+                "shorten it, or raise the limit.",
                 parameter=_PARAMETER,
             )
         return first, room - first

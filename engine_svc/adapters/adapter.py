@@ -46,7 +46,7 @@ def read_adapter(
     found = read_folder(folder, max_rank, modules)
     revision = revision_of(folder)
     if _stamps(folder) != stamps:
-        raise broken(f"{folder} was written to while it was read; load it again when it is complete.")
+        raise broken(f"{folder} was modified while it was being read; load it again when it is complete.")
     return Adapter(name, path, revision, found.rank, base_model_name, key, str(folder), stamps)
 
 

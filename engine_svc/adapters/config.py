@@ -32,20 +32,20 @@ _OF_TRAINING = frozenset(
     ]
 )  # fmt: skip
 # Settings with which a layer is not x W + scale x A B, with the reason given to the user.
-_MERGE = "Merge the adapter into its base by the PEFT library (merge_and_unload), and serve that."
+_MERGE = "Merge the adapter into its base model with the PEFT library (merge_and_unload), and serve the result."
 _REFUSED = {
-    "alora_invocation_tokens": "an adapter that begins in the middle of a prompt",
-    "arrow_config": "adapters chosen token by token (Arrow)",
-    "ensure_weight_tying": "parts that the embedding and the head share",
-    "kasa_config": "singular values of its own between the parts (KaSA)",
-    "layer_replication": "layers that the base has not",
-    "lora_bias": "biases on the low-rank parts",
+    "alora_invocation_tokens": "an adapter that starts in the middle of a prompt",
+    "arrow_config": "adapters chosen for each token (Arrow)",
+    "ensure_weight_tying": "weights shared by the embedding and the head",
+    "kasa_config": "its own singular values between the low-rank matrices (KaSA)",
+    "layer_replication": "layers that the base model does not have",
+    "lora_bias": "biases on the low-rank matrices",
     "megatron_config": "Megatron's layers",
-    "monteclora_config": "parts drawn at random (MonteCLoRA)",
-    "target_parameters": "parts of parameters, not of modules",
+    "monteclora_config": "randomly drawn matrices (MonteCLoRA)",
+    "target_parameters": "matrices of parameters, not of modules",
     "trainable_token_indices": "new rows for some tokens",
-    "use_bdlora": "low-rank parts in blocks along the diagonal",
-    "use_dora": "weights taken apart into magnitude and direction (DoRA)",
+    "use_bdlora": "block-diagonal low-rank matrices",
+    "use_dora": "weights decomposed into magnitude and direction (DoRA)",
     "use_qalora": "inputs averaged in groups (QA-LoRA)",
 }
 # Initializations that subtract the adapter's initial value from the base's weights: it does not fit the original base.
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> AdapterConfig:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         kind = str(found.get("peft_type"))
         if kind != "LORA":
-            raise broken(f"{file}: peft_type is {kind[:50]!r}; LORA is served.")
+            raise broken(f"{file}: peft_type is {kind[:50]!r}; only LORA is supported.")
         config = msgspec.convert(found, _Config)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise broken(f"{file} is damaged: {error}.") from error
@@ -139,27 +139,26 @@ def read_config(folder: Path) -> AdapterConfig:
 
 def _check(file: Path, config: _Config, found: Mapping[str, Any]) -> None:
     if min((config.r, *(config.rank_pattern or {}).values())) < 1:
-        raise broken(f"{file}: a rank is at least 1; r is {config.r}, rank_pattern {config.rank_pattern or {}}.")
+        raise broken(f"{file}: ranks must be at least 1; r is {config.r}, rank_pattern {config.rank_pattern or {}}.")
     if not all(map(math.isfinite, (config.lora_alpha, *(config.alpha_pattern or {}).values()))):
-        raise broken(f"{file}: lora_alpha and the values of alpha_pattern are numbers that are finite.")
+        raise broken(f"{file}: lora_alpha and the values of alpha_pattern must be finite numbers.")
     for name in (name for name, value in found.items() if value and name not in _OF_TRAINING):
         why = _REFUSED.get(name)
         if why is None:
-            raise broken(
-                f"{file} has the setting {name[:100]!r}, which is not known here. Take it out if it has no effect."
-            )
-        raise broken(f"{file}: {name} is not served: {why}. {_MERGE}")
+            raise broken(f"{file} has the setting {name[:100]!r}, which is not known. Remove it if it has no effect.")
+        raise broken(f"{file}: {name} is not supported: {why}. {_MERGE}")
     if config.bias not in (None, "none"):
-        raise broken(f"{file}: bias is {config.bias[:50]!r}; only none is served. {_MERGE}")
+        raise broken(f"{file}: bias is {config.bias[:50]!r}; only none is supported. {_MERGE}")
     if isinstance(config.init_lora_weights, str) and config.init_lora_weights.lower().startswith(_CHANGES_BASE):
         raise broken(
-            f"{file}: init_lora_weights is {config.init_lora_weights[:50]!r}, which changes the base's weights. Save "
-            "the adapter by PEFT with path_initial_model_for_weight_conversion, which makes one for the base as it is."
+            f"{file}: init_lora_weights is {config.init_lora_weights[:50]!r}, which changes the base model's "
+            "weights. Save the adapter with PEFT and path_initial_model_for_weight_conversion, which makes one for "
+            "the unchanged base model."
         )
     for name in config.modules_to_save or ():
         if name.rpartition(".")[2] not in WHOLE_MODULES:
             raise broken(
-                f"{file}: modules_to_save names {name[:100]!r}; only {' and '.join(WHOLE_MODULES)} are served."
+                f"{file}: modules_to_save names {name[:100]!r}; only {' and '.join(WHOLE_MODULES)} are supported."
             )
 
 
@@ -172,7 +171,9 @@ def _patterns(file: Path, setting: str, values: Mapping[str, float]) -> _Pattern
         try:
             expressions.append((place, regex.compile(rf"(?:.*\.)?(?:{key})"), value))
         except regex.error as error:
-            raise broken(f"{file}: {setting} has {key[:100]!r}, which is no regular expression: {error}.") from error
+            raise broken(
+                f"{file}: {setting} has {key[:100]!r}, which is not a valid regular expression: {error}."
+            ) from error
     if len(expressions) > _MAX_EXPRESSIONS:
-        raise broken(f"{file}: {setting} has {len(expressions)} expressions; at most {_MAX_EXPRESSIONS} are followed.")
+        raise broken(f"{file}: {setting} has {len(expressions)} expressions; at most {_MAX_EXPRESSIONS} are allowed.")
     return _Patterns(plain, expressions)

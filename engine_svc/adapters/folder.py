@@ -80,12 +80,12 @@ def read_folder(path: Path, max_rank: int, modules: ModuleShapes, *, is_part: bo
         InvalidRequest: the adapter cannot be served; names the file and tensor, and what was expected and found.
     """
     if not path.is_dir():
-        raise broken(f"{path} is no folder; an adapter is one, with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+        raise broken(f"{path} is not a folder; an adapter is a folder with {CONFIG_FILE} and {WEIGHTS_FILE}.")
     config = read_config(path)
     if not (path / WEIGHTS_FILE).exists() and (path / _PICKLED_FILE).exists():
         raise broken(
-            f"{path} has its weights as {_PICKLED_FILE}, which could run code when it is read. Save it by PEFT with "
-            f"safe_serialization=True: that writes {WEIGHTS_FILE}."
+            f"{path} has its weights as {_PICKLED_FILE}, which could run code when it is read. Save it with PEFT and "
+            f"safe_serialization=True, which writes {WEIGHTS_FILE}."
         )
     folder = _sort(path, config, read_header(path / WEIGHTS_FILE))
     if is_part:
@@ -125,7 +125,7 @@ def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace])
     whole, unchanged = dict[str, TensorPlace](), dict[str, TensorPlace]()
     for name, place in tensors.items():
         if not name.startswith(_PREFIX):
-            raise _unknown(path, name, f"names begin with {_PREFIX}")
+            raise _unknown(path, name, f"names must begin with {_PREFIX}")
         module = name.removeprefix(_PREFIX)
         ends = ((end, side, ends is _EMBEDDING) for ends in (_LINEAR, _EMBEDDING) for side, end in enumerate(ends))
         for end, side, is_embedding in ends:
@@ -136,7 +136,7 @@ def _sort(path: Path, config: AdapterConfig, tensors: Mapping[str, TensorPlace])
             _keep_whole(path, module, place, whole, unchanged)
     parts = {module: _part(path, config, module, pair, kind) for (module, kind), pair in pairs.items()}
     if len(parts) < len(pairs):
-        raise broken(f"{path / WEIGHTS_FILE} has parts of one module both as a linear layer's and as an embedding's.")
+        raise broken(f"{path / WEIGHTS_FILE} has tensors of a linear layer and of an embedding for the same module.")
     if not parts and not whole:
         raise broken(f"{path / WEIGHTS_FILE} has no tensors: the adapter changes nothing.")
     return AdapterFolder(path, config.base_model_name, parts, whole, unchanged)
@@ -151,11 +151,11 @@ def _keep_whole(
             kept[name] = place
             return
     expected = f"{_LINEAR[0]} and {_LINEAR[1]} of a module, or whole weights of {' and '.join(WHOLE_MODULES)}"
-    raise _unknown(path, place.name, f"served are {expected}")
+    raise _unknown(path, place.name, f"supported are {expected}")
 
 
 def _unknown(path: Path, name: str, expected: str) -> Exception:
-    return broken(f"{path / WEIGHTS_FILE} has a tensor {name[:200]!r}, which is not served: {expected}.")
+    return broken(f"{path / WEIGHTS_FILE} has a tensor {name[:200]!r}, which is not supported: {expected}.")
 
 
 def _part(
@@ -164,12 +164,12 @@ def _part(
     file = path / WEIGHTS_FILE
     if len(pair) < 2:
         one = next(iter(pair.values())).name
-        raise broken(f"{file} has {one[:200]!r} and not the other part of its pair: it is incomplete. Copy it again.")
+        raise broken(f"{file} has {one[:200]!r} but not the other tensor of its pair: it is incomplete. Copy it again.")
     a, b = pair[0], pair[1]
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
         raise broken(
-            f"{file}: {a.name[:200]} of shape {list(a.shape)} and {b.name[:200]} of shape {list(b.shape)} do not go "
-            "together: [rank, inputs] and [outputs, rank] are expected."
+            f"{file}: {a.name[:200]} of shape {list(a.shape)} and {b.name[:200]} of shape {list(b.shape)} do not "
+            "match: expected [rank, inputs] and [outputs, rank]."
         )
     return LowRankPart(a, b, config.scale_of(module), is_embedding)
 
@@ -178,12 +178,12 @@ def _check_rank(folder: AdapterFolder, config: AdapterConfig, module: str, part:
     expected = config.rank_of(module)
     if part.rank != expected:
         raise broken(
-            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank} (its shape is {list(part.a.shape)}), and "
-            f"{CONFIG_FILE} says {expected} for it. The two files are of different adapters."
+            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank} (its shape is {list(part.a.shape)}), "
+            f"but {CONFIG_FILE} says {expected}. The two files belong to different adapters."
         )
     if part.rank > max_rank:
         raise broken(
-            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank}, and --max-lora-rank is {max_rank}; "
+            f"{folder.weights_file}: {part.a.name[:200]} has rank {part.rank}, but --max-lora-rank is {max_rank}; "
             f"start the server with --max-lora-rank {part.rank}."
         )
 
@@ -205,14 +205,15 @@ def _check_modules(folder: AdapterFolder, modules: ModuleShapes) -> None:
 def _shape_of(folder: AdapterFolder, module: str, tensor: str, modules: ModuleShapes) -> tuple[int, int]:
     if module not in modules:
         raise broken(
-            f"{folder.weights_file}: {tensor[:200]} is of the module {module[:200]}, which the model has not, or whose "
-            f"products take no adapter. Its base is {folder.base_model_name[:200] or 'not named'}."
+            f"{folder.weights_file}: {tensor[:200]} is for the module {module[:200]}, which the model does not have, "
+            "or which does not support adapters. The adapter's base model is "
+            f"{folder.base_model_name[:200] or 'not named'}."
         )
     return modules[module]
 
 
 def _misfit(folder: AdapterFolder, place: TensorPlace, expected: list[int]) -> Exception:
     return broken(
-        f"{folder.weights_file}: {place.name[:200]} has the shape {list(place.shape)}, and the model needs {expected}. "
-        f"Its base is {folder.base_model_name[:200] or 'not named'}."
+        f"{folder.weights_file}: {place.name[:200]} has the shape {list(place.shape)}, but the model needs "
+        f"{expected}. The adapter's base model is {folder.base_model_name[:200] or 'not named'}."
     )

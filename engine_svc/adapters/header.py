@@ -57,7 +57,7 @@ def regular_size(file: Path) -> int:
     except (OSError, ValueError) as error:
         raise broken(f"{file} cannot be read: {error}.") from error
     if not stat.S_ISREG(status.st_mode):
-        raise broken(f"{file} is no ordinary file.")
+        raise broken(f"{file} is not a regular file.")
     return status.st_size
 
 
@@ -72,7 +72,9 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
             if not 0 < length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
-                raise broken(f"{file} is no safetensors file, or cut off: it says that its header has {length} bytes.")
+                raise broken(
+                    f"{file} is not a safetensors file, or is truncated: it says that its header has {length} bytes."
+                )
             text = opened.read(length)
     except OSError as error:
         raise broken(f"{file} cannot be read: {error}.") from error
@@ -81,7 +83,7 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
     places = {name: _place(file, name, entry, begin, size) for name, entry in entries.items()}
     end = max((place.start + place.num_bytes for place in places.values()), default=begin)
     if end != size:  # so that reading the whole file reads no more than its tensors
-        raise broken(f"{file} has {size - end} bytes behind its tensors: it is damaged. Copy it again.")
+        raise broken(f"{file} has {size - end} extra bytes after its tensors: it is damaged. Copy it again.")
     return places
 
 
@@ -91,23 +93,23 @@ def _decode(file: Path, text: bytes) -> Mapping[str, _Entry]:
         found.pop("__metadata__", None)
         entries = msgspec.convert(found, dict[str, _Entry])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise broken(f"{file} has a header that is damaged: {error}.") from error
+        raise broken(f"{file} has a damaged header: {error}.") from error
     if len(entries) > MAX_TENSORS:
-        raise broken(f"{file} has {len(entries)} tensors; at most {MAX_TENSORS} are read.")
+        raise broken(f"{file} has {len(entries)} tensors; at most {MAX_TENSORS} are allowed.")
     return entries
 
 
 def _place(file: Path, name: str, entry: _Entry, begin: int, size: int) -> TensorPlace:
     shown = f"{file}: {name[:200]}"
     if entry.dtype not in ITEM_BYTES:
-        raise broken(f"{shown} is of type {entry.dtype[:20]}; an adapter's weights are {', '.join(ITEM_BYTES)}.")
+        raise broken(f"{shown} is of type {entry.dtype[:20]}; an adapter's weights must be {', '.join(ITEM_BYTES)}.")
     if not entry.shape or min(entry.shape) < 1 or len(entry.shape) > 2:
-        raise broken(f"{shown} has the shape {entry.shape[:8]}; an adapter's weights are vectors and matrices.")
+        raise broken(f"{shown} has the shape {entry.shape[:8]}; an adapter's weights must be vectors and matrices.")
     start, end = entry.data_offsets
     place = TensorPlace(name, entry.dtype, tuple(entry.shape), begin + start)
     if start < 0 or end - start != place.num_bytes or begin + end > size:
         raise broken(
-            f"{shown} of shape {entry.shape} lies at the bytes {start} to {end} behind the header, of a file with "
-            f"{size - begin} there: it is damaged or cut off. Copy it again."
+            f"{shown} of shape {entry.shape} is at bytes {start} to {end} after the header, but the file has "
+            f"{size - begin} there: it is damaged or truncated. Copy it again."
         )
     return place

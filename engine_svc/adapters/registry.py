@@ -69,7 +69,7 @@ class AdapterRegistry:
         self.check_updating()
         self._check_name(name)
         if len(base_model_name) > 256:
-            raise InvalidRequest("base_model_name has at most 256 characters.", parameter="base_model_name")
+            raise InvalidRequest("base_model_name must have at most 256 characters.", parameter="base_model_name")
         return self._read(name, path, base_model_name, self._allowed_folder(path))
 
     def check_updating(self) -> None:
@@ -79,10 +79,10 @@ class AdapterRegistry:
             FailedPrecondition: they may not.
         """
         if not self._options.enable_lora:
-            raise FailedPrecondition(f"This server has no adapters; start it with {ENABLE_FLAG}.")
+            raise FailedPrecondition(f"This server does not support adapters; start it with {ENABLE_FLAG}.")
         if not self._options.allow_runtime_lora_updating:
             raise FailedPrecondition(
-                f"This server takes no adapters while it runs; start it with {UPDATING_FLAG} (or "
+                f"This server does not load adapters while it is running; start it with {UPDATING_FLAG} (or "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)."
             )
 
@@ -96,12 +96,12 @@ class AdapterRegistry:
         taken = self._adapters.get(adapter.name)
         if taken is not None and not in_place:
             raise InvalidRequest(
-                f"{adapter.name} is another adapter's name, of {taken.path}; unload that, or load this one in place of "
-                "it (load_inplace).",
+                f"{adapter.name} is already the name of the adapter in {taken.path}; unload that one, or replace it "
+                "(load_inplace).",
                 parameter="name",
             )
         if taken is None and len(self._adapters) >= MAX_ADAPTERS:
-            raise Overloaded(f"{MAX_ADAPTERS} adapters are served already; unload one of them.")
+            raise Overloaded(f"{MAX_ADAPTERS} adapters are already being served; unload one of them.")
         self._adapters[adapter.name] = adapter
         self.version += 1
         return taken
@@ -115,14 +115,16 @@ class AdapterRegistry:
         """
         self.check_updating()
         if name not in self._adapters:
-            raise NotFound(f"No adapter is called {name[:200]!r}.", parameter="name", reason=MODEL_NOT_FOUND)
+            raise NotFound(f"No adapter is named {name[:200]!r}.", parameter="name", reason=MODEL_NOT_FOUND)
         self.version += 1
         return self._adapters.pop(name)
 
     def _check_name(self, name: str) -> None:
         check_adapter_name("name", name)
         if name in self._served_model_names:
-            raise InvalidRequest(f"{name} is the model's own name; give the adapter another.", parameter="name")
+            raise InvalidRequest(
+                f"{name} is the model's own name; choose another name for the adapter.", parameter="name"
+            )
 
     def _read(self, name: str, path: str, base_model_name: str, folder: Path) -> Adapter:
         key = next(self._keys)
@@ -131,10 +133,10 @@ class AdapterRegistry:
     def _allowed_folder(self, path: str) -> Path:
         """Resolves a path relative to the allowed folder; the folder and its files must be within that."""
         if not path or len(path) > 4096 or "\0" in path:
-            raise broken("path is the adapter's folder, of 1 to 4096 characters.")
+            raise broken("path must be the adapter's folder, with 1 to 4096 characters.")
         root = Path(self._options.allowed_lora_root or "").expanduser().resolve()
         folder = (root / path).resolve()
         for place in (folder, (folder / CONFIG_FILE).resolve(), (folder / WEIGHTS_FILE).resolve()):
             if not place.is_relative_to(root):
-                raise broken(f"{path[:200]} is not, or leads out of, the folder that --allowed-lora-root allows.")
+                raise broken(f"{path[:200]} is not in, or leads out of, the folder that --allowed-lora-root allows.")
         return folder

@@ -215,8 +215,8 @@ class AttentionBackend(ABC):
                 found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
             except RuntimeError as error:  # raised by torch if host memory runs out
                 size = num_blocks * sum(each.nbytes // each.shape[self.block_dimension] for each in caches)
-                wanted = f"{size / 2**30:.1f} GiB of the host's for --swap-space"
-                raise MemoryError(f"{wanted} cannot be had") from error
+                wanted = f"{size / 2**30:.1f} GiB of host memory for --swap-space"
+                raise MemoryError(f"{wanted} cannot be allocated") from error
         return found
 
     def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:

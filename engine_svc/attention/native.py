@@ -39,9 +39,9 @@ class NativeBackend(AttentionBackend):
         super().__init__(shape, kernels)
         if kernels is None or not suits(shape, kernels):
             raise StartupError(
-                "--attention-backend native needs the C++ kernels of a CPU, blocks of a "
-                f"multiple of {_UNIT} tokens and heads of a multiple of {_UNIT} values, {_MOST_DIM} at most; leave "
-                "it at auto, or choose cpu."
+                "--attention-backend native needs the C++ kernels of a CPU, a block size that is a multiple of "
+                f"{_UNIT} tokens and a head size that is a multiple of {_UNIT}, at most {_MOST_DIM}; leave it at "
+                "auto, or choose cpu."
             )
         self._kernels = kernels
         self._types = TYPES[shape.dtype], CACHED.get(shape.stored, 0)

@@ -33,7 +33,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise StartupError(f"{path} cannot be read: it is no JSON object.")
+        raise StartupError(f"{path} cannot be read: it is not a JSON object.")
     return content
 
 

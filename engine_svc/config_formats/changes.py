@@ -58,8 +58,8 @@ def with_rope(config: dict[str, Any], scaling: Mapping[str, Any], theta: float |
     own = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if any(isinstance(value, Mapping) for value in own.values()):
         raise StartupError(
-            "--rope-scaling and --rope-theta are for all layers, and those of this model have rotary settings of their "
-            "own: change rope_parameters with --hf-overrides."
+            "--rope-scaling and --rope-theta apply to all layers, but this model's layers have their own rotary "
+            "settings: change rope_parameters with --hf-overrides."
         )
     chosen = {**scaling} if scaling else {**own}
     chosen.setdefault("rope_type", chosen.pop("type", "default"))

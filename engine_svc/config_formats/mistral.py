@@ -25,8 +25,8 @@ _DEFAULTS = {
     "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _REFUSED = {
-    "vision_encoder": "images", "multimodal": "images or sound", "q_lora_rank": "compressed attention",
-    "qk_nope_head_dim": "compressed attention", "llama_4_scaling": "queries that are scaled by their positions",
+    "vision_encoder": "images", "multimodal": "images or audio", "q_lora_rank": "compressed attention",
+    "qk_nope_head_dim": "compressed attention", "llama_4_scaling": "queries scaled by their positions",
     "use_biases": "biases",
 }  # fmt: skip
 
@@ -40,8 +40,8 @@ def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
     for name, meaning in _REFUSED.items():
         if params.get(name):
             raise StartupError(
-                f"params.json has {name}: {meaning} are not read in this form. If the model has a config.json and "
-                "safetensors of the Hugging Face layout too, take those: --config-format hf."
+                f"params.json has {name}: {meaning} are not supported in this format. If the model also has a "
+                "config.json and safetensors in the Hugging Face format, use those: --config-format hf."
             )
     config: dict[str, Any] = _DEFAULTS | {
         ours: params[name] for name, ours in _NAMES.items() if params.get(name) is not None
@@ -57,7 +57,7 @@ def _experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
     if not moe:
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     if moe.get("num_shared_experts"):
-        raise StartupError("params.json has num_shared_experts: experts that all tokens go through are not read here.")
+        raise StartupError("params.json has num_shared_experts: shared experts are not supported in this format.")
     return {
         "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
         "num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["num_experts_per_tok"],
@@ -69,7 +69,7 @@ def _windows(window: int | list[int | None] | None, config: Mapping[str, Any]) -
     if not isinstance(window, list):
         return {"sliding_window": window}
     if len(sizes := {size for size in window if size}) > 1:
-        raise StartupError(f"params.json has sliding windows of {len(sizes)} lengths; supported is one.")
+        raise StartupError(f"params.json has sliding windows of {len(sizes)} sizes; only one size is supported.")
     count = config["num_hidden_layers"]
     types = ["sliding_attention" if size else "full_attention" for size in window] * count
     return {"sliding_window": next(iter(sizes), None), "layer_types": types[:count]}
@@ -89,4 +89,4 @@ def _quantization(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"quantization_config": {"quant_method": "fp8", "activation_scheme": scheme}}
     if str(settings.get("quant_method", "")).replace("_", "-").lower() == "compressed-tensors":
         return {"quantization_config": {**settings, "quant_method": "compressed-tensors"}}
-    raise StartupError(f"params.json has quantization {dict(settings)}, which is not known.")
+    raise StartupError(f"params.json has quantization {dict(settings)}, which is not supported.")

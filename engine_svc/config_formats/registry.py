@@ -37,7 +37,7 @@ def read_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
     if found := find_model_config(folder, form):
         return found
     files = " nor ".join(FORMATS[name].file for name in _names(form))
-    raise StartupError(f"{_place(folder, form)} is no model folder: it has no {files}.")
+    raise StartupError(f"{_place(folder, form)} is not a model folder: it has no {files}.")
 
 
 def find_model_config(folder: Path, form: ModelFormOptions) -> dict[str, Any]:

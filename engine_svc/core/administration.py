@@ -111,8 +111,8 @@ class Administration:
         """
         if level > SleepLevel.PAUSED and not self._options.enable_sleep_mode:
             raise FailedPrecondition(
-                f"Sleep of level {level:d} gives memory back; start the engine with --enable-sleep-mode for that. "
-                "Level 0 pauses it.", parameter="level",
+                f"Sleep level {level:d} frees memory; start the engine with --enable-sleep-mode to use it. Level 0 "
+                "only pauses the engine.", parameter="level",
             )  # fmt: skip
 
         def act(engine: SteppedEngine) -> None:
@@ -148,7 +148,7 @@ class Administration:
                 '\'{"torch_profiler_dir": "…"}\' (or VLLM_TORCH_PROFILER_DIR).'
             )
         if self._is_profiling:
-            raise Conflict("A profile is being made already; end it by /stop_profile.")
+            raise Conflict("A profile is already being recorded; stop it with /stop_profile.")
         command = StartProfile(
             folder=config.torch_profiler_dir, name=_profile_name(),
             most_steps=config.max_iterations, first_step=config.delay_iterations,
@@ -189,8 +189,8 @@ class Administration:
     async def _wait_idle(self, seconds: float, taken_back: asyncio.Event, *, was_paused: bool) -> None:
         if was_paused and self._loop.num_requests:
             raise Conflict(
-                f"It is paused with {self._loop.num_requests} requests, which do not get on; resume it, or choose "
-                "another mode.", parameter="mode",
+                f"The engine is paused with {self._loop.num_requests} requests, which make no progress; resume it, "
+                "or choose another mode.", parameter="mode",
             )  # fmt: skip
         either = [asyncio.ensure_future(each) for each in (self._loop.wait_idle(), taken_back.wait())]
         try:
@@ -199,17 +199,17 @@ class Administration:
             for each in either:
                 each.cancel()
         if taken_back.is_set():
-            raise Conflict("It was resumed while its last requests were waited for.")
+            raise Conflict("The engine was resumed while its last requests were still finishing.")
         if not ended:
             raise DeadlineExceeded(
-                f"{self._loop.num_requests} requests have not ended within {seconds:g} s, so it goes on; allow more "
-                "time, or choose the mode abort or keep.", parameter="mode",
+                f"{self._loop.num_requests} requests have not finished within {seconds:g} s, so the engine "
+                "continues; allow more time, or choose the mode abort or keep.", parameter="mode",
             )  # fmt: skip
 
     def _refuse_or_not(self) -> None:
         """Updates the error that new requests are refused with."""
         if self._pauses or self._loop.load().status.is_paused:
-            refusal = Unavailable("The engine is paused or sleeps; try again later, or another one.", reason=PAUSED)
+            refusal = Unavailable("The engine is paused or asleep; try again later, or try another one.", reason=PAUSED)
         elif self._is_draining:
             refusal = Unavailable("This worker takes no new requests; try another one.", reason=DRAINING)
         else:
@@ -223,7 +223,7 @@ class Administration:
             Overloaded: too many commands are waiting.
         """
         if len(self._asked) >= _MOST_ASKED:
-            raise Overloaded(f"{_MOST_ASKED} commands wait for the engine already; try again later.")
+            raise Overloaded(f"{_MOST_ASKED} commands are already waiting for the engine; try again later.")
         task: asyncio.Task[T] = asyncio.create_task(self._in_turn(function))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)

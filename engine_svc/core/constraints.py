@@ -127,8 +127,8 @@ class ConstrainedRequests:
         if follower.error:
             self._requests.refuse(sequence, follower.error)
         elif live.mask_seconds > _MASK_SECONDS + _MASK_SECONDS_A_TOKEN * live.completion_tokens:
-            why = f"its grammar takes too long: {live.mask_seconds:.1f} s for {live.completion_tokens} tokens"
-            self._requests.refuse(sequence, f"{why}; ask for something simpler")
+            why = f"its grammar takes too much time: {live.mask_seconds:.1f} s for {live.completion_tokens} tokens"
+            self._requests.refuse(sequence, f"{why}; use a simpler constraint")
         elif follower.is_ended:
             self._requests.stop(sequence, sequence.num_output_tokens)
         else:

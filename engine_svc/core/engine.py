@@ -158,7 +158,7 @@ class Engine:
         if self._drafter is not None:
             self._drafter.enter(live, self.num_waiting)
         if self._requests.has_too_many_logprobs(live):
-            error = Overloaded("Requests with very many logprobs run already; try again when some have ended.")
+            error = Overloaded("Other requests with very many logprobs are running; try again when some have finished.")
             self._requests.end(live, FinishReason.ERROR, error)
         else:
             self._constraints.add(live)
@@ -333,7 +333,7 @@ class Engine:
         self._failures += 1
         logger.error("step %d with %d sequences failed", batch.step, len(batch.sequences), exc_info=error)
         for live in {sequence.owner.key: sequence.owner for sequence in batch.holders().values()}.values():
-            fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
+            fault = Internal("The engine failed while running this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
         self._scheduler.adapters.redo(batch.adapters)
         # A failed step may have written anywhere: later requests must not use blocks computed before it or from those.
@@ -345,8 +345,8 @@ class Engine:
         """Ends running and waiting requests whose deadline has passed."""
         for live in self._requests.expired():
             error = DeadlineExceeded(
-                f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or ask for "
-                "fewer tokens.",
+                f"The request did not finish within its time limit of {live.request.timeout_seconds:g} s; allow more "
+                "time or ask for fewer tokens.",
                 parameter="timeout_ms",
             )
             self._requests.end(live, FinishReason.ERROR, error)

@@ -115,7 +115,7 @@ class LiveRequests:
 
     def refuse(self, sequence: Sequence, why: str) -> None:
         """Ends the request of a sequence that cannot follow its constraint any further."""
-        error = InvalidRequest(f"The output cannot follow its constraint any further: {why}.", parameter="constraint")
+        error = InvalidRequest(f"The output can no longer follow its constraint: {why}.", parameter="constraint")
         self.end(sequence.owner, FinishReason.ERROR, error)
 
     def end(self, live: LiveRequest, reason: FinishReason, error: QuireError | None = None) -> None:

@@ -112,11 +112,11 @@ class EngineLoop:
         if self.refusal is not None:
             raise Unavailable(self.refusal.message, reason=self.refusal.reason)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests wait already; try again later.", reason=QUEUE_FULL)
+            raise Overloaded(f"{self._max_waiting} requests are already waiting; try again later.", reason=QUEUE_FULL)
         embeds_bytes = request.embeds_bytes
         if embeds_bytes and embeds_bytes + self._embeds_bytes() > MAX_LIVE_EMBEDS_BYTES:
-            raise Overloaded(f"{MAX_LIVE_EMBEDS_BYTES} bytes of prompt_embeds are as many as are kept at a time; try "
-                             "again later.", reason=QUEUE_FULL)  # fmt: skip
+            raise Overloaded(f"Too many prompt_embeds are being processed: the limit is {MAX_LIVE_EMBEDS_BYTES} "
+                             "bytes at a time; try again later.", reason=QUEUE_FULL)  # fmt: skip
         key = next(self._keys)
         self._streams[key] = _Stream(sink, request.request_id, embeds_bytes)
         self._idle.clear()

@@ -126,7 +126,10 @@ class PoolingEngine:
         self._held_bytes += held
         self._queue.push(live)
         if self._held_bytes > MAX_LIVE_BYTES and len(self._live) > 1:
-            message = f"{MAX_LIVE_BYTES} bytes are as much as requests hold at a time; try again later."
+            message = (
+                f"The running requests hold too much memory: the limit is {MAX_LIVE_BYTES} bytes at a time; try again "
+                "later."
+            )
             self._end(live, FinishReason.ERROR, error=Overloaded(message, reason=QUEUE_FULL))
 
     def abort(self, key: int) -> None:
@@ -246,7 +249,7 @@ class PoolingEngine:
         logger.error("step %d with %d sequences failed", self._num_steps, len(batch), exc_info=error)
         for live in dict.fromkeys(live for live, _ in batch):
             if not live.ended:
-                fault = Internal("The engine failed while it ran this request; try again.", reason=ENGINE_FAULT)
+                fault = Internal("The engine failed while running this request; try again.", reason=ENGINE_FAULT)
                 self._end(live, FinishReason.ERROR, error=fault)
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
             raise ExecutorDead(f"the model is dead after {self._failures} failed steps: {error}") from error
@@ -254,8 +257,8 @@ class PoolingEngine:
     def _expire(self) -> None:
         for live in self._expired():
             message = (
-                f"The request did not finish within its {live.request.timeout_seconds:g} s; allow more time or send "
-                "fewer inputs."
+                f"The request did not finish within its time limit of {live.request.timeout_seconds:g} s; allow more "
+                "time or send fewer inputs."
             )
             self._end(live, FinishReason.ERROR, error=DeadlineExceeded(message, parameter="timeout_ms"))
 

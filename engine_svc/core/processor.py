@@ -180,11 +180,10 @@ def _failure(request: GenerationRequest, message: str) -> QuireError:
     """The error for the caller: an invalid request if its own parameters may have left no token to sample."""
     if message == OVERFLOW and request.constraint is not None and (name := _forbidding(request.sampling)):
         return InvalidRequest(
-            f"Nothing may come next: {name} and what the output has to look like leave no token to sample. Leave one "
-            "of them out.",
+            f"{name} and the constraint on the output together leave no token to sample. Leave one of them out.",
             parameter=name,
         )
-    return Internal(f"The engine failed on this request alone: {message}.", reason=REQUEST_FAULT)
+    return Internal(f"The engine failed on this request only: {message}.", reason=REQUEST_FAULT)
 
 
 def _forbidding(sampling: SamplingParameters) -> str:

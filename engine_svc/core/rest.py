@@ -89,8 +89,8 @@ class Rest:
         """
         if self.asleep:
             raise Conflict(
-                f"The engine sleeps at level {self.level}: {' and '.join(sorted(self.asleep))} are not there. Wake it "
-                "by /wake_up."
+                f"The engine is asleep at level {self.level}: {' and '.join(sorted(self.asleep))} are not in memory. "
+                "Wake it with /wake_up."
             )
         self._held.is_paused, self.level = False, None
 
@@ -131,11 +131,11 @@ class Rest:
             FailedPrecondition: there is not enough memory, or the weights cannot be read; the engine stays asleep.
         """
         if WEIGHTS in parts and WEIGHTS in self.asleep:
-            self._restore(RestoreWeights(), "The weights cannot be read again")
+            self._restore(RestoreWeights(), "The weights cannot be reloaded")
             self.asleep -= {WEIGHTS}
         if KV_CACHE in parts and KV_CACHE in self.asleep:
             if WEIGHTS in self.asleep:
-                raise Conflict("The weights sleep: wake them first, or both.", parameter="tags")
+                raise Conflict("The weights are asleep: wake them first, or both together.", parameter="tags")
             self._restore(RestoreCache(), "The KV cache cannot be allocated")
             self.asleep = frozenset()
         if not self.asleep:
@@ -145,7 +145,7 @@ class Rest:
         try:
             self._upkeep(command)
         except StartupError as error:
-            raise FailedPrecondition(f"{failure}, so it sleeps on: {error}") from error
+            raise FailedPrecondition(f"{failure}, so the engine stays asleep: {error}") from error
 
 
 class ScheduledWork:
@@ -180,7 +180,7 @@ class ScheduledWork:
         deadline = time.monotonic() + _TRANSFER_SECONDS
         while self._scheduler.is_transferring:
             if time.monotonic() > deadline:
-                raise Unavailable("Blocks or adapters are on their way, and do not arrive; it is paused. Try again.")
+                raise Unavailable("Transfers of blocks or adapters do not finish; the engine is paused. Try again.")
             self._step()
             time.sleep(_LOOK_SECONDS)
 

@@ -38,9 +38,9 @@ async def watch_steps(
         if (late_since is not None) != (age > options.step_timeout_seconds):
             late_since = time.monotonic() if late_since is None else None
             if late_since is None:
-                logger.warning("steps go on")
+                logger.warning("steps continue")
             else:
-                logger.error("a step takes longer than %g s", options.step_timeout_seconds)
+                logger.error("a step is taking longer than %g s", options.step_timeout_seconds)
             await set_serving(late_since is None)
         elif late_since is not None and time.monotonic() - late_since >= options.step_grace_seconds:
             give_up(age)
@@ -50,8 +50,8 @@ def end_process(step_age: float) -> None:
     """Ends this process at once: a thread that hangs in a step cannot be ended, and would block an orderly exit."""
     faulthandler.dump_traceback()
     logger.critical(
-        "the engine has been in one step for %.0f s and is given up; the process ends with code %d, to be started anew "
-        "(--step-timeout-seconds, --step-grace-seconds)",
+        "the engine has been in one step for %.0f s, which is too long; the process exits with code %d, to be "
+        "restarted (--step-timeout-seconds, --step-grace-seconds)",
         step_age,
         EXIT_ENGINE_DIED,
     )

@@ -90,6 +90,6 @@ class Channel:
         while view:
             received = self._socket.recv_into(view)
             if not received:
-                raise EOFError("the peer is gone")
+                raise EOFError("the peer has gone")
             view = view[received:]
         return buffer

@@ -36,8 +36,8 @@ def choose_executor(options: ParallelOptions, device: str, config: Mapping[str, 
     if importlib.util.find_spec("ray") is not None:
         return "ray"
     raise StartupError(
-        f"The model's {options.num_ranks} ranks need a GPU each, and this machine has {gpus}. Install quire[ray] and "
-        "start a Ray cluster, lower --tensor-parallel-size or --pipeline-parallel-size, or set --device cpu."
+        f"The model's {options.num_ranks} ranks need one GPU each, but this machine has {gpus}. Install quire[ray] "
+        "and start a Ray cluster, lower --tensor-parallel-size or --pipeline-parallel-size, or set --device cpu."
     )
 
 

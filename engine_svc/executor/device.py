@@ -20,6 +20,6 @@ def choose_device(name: str, index: int) -> torch.device:
     if name == "cpu" or (name == "auto" and not count):
         return torch.device("cpu")
     if index >= count:
-        raise StartupError(f"--device {name}: a rank needs GPU {index} for its own, and there are {count} here.")
+        raise StartupError(f"--device {name}: a rank needs GPU {index} for itself, but this machine has {count}.")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

@@ -50,15 +50,16 @@ def read_launch(options: ParallelOptions, environment: Mapping[str, str] = os.en
         local_rank = int(environment.get("LOCAL_RANK", "0"))
     except (KeyError, ValueError) as error:
         raise StartupError(
-            f"--distributed-executor-backend external_launcher: {error} is missing, or no number, among RANK, "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Start every rank by torchrun (docs/scaling.md), or take mp."
+            f"--distributed-executor-backend external_launcher: {error} is missing or not a number; RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed. Start every rank with torchrun (docs/scaling.md), "
+            "or use mp."
         ) from error
     if world_size != options.num_ranks:
-        raise StartupError(f"{world_size} ranks are launched, and the options describe {options.num_ranks}.")
+        raise StartupError(f"{world_size} ranks are launched, but the options describe {options.num_ranks}.")
     if not options.executor.rank_secret:
         raise StartupError(
-            "--distributed-executor-backend external_launcher needs --rank-secret, the same for all ranks: it is how "
-            "they prove that they belong to this worker. QUIRE_RANK_SECRET keeps it out of the list of processes."
+            "--distributed-executor-backend external_launcher needs --rank-secret, the same for all ranks: with it "
+            "they prove that they belong to this worker. QUIRE_RANK_SECRET keeps it out of the process list."
         )
     port = options.executor.rank_port or master_port + 1
     return Launch(rank, world_size, local_rank, address, port, options.executor.rank_secret.encode())
@@ -120,7 +121,7 @@ class ExternalRanks(RankGroup):
 
     def end(self, rank: int) -> str:
         """See RankGroup."""
-        return self._first.end(0) if rank == 0 else "is gone"
+        return self._first.end(0) if rank == 0 else "has gone"
 
     def tell_where(self) -> None:
         """See RankGroup. Only rank 0 is told."""

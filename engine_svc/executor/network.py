@@ -74,7 +74,9 @@ class RankListener:
         deadline = time.monotonic() + seconds
         while missing := ranks - found.keys():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"ranks {', '.join(map(str, sorted(missing)))} have not come in {seconds:g} s")
+                raise TimeoutError(
+                    f"ranks {', '.join(map(str, sorted(missing)))} have not connected within {seconds:g} s"
+                )
             check()
             try:
                 connection, (address, *_) = self._socket.accept()
@@ -83,7 +85,7 @@ class RankListener:
             try:
                 rank, device = _admit(connection, self._secret)
                 if rank not in missing:
-                    raise ValueError(f"rank {rank} is not waited for")
+                    raise ValueError(f"rank {rank} is not expected")
             except (OSError, EOFError, ValueError) as error:
                 logger.warning("a connection from %s was refused: %s", address, error)
                 connection.close()
@@ -136,9 +138,9 @@ def _prove(connection: socket.socket, secret: bytes, rank: int, device: int) -> 
         connection.sendall(_PROOF.pack(rank, device, ours, _proof(secret, b"rank", theirs, ours, rank, device)))
         proof = _read(connection, 32)
     except (EOFError, ConnectionError) as error:
-        raise PermissionError(f"the worker does not let rank {rank} in: see its log") from error
+        raise PermissionError(f"the worker does not accept rank {rank}: see its log") from error
     if not hmac.compare_digest(proof, _proof(secret, b"worker", ours, theirs, rank, device)):
-        raise PermissionError("what listens there does not know the secret of the ranks")
+        raise PermissionError("whatever listens there does not know the ranks' secret")
 
 
 def own_address(peer: str) -> str:
@@ -164,7 +166,7 @@ def _admit(connection: socket.socket, secret: bytes) -> tuple[int, int]:
     connection.sendall(ours)
     rank, device, theirs, proof = _PROOF.unpack(_read(connection, _PROOF.size))
     if not hmac.compare_digest(proof, _proof(secret, b"rank", ours, theirs, rank, device)):
-        raise ValueError("it does not know the secret of the ranks")
+        raise ValueError("it does not know the ranks' secret")
     connection.sendall(_proof(secret, b"worker", theirs, ours, rank, device))
     _tune(connection)
     return rank, device
@@ -180,7 +182,7 @@ def _read(connection: socket.socket, count: int) -> bytes:
     while len(found) < count:
         part = connection.recv(count - len(found))
         if not part:
-            raise EOFError("it went away")
+            raise EOFError("it disconnected")
         found += part
     return found
 

@@ -33,7 +33,9 @@ def place_of(command: LoadModel) -> RankPlace:
         return RankPlace(layout, command.rank, command.rendezvous)
     data_rank = options.data_parallel_rank
     if data_rank is None:
-        raise StartupError("--data-parallel-rank is missing: which one of the ranks that share the experts is this?")
+        raise StartupError(
+            "--data-parallel-rank is missing: set it to the number of this rank among those that share the experts."
+        )
     _check_shared(command.options)
     wider = replace(layout, data=size, expert=layout.tensor * size if options.experts.enable_expert_parallel else 1)
     rank = data_rank * layout.num_ranks + command.rank
@@ -48,6 +50,6 @@ def _check_shared(options: EngineOptions) -> None:
     """
     if options.upkeep.enable_sleep_mode:
         raise StartupError(
-            "--enable-sleep-mode does not go with --data-parallel-size of a model with experts: the others need those "
-            "of the one that sleeps. Leave one of them out."
+            "--enable-sleep-mode cannot be combined with --data-parallel-size for a model with experts: the other "
+            "ranks need the experts of the one that sleeps. Leave one of them out."
         )

@@ -110,14 +110,14 @@ class RankProcess:
         if isinstance(command, Probe):
             return Done
         if not isinstance(command, Allocate):
-            raise RuntimeError(f"{type(command).__name__} came, and nothing awaits it")
+            raise RuntimeError(f"{type(command).__name__} was received unexpectedly")
         self._rank.allocate(command.num_blocks, command.num_host_blocks)
         return Done
 
     def _receive_masks(self) -> TokenMasks:
         command = self._commands.receive_at_once() if self._commands else self._inbox.receive()
         if not isinstance(command, Masks):
-            raise RuntimeError(f"a step awaits its masks, and {type(command).__name__} came")
+            raise RuntimeError(f"a step is waiting for its masks, but {type(command).__name__} was received")
         return command.masks
 
     def _load(self, command: LoadModel) -> Answer:
@@ -147,7 +147,7 @@ class RankProcess:
 
     def _end(self, why: str) -> None:
         """Ends this process because another data rank has: no pass can succeed, and a pass under way may never end."""
-        logger.critical("%s; this one, which computes together with it, ends", why)
+        logger.critical("%s; this rank, which computes together with it, exits", why)
         self._answers.put(lambda: Failed(why, startup=False))
         time.sleep(_TELL_SECONDS)
         logging.shutdown()

@@ -125,7 +125,7 @@ class RankedExecutor(Executor):
         answers = self._receive(self._step_seconds)
         results = [answer.result for answer in answers if isinstance(answer, Stepped)]
         if len(results) < len(answers):
-            raise ExecutorDead(f"{len(answers) - len(results)} ranks answered something else to a step")
+            raise ExecutorDead(f"{len(answers) - len(results)} ranks gave another kind of answer to a step")
         return self._agreement.of(results)
 
     def upkeep(self, command: Upkeep) -> list[str]:
@@ -205,7 +205,7 @@ class RankedExecutor(Executor):
     def _lost(self, ranks: RankGroup, missing: list[int], seconds: float) -> ExecutorDead:
         """The error for ranks that have not answered in time; logs the stacks of all ranks."""
         names = ", ".join(ranks.name(rank) for rank in missing)
-        logger.critical("no answer in %g s from %s; the ranks' stacks, of those that still run:", seconds, names)
+        logger.critical("no answer in %g s from %s; the stacks of the ranks that are still running:", seconds, names)
         ranks.tell_where()
         return self._dead(f"no answer in {seconds:g} s from {names}")
 
@@ -227,8 +227,8 @@ class RankedExecutor(Executor):
         except RankUnreachable as error:
             name = self._started().name(error.rank)
             if isinstance(error.__cause__, TimeoutError):
-                raise self._dead(f"{name} does not read, or stops in the midst of an answer") from error
-            raise self._dead(self._find_death() or f"{name} is gone: {error.__cause__!r}") from error
+                raise self._dead(f"{name} does not read, or stopped in the middle of an answer") from error
+            raise self._dead(self._find_death() or f"{name} has gone: {error.__cause__!r}") from error
 
 
 def _receive_of(rank: int, ranks: RankGroup, seconds: float) -> Answer:

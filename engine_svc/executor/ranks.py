@@ -100,7 +100,7 @@ class RankWatch:
             return
         self._noticed.set()
         self._death = " and ".join(f"{self._ranks.name(rank)} {self._ranks.end(rank)}" for rank in gone)
-        logger.critical("%s; the worker's other ranks are ended", self._death)
+        logger.critical("%s; the worker's other ranks are terminated", self._death)
         self._ranks.kill()
         self._known.set()
         self._wake()

@@ -85,8 +85,8 @@ class RayExecutor(RankedExecutor):
             ray.init(address="auto", ignore_reinit_error=True, configure_logging=False)
         except ConnectionError as error:
             raise StartupError(
-                "There is no Ray cluster here: start one by `ray start --head` and `ray start --address=HOST:6379` on "
-                "the other nodes, or name it by RAY_ADDRESS."
+                "There is no Ray cluster here: start one with `ray start --head`, and `ray start "
+                "--address=HOST:6379` on the other nodes, or set RAY_ADDRESS."
             ) from error
         uses_gpus = options.kernels.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
         self._connected = connects
@@ -126,7 +126,7 @@ class RayRanks(RankGroup):
         except (ray.exceptions.RayError, OSError) as error:
             self.kill()
             self.wait()
-            raise StartupError(f"The ranks do not come up under Ray: {error}") from error
+            raise StartupError(f"The ranks cannot be started under Ray: {error}") from error
 
     def _place(self, num_ranks: int, options: ExecutorOptions, needs: Mapping[str, float]) -> tuple[Any, Sequence[int]]:
         """Returns the placement group, and the bundle of each rank."""
@@ -148,7 +148,9 @@ class RayRanks(RankGroup):
         try:
             bundles = [int(index) for index in indices.split(",")]
         except ValueError as error:
-            raise StartupError(f"--ray-bundle-indices {indices}: write numbers between commas, as 0,1.") from error
+            raise StartupError(
+                f"--ray-bundle-indices {indices}: expected comma-separated numbers, such as 0,1."
+            ) from error
         if group is None or len(set(bundles)) != num_ranks or not set(bundles) <= set(range(group.bundle_count)):
             within = f"{group.bundle_count} bundles" if group else "no placement group"
             raise StartupError(
@@ -205,9 +207,9 @@ class RayRanks(RankGroup):
         try:
             self._ray.get(self._serving[rank], timeout=_END_SECONDS)
         except self._ray.exceptions.GetTimeoutError:
-            return "has closed its channel, and Ray does not know why yet"
+            return "has closed its channel; Ray does not know why yet"
         except self._ray.exceptions.RayError as error:
-            return f"has ended, of which Ray says: {' '.join(str(error).split())}"
+            return f"has ended; Ray says: {' '.join(str(error).split())}"
         return "has ended"
 
     def tell_where(self) -> None:

@@ -34,7 +34,7 @@ class UniprocExecutor(Executor):
         """See Executor.load."""
         if options.parallel.num_ranks != 1:
             raise StartupError(
-                "--distributed-executor-backend uni runs one rank; use mp for --tensor-parallel-size and "
+                "--distributed-executor-backend uni runs only one rank; use mp for --tensor-parallel-size and "
                 "--pipeline-parallel-size."
             )
         layout_of(options.parallel)  # raises for options that one rank does not support
@@ -74,7 +74,7 @@ class UniprocExecutor(Executor):
     def send_masks(self, masks: TokenMasks) -> None:
         """See Executor.send_masks."""
         if self._begun is None:
-            raise RuntimeError("masks came, and no step awaits any")
+            raise RuntimeError("masks were received, but no step is waiting for any")
         step, self._begun = self._begun, None
         self._pending.append(self._loaded().finish(step, masks))
 
@@ -108,6 +108,6 @@ def _check_alone(model: ModelOptions, options: EngineOptions) -> None:
 
     if options.parallel.data_parallel_size > 1 and has_experts(weights_folder(model, options.load), options):
         raise StartupError(
-            "--distributed-executor-backend uni does not go with --data-parallel-size of a model with experts: ranks "
-            "take part in each other's steps. Leave it out."
+            "--distributed-executor-backend uni cannot be combined with --data-parallel-size for a model with "
+            "experts: ranks take part in each other's steps. Leave it out."
         )

@@ -57,7 +57,7 @@ class LockstepCommands:
                 self._stand_by()
             elif self._lockstep.is_over:
                 self._lockstep.close()
-                raise EOFError("the control sides of all data-parallel ranks are gone")
+                raise EOFError("the control sides of all data-parallel ranks have gone")
 
     def _stand_by(self) -> None:
         try:

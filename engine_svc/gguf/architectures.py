@@ -29,9 +29,9 @@ def architecture_of(facts: Facts) -> Architecture:
     meant = [each for each in found if each.when is not None and each.when(facts)]
     meant += [each for each in found if each.when is None]
     if not meant:
-        reason = "llama.cpp has no more than a name for it" if name in _NAMES_ALONE else f"read are {names_told()}"
+        reason = "llama.cpp itself only has a name for it" if name in _NAMES_ALONE else f"supported are {names_told()}"
         raise StartupError(
-            f"{facts.model.files[0]}: the architecture {name!r} is not read from GGUF; {reason}. Take the model's "
+            f"{facts.model.files[0]}: the architecture {name!r} is not supported in GGUF; {reason}. Use the model's "
             "safetensors."
         )
     return meant[0]

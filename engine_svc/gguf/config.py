@@ -44,7 +44,7 @@ def gguf_weights(model: Gguf) -> dict[str, Any]:
         if tensor.type.name not in READ:
             raise StartupError(
                 f"{tensor.file}: {tensor.name} is of type {tensor.type.name}, which is not supported; supported are "
-                f"{', '.join(READ)}. Take the model's file of Q2_K, IQ4_XS or Q4_K_M."
+                f"{', '.join(READ)}. Use the model's Q2_K, IQ4_XS or Q4_K_M file."
             )
         if tensor.type not in PLAIN and not is_widened(tensor.name, architecture, facts):
             for name in huggingface_names(tensor, architecture.modules):
@@ -71,7 +71,7 @@ def _check(facts: Facts) -> None:
     """
     tensors = facts.model.tensors
     if "token_embd.weight" not in tensors:
-        raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is no language model's.")
+        raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is not a language model.")
     # Matrices are allocated with the sizes in the metadata, before tensors are checked against them.
     largest = max(max(tensor.shape) for tensor in tensors.values())
     found = {key: facts.find(key, 0) for key in (*_MOST, "embedding_length", "feed_forward_length")}
@@ -81,8 +81,8 @@ def _check(facts: Facts) -> None:
         most = _MOST.get(key, largest)
         if not isinstance(number, int) or not 0 <= number <= most:
             raise StartupError(
-                f"{facts.model.files[0]}: {facts.architecture}.{key} comes to {number!r}, which is more than {most}: "
-                "what its largest tensor has, or how many layers, experts or positions there can be."
+                f"{facts.model.files[0]}: {facts.architecture}.{key} is {number!r}; it must be at most {most}: the "
+                "size of the largest tensor, or the maximum number of layers, experts or positions."
             )
 
 

@@ -88,8 +88,8 @@ def _falcon(facts: Facts) -> dict[str, Any]:
     """
     if facts.has("blk.0.attn_qkv.bias"):
         raise StartupError(
-            f"{facts.model.files[0]}: blk.0.attn_qkv.bias is of a Falcon RW, whose linear biases in place of positions "
-            "GGUF files cannot say. Take the model's safetensors."
+            f"{facts.model.files[0]}: blk.0.attn_qkv.bias belongs to a Falcon RW, which uses ALiBi instead of "
+            "positions, and GGUF files cannot express that. Use the model's safetensors."
         )
     return {
         "new_decoder_architecture": True, "num_kv_heads": facts.find("attention.head_count_kv", 1) or 1,
@@ -116,7 +116,9 @@ def _mpt(facts: Facts) -> dict[str, Any]:
     """
     for tensor in ("position_embd.weight", "blk.0.attn_q_norm.weight", "blk.0.attn_qkv.bias"):
         if facts.has(tensor):
-            raise StartupError(f"{facts.model.files[0]}: {tensor}: MPT is supported without it. Take another model.")
+            raise StartupError(
+                f"{facts.model.files[0]}: {tensor}: MPT is only supported without it. Use another model."
+            )
     most = facts.need("attention.max_alibi_bias")
     return {
         "attn_config": {"clip_qkv": facts.find("attention.clamp_kqv") or None, "alibi_bias_max": most},
@@ -130,7 +132,7 @@ def _glm(facts: Facts) -> dict[str, Any]:
         StartupError: the model is of an earlier generation than GLM 4.
     """
     if not facts.has("blk.0.ffn_norm.weight"):
-        raise StartupError(f"{facts.model.files[0]} lacks blk.0.ffn_norm.weight: of chatglm, GLM 4 is read.")
+        raise StartupError(f"{facts.model.files[0]} lacks blk.0.ffn_norm.weight: of chatglm, only GLM 4 is supported.")
     return {"attention_bias": facts.has("blk.0.attn_q.bias") or facts.has("blk.0.attn_qkv.bias")}
 
 

@@ -108,7 +108,7 @@ def _periodic(facts: Facts, name: str, found: Sequence[int]) -> dict[str, int]:
     period = found[1] - found[0] if len(found) > 1 else facts.num_layers
     first = found[0] if found else period  # no such layers
     if list(found) != [index for index in range(facts.num_layers) if index % period == first]:
-        raise StartupError(f"{facts.model.files[0]}: layers {found} of a Jamba; expected them at even distances.")
+        raise StartupError(f"{facts.model.files[0]}: layers {found} of a Jamba model; expected evenly spaced layers.")
     return {f"{name}_layer_period": period, f"{name}_layer_offset": first}
 
 

@@ -67,7 +67,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
 
 def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
     if cache.swap_space and not cache.enable_prefix_caching:
-        raise StartupError("--swap-space keeps blocks of the prefix cache: it needs --enable-prefix-caching.")
+        raise StartupError("--swap-space stores blocks of the prefix cache: it needs --enable-prefix-caching.")
     if cache.swap_space and spec.windows != (None,):
         raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
     if cache.swap_space and spec.state_bytes:
@@ -83,8 +83,8 @@ def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:
     if spec.state_bytes < spec.available_bytes or not spec.state_bytes:
         return spec.available_bytes - spec.state_bytes
     raise StartupError(
-        f"Not enough memory for the states of the model's recurrent layers: those of {max_num_seqs} sequences take "
-        f"{_gib(spec.state_bytes)}, and {_gib(spec.available_bytes)} are free for them and the KV cache. Lower "
+        f"Not enough memory for the states of the model's recurrent layers: those of {max_num_seqs} sequences need "
+        f"{_gib(spec.state_bytes)}, but {_gib(spec.available_bytes)} are free for them and the KV cache. Lower "
         f"--max-num-seqs, or raise {_memory_option(spec)}."
     )
 
@@ -117,7 +117,7 @@ def _overridden(num_blocks: int, spec: KvCacheSpec) -> KvCacheSize:
     """Uses the overriding number of blocks, and cuts the longest sequence to what they hold."""
     capacity = _capacity(num_blocks, spec)
     if capacity < spec.max_model_len:
-        logger.warning("--num-gpu-blocks-override %d cuts the longest sequence to %d tokens", num_blocks, capacity)
+        logger.warning("--num-gpu-blocks-override %d limits the longest sequence to %d tokens", num_blocks, capacity)
     return KvCacheSize(num_blocks, min(spec.max_model_len, capacity))
 
 
@@ -131,11 +131,12 @@ def _longest(num_blocks: int, free: int, spec: KvCacheSpec, *, is_fixed: bool) -
     if capacity >= spec.max_model_len:
         return spec.max_model_len
     needed = _blocks_for(spec.max_model_len, spec) * spec.bytes_per_block
-    lacking = f"one sequence of {spec.max_model_len} tokens needs {_gib(needed)} and {_gib(free)} are free for it"
+    lacking = f"one sequence of {spec.max_model_len} tokens needs {_gib(needed)}, but {_gib(free)} are free"
     if capacity and not is_fixed:
         logger.warning(
-            "the longest sequence is %d tokens, not the model's: %s. Raise %s for longer ones, or set --max-model-len: "
-            "then a start without room for it fails", capacity, lacking, _memory_option(spec),
+            "the longest sequence is limited to %d tokens, less than the model's: %s. Raise %s for longer ones, or "
+            "set --max-model-len, so that startup fails if there is not enough room",
+            capacity, lacking, _memory_option(spec),
         )  # fmt: skip
         return capacity
     fits = f"The largest --max-model-len that fits is {capacity}" if capacity else "Not even one block fits"

@@ -52,7 +52,9 @@ class VocabParallelEmbedding(PackedLayer):
         self._group = context.groups.tensor
         self._part = VocabularyPart(vocab_size, self._group)
         if self._part.count < 1:
-            raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be divided by {self._group.world_size}")
+            raise ValueError(
+                f"a vocabulary of {vocab_size} tokens cannot be divided among {self._group.world_size} ranks"
+            )
         self._is_input, self._is_output = is_input, is_output
         self._scale = scale
         self._product: Product | None = None

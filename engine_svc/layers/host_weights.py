@@ -167,7 +167,7 @@ class HostWeights:
             self._keep_on_device()
             return
         logger.info(
-            "%d of %d layers lie in host memory, %.2f GiB, and are copied in each forward pass",
+            "%d of %d layers are kept in host memory, %.2f GiB, and are copied to the device in each forward pass",
             len(self._order), len(self._layers), self._spent / 2**30,
         )  # fmt: skip
         self._layers[0].register_forward_pre_hook(self._begin_pass)
@@ -177,8 +177,8 @@ class HostWeights:
     def _keep_on_device(self) -> None:
         """Copies the layers to the device for good: each has a buffer of its own."""
         logger.warning(
-            "--cpu-offload-gb has no effect: the device has room for %d layers that are copied there, and no more than "
-            "%d of %d fit into so many bytes of host memory; raise it or leave it out",
+            "--cpu-offload-gb has no effect: the device keeps room for %d copied layers, and only %d of %d layers "
+            "fit into that much host memory; raise it or leave it out",
             ROOMS, len(self._order), len(self._layers),
         )  # fmt: skip
         for number, room in zip(self._order, self._rooms, strict=True):

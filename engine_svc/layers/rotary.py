@@ -132,9 +132,9 @@ def rotary_table(
     except KeyError as error:
         raise StartupError(f"The model's rope_parameters lack {error}, which {kind} needs.") from error
     except (ZeroDivisionError, ValueError) as error:
-        raise StartupError(f"The model's rope_parameters {dict(parameters)} cannot be: {error}.") from error
+        raise StartupError(f"The model's rope_parameters {dict(parameters)} are invalid: {error}.") from error
     if not (frequencies.isfinite().all() and math.isfinite(factor)):
-        raise StartupError(f"The model's rope_parameters {dict(parameters)} make angles that are no numbers.")
+        raise StartupError(f"The model's rope_parameters {dict(parameters)} produce angles that are not numbers.")
     positions = torch.arange(length)
     angles = positions.float()[:, None] * frequencies[None, :]
     if kind == "dynamic" and length > max_position:

@@ -50,7 +50,8 @@ class CheckpointScales:
         values = source[...].float()
         if values.numel() != 1 or not 0 < values.item() < float("inf"):
             raise StartupError(
-                f"{name} is {values.tolist()} in the checkpoint; a scale of a layer's KV cache is one positive number."
+                f"{name} is {values.tolist()} in the checkpoint; the scale of a layer's KV cache must be one "
+                "positive number."
             )
         scales = self.by_layer.setdefault(int(found[1]), CacheScales())
         what = found[2] or found[3]

@@ -49,7 +49,7 @@ def load_draft(config: SpeculativeConfig, target: Target) -> Draft:
     _check_target(config, target.loaded)
     if target.groups.layout.pipeline > 1 and config.chosen_method == "eagle3":
         raise StartupError(
-            f"{_FLAG}: eagle3 guesses by what comes to layers which are on other ranks with --pipeline-parallel-size. "
+            f"{_FLAG}: eagle3 uses the inputs of layers that are on other ranks with --pipeline-parallel-size. "
             "Choose another method."
         )
     try:
@@ -67,15 +67,15 @@ def _check_target(config: SpeculativeConfig, target: LoadedModel) -> None:
     facts, reason = target.facts, ""
     if not isinstance(target, BuiltModel) and config.chosen_method != "draft_model":
         reason = (
-            "runs by the Transformers library's code, which shares nothing with a head. Choose a draft_model, or a "
-            "method that runs none (ngram, suffix)"
+            "runs with the Transformers library's code, which cannot share layers with a head. Choose draft_model, "
+            "or a method that runs no model (ngram, suffix)"
         )
     elif facts.recurrent:
-        reason = "has recurrent layers, whose states cannot be taken back to before a wrong guess. Leave the option out"
+        reason = "has recurrent layers, whose states cannot be rolled back after a wrong guess. Leave the option out"
     elif None not in facts.attention_windows.values():
         reason = (
-            "has a sliding window in every layer, and gives back the KV blocks that it has passed, which a draft's "
-            "layers still see. Say --disable-sliding-window, or choose a method that runs no model (ngram, suffix)"
+            "has a sliding window in every layer, and frees KV blocks that a draft's layers still need. Set "
+            "--disable-sliding-window, or choose a method that runs no model (ngram, suffix)"
         )
     if reason:
         raise StartupError(f"{_FLAG} needs another model to verify drafts: {facts.architecture} {reason}.")
@@ -98,7 +98,7 @@ def _load_multi_token(config: SpeculativeConfig, target: Target) -> Draft:
     """Loads the layer with the options of the target, as it is in the target's checkpoint."""
     _check_ranks(config, target)
     if config.model:
-        raise StartupError("its layer is in the model's own checkpoint; expected no model beside it: leave it out.")
+        raise StartupError("its layer is in the model's own checkpoint: leave model out.")
     assert isinstance(target.loaded, BuiltModel)
     options = replace(_draft_options(config, target), form=target.options.form, load=target.options.load)
     folder = weights_folder(target.model, options.load)
@@ -114,8 +114,8 @@ def _check_ranks(config: SpeculativeConfig, target: Target) -> None:
     size, expected = config.draft_tensor_parallel_size, target.groups.layout.tensor
     if size not in (None, expected):
         raise StartupError(
-            f"draft_tensor_parallel_size is {size}; expected {expected}: a head runs on the ranks of the model, whose "
-            "embedding and output layer it shares. Leave it out."
+            f"draft_tensor_parallel_size is {size}; expected {expected}: a head shares the model's embedding and "
+            "output layer, and so runs on the model's ranks. Leave it out."
         )
 
 
@@ -124,15 +124,15 @@ def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: 
     if not is_ours(raw):
         names = ", ".join(raw.get("architectures") or ()) or "none"
         raise StartupError(
-            f"config.json in {folder} has the architecture {names}; expected one of docs/models.md that Quire runs by "
-            "its own code. Take another draft, or the method that this one is made for."
+            f"config.json in {folder} has the architecture {names}; expected one that Quire runs with its own code "
+            "(docs/models.md). Use another draft, or the method that this one was made for."
         )
     loaded = load_model(folder, options, _groups(config, target), target.device)
     assert isinstance(loaded, BuiltModel)
     if loaded.facts.recurrent:
         raise StartupError(
-            f"{loaded.facts.architecture} has recurrent layers, whose states cannot be taken back to before a wrong "
-            "guess; expected a model whose layers all attend."
+            f"{loaded.facts.architecture} has recurrent layers, whose states cannot be rolled back after a wrong "
+            "guess; expected a model with only attention layers."
         )
     model = DraftDecoder(loaded.model, target.loaded.facts.vocab_size)
     return Draft(model, loaded.attention, loaded.facts.num_layers, loaded.max_model_len, loaded.present)

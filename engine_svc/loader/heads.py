@@ -54,7 +54,7 @@ def load_eagle(
     if not any(name in _LLAMA_HEADS[method] for name in names):
         raise StartupError(
             f"{folder}: architectures in config.json is {names}; expected one of {', '.join(_LLAMA_HEADS[method])}. "
-            f"Heads for {method} are supported whose layers are Llama's."
+            f"Only heads with Llama layers are supported for {method}."
         )
     settings = raw.get("eagle_config") or {}
     config = replace(
@@ -82,8 +82,8 @@ def load_eagle(
     layers = sorted(asked or _tapped(target.facts.num_layers))
     if len(set(layers)) != 3 or not all(0 <= layer < target.facts.num_layers for layer in layers):
         raise StartupError(
-            f"{folder}: an eagle3 head reads what comes to three layers, {layers}; the model has "
-            f"{target.facts.num_layers}. Take a head that was made for this model."
+            f"{folder}: an eagle3 head reads the inputs of three layers, here {layers}; the model has "
+            f"{target.facts.num_layers} layers. Use a head that was made for this model."
         )
     target.model.tap(layers)
     return _build(Eagle3Head, form, raw, source, options, target, groups, device)
@@ -101,8 +101,8 @@ def _has(tensors: Mapping[str, Path], name: str) -> bool:
 def _check_size(folder: Path, field: str, found: int, expected: int) -> None:
     if found != expected:
         raise StartupError(
-            f"{folder}: {field} in config.json is {found}; expected {expected}, which is the model's. Take a head that "
-            "was made for this model."
+            f"{folder}: {field} in config.json is {found}; expected {expected}, as in the model. Use a head that was "
+            "made for this model."
         )
 
 
@@ -122,14 +122,14 @@ def load_multi_token(
     raw, config = text_part(raw), target.model.config
     if config.architecture not in _MULTI_TOKEN:
         raise StartupError(
-            f"{config.architecture} has no layers for multi-token prediction that are supported; the families "
-            f"{', '.join(_MULTI_TOKEN)} have. Take a draft_model, eagle3, ngram or suffix."
+            f"Multi-token prediction is not supported for {config.architecture}, only for {', '.join(_MULTI_TOKEN)}. "
+            "Use draft_model, eagle3, ngram or suffix."
         )
     count = raw.get("num_nextn_predict_layers")
     if not isinstance(count, int) or count < 1:
         raise StartupError(
             f"{folder}: num_nextn_predict_layers in config.json is {count!r}; expected 1 or more: the checkpoint has "
-            "no layers for multi-token prediction. Take a draft_model, eagle3, ngram or suffix."
+            "no layers for multi-token prediction. Use draft_model, eagle3, ngram or suffix."
         )
     source: TensorSource | LoadFormat = create_format(folder, options.load)
     layer = f"layers.{config.num_layers}."
@@ -137,8 +137,8 @@ def load_multi_token(
         source = _Part(source, layer, without=("shared_head.head.", "embed_tokens."))
         if not source.names():
             raise StartupError(
-                f"{folder}: the checkpoint has no tensor of model.{layer}*, which num_nextn_predict_layers in "
-                "config.json says it has; it may have been lost when the checkpoint was converted. Take the original."
+                f"{folder}: the checkpoint has no tensor model.{layer}*, which num_nextn_predict_layers in "
+                "config.json announces; it may have been lost when the checkpoint was converted. Use the original."
             )
     form = HeadForm(one_layer_more(config))
     return _build(MultiTokenHead, form, raw, source, options, target, groups, device)
@@ -175,7 +175,7 @@ def _build(
     if isinstance(source, TensorSource):
         load_weights(head, source, progress=False)
     elif not source.is_random:
-        raise StartupError(f"--load-format {options.load.load_format} cannot read it; take another.")
+        raise StartupError(f"--load-format {options.load.load_format} cannot read it; use another.")
     else:
         randomize_weights(head, options.generation.seed or 0)
         pack_weights(head)

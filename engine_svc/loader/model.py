@@ -135,11 +135,11 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
         StartupError: the model cannot be read, or is not supported with these options.
     """
     if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype in ("auto", "bfloat16"):
-        raise StartupError("--calculate-kv-scales is about a KV cache in 8 bits: it needs --kv-cache-dtype fp8.")
+        raise StartupError("--calculate-kv-scales applies only to an 8-bit KV cache: it needs --kv-cache-dtype fp8.")
     config = read_model_config(folder, options.form)
     if options.cache.kv_cache_dtype == "bfloat16" and not _asks_for_8_bits(config):
         raise StartupError(
-            "--kv-cache-dtype bfloat16 is for models that ask for a KV cache in 8 bits, and this one does not; leave "
+            "--kv-cache-dtype bfloat16 is for models that ask for an 8-bit KV cache, which this one does not; leave "
             "it at auto, which is the model's own type."
         )
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
@@ -187,9 +187,9 @@ def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool =
     """
     if not ops.batch_invariant:
         raise StartupError(
-            "--batch-invariant needs Quire's own kernels. What runs here are torch's operators, which sum in another "
-            "order for another number of rows. Leave --cpu-kernels at auto, on a processor of one of its levels and "
-            "with a C++ compiler or the wheel that has the kernels; or leave --batch-invariant out."
+            "--batch-invariant needs Quire's own kernels. Here, torch's operators would run, whose order of "
+            "summation depends on the number of rows. Leave --cpu-kernels at auto, on a processor with one of its "
+            "levels and with a C++ compiler or the wheel that contains the kernels; or leave --batch-invariant out."
         )
     if not attention.batch_invariant:
         raise StartupError(
@@ -198,8 +198,8 @@ def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool =
         )
     if is_recurrent and not create_recurrence(ops).batch_invariant:
         raise StartupError(
-            "--batch-invariant needs Quire's own kernels, and recurrent layers have none here: torch's operators run "
-            "them. Leave --batch-invariant out."
+            "--batch-invariant needs Quire's own kernels, but here there are none for recurrent layers: torch's "
+            "operators run them. Leave --batch-invariant out."
         )
 
 
@@ -214,7 +214,7 @@ def _quantization(config: Mapping[str, Any], options: EngineOptions, form: Model
         settings, form = None, replace(form, wanted=wanted)
     is_asked = options.load.load_format == "bitsandbytes"
     if is_asked and "bitsandbytes" not in (name, None if settings is None else settings["quant_method"]):
-        raise StartupError("--load-format bitsandbytes goes with --quantization bitsandbytes: give both, or neither.")
+        raise StartupError("--load-format bitsandbytes needs --quantization bitsandbytes: set both, or neither.")
     return create_method(name, settings, form)
 
 
@@ -259,7 +259,9 @@ def place_layers(
     kernels = choose_kernels(options.kernels.cpu_kernels, device)
     invariant = options.kernels.batch_invariant is True
     if invariant and options.parallel.experts.enable_eplb and any(config.moe):
-        raise StartupError("--batch-invariant does not go with --enable-eplb: sums go by where experts are just then.")
+        raise StartupError(
+            "--batch-invariant cannot be combined with --enable-eplb: sums depend on where the experts currently are."
+        )
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
     heads = _heads(config, groups.tensor)
@@ -290,7 +292,7 @@ def sharing_of(options: ExpertOptions, config: ModelConfig, groups: ParallelGrou
     if strategy == "round_robin" and (not are_grouped or redundant):
         strategy = "linear"
         if groups.rank == 0 and groups.layout.expert > 1:
-            what = "without redundant ones" if are_grouped else "in groups"
+            what = "grouped and not redundant" if are_grouped else "grouped"
             logger.warning("experts are placed linearly: round_robin is for models whose experts are %s", what)
     return ExpertSharing(strategy, redundant, options.all2all_backend)
 
@@ -339,13 +341,13 @@ def _load_from_transformers(
     if wrong := [name for name, given in refused.items() if given]:
         names = ", ".join(config.get("architectures") or ["the model"])
         raise StartupError(
-            f"{names} runs by the Transformers library's code, which does not support {wrong[0]}. Leave it out."
+            f"{names} runs with the Transformers library's code, which does not support {wrong[0]}. Leave it out."
         )
     check_dequantized(config)
     if groups.layout.tensor > 1 and settings_of(config):
         raise StartupError(
             "The checkpoint's weights are quantized, and the Transformers library's code cannot divide them among "
-            "ranks. Leave --tensor-parallel-size out, or take the model's bfloat16 checkpoint."
+            "ranks. Leave --tensor-parallel-size out, or use the model's bfloat16 checkpoint."
         )
     # Imported here because most models do not need it, and it takes a second.
     from engine_svc.models.transformers_model import TransformersModel
@@ -406,7 +408,7 @@ def _dtype(own: object, chosen: str) -> torch.dtype:
         StartupError: the model's own dtype is not one that it can be computed in.
     """
     if chosen == "auto" and (not isinstance(own, str) or own not in _DTYPES):
-        raise StartupError(f"The model's type is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
+        raise StartupError(f"The model's dtype is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
     return _DTYPES[str(own) if chosen == "auto" else chosen]
 
 
@@ -444,9 +446,9 @@ def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) 
     copies = tensor // heads if not tensor % heads and config.attention_windows else 1
     if copies % group.world_size:
         raise StartupError(
-            f"--decode-context-parallel-size {group.world_size} is for ranks that cache the same: with "
-            f"--tensor-parallel-size {tensor}, {copies} have each of this model's {heads} key-value heads. Choose a "
-            "divisor of that, or a greater --tensor-parallel-size."
+            f"--decode-context-parallel-size {group.world_size} needs ranks that cache the same heads: with "
+            f"--tensor-parallel-size {tensor}, {copies} ranks have each of this model's {heads} key-value heads. "
+            f"Choose a divisor of {copies}, or a larger --tensor-parallel-size."
         )
     return replace(shape, num_heads=shape.num_heads * group.world_size, part=ContextPart(group.rank, group.world_size))
 
@@ -462,7 +464,7 @@ def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
     if facts.num_positions and (factor or (chosen or 0) > longest):
         asked = "--rope-scaling" if factor else f"--max-model-len {chosen}"
         raise StartupError(
-            f"{asked}: {facts.architecture} has a table of {longest} positions, and knows none beyond. "
+            f"{asked}: {facts.architecture} has a table of {longest} positions, and none beyond. "
             + ("Leave it out." if factor else "Lower it.")
         )
     if factor and facts.rope_parameters.get("rope_type") in ("linear", "dynamic", "yarn"):
@@ -471,18 +473,18 @@ def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
     windows = [window for window in facts.sliding_windows if window] if form.disable_sliding_window else []
     if windows and chosen is not None and chosen > min(windows):
         raise StartupError(
-            f"--max-model-len {chosen} is more than the model's sliding window of {min(windows)} tokens, which is the "
-            "longest context with --disable-sliding-window. Lower it, or leave that out."
+            f"--max-model-len {chosen} is more than the model's sliding window of {min(windows)} tokens, which is "
+            "the longest context with --disable-sliding-window. Lower it, or leave --disable-sliding-window out."
         )
     if facts.dense_length and chosen is not None and chosen > facts.dense_length:
         raise StartupError(
-            f"--max-model-len {chosen}: of more than {facts.dense_length} tokens, {facts.architecture} attends to some "
-            "that it chooses (sparse attention), which is not supported. Up to there it attends to all: lower it."
+            f"--max-model-len {chosen}: beyond {facts.dense_length} tokens, {facts.architecture} uses sparse "
+            "attention, which is not supported. Up to that length it attends to all tokens: lower it."
         )
     longest = min(longest, *windows, facts.dense_length or longest)
     if chosen is not None and chosen > longest:
         raise StartupError(
-            f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, or stretch them with "
+            f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, extend them with "
             "--rope-scaling, or change max_position_embeddings with --hf-overrides."
         )
     return chosen or longest

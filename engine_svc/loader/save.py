@@ -70,14 +70,14 @@ def save_sharded_state(folder: Path, options: EngineOptions, target: Path, max_f
     """
     source = create_format(folder, options.load)
     if not isinstance(source, CheckpointFormat):
-        raise StartupError(f"--load-format {options.load.load_format} holds no checkpoint that could be divided.")
+        raise StartupError(f"--load-format {options.load.load_format} has no checkpoint that could be divided.")
     if folder.is_file():
         raise StartupError(
-            f"{folder} has configuration and tokenizer in itself, which files of ranks have not: serve it as it is, or "
-            "save the model's safetensors."
+            f"{folder} contains the configuration and tokenizer, which the files of ranks do not: serve it as it is, "
+            "or save the model's safetensors."
         )
     if target.exists() and any(target.glob("*.safetensors")):
-        raise StartupError(f"--output {target} has safetensors files already: name a new folder.")
+        raise StartupError(f"--output {target} already has safetensors files: choose a new folder.")
     layout = layout_of(options.parallel)
     check_shared(layout)
     for rank in range(layout.num_ranks):

@@ -114,7 +114,7 @@ def load_parameters(model: Decoder, shard: TensorSource, progress: bool) -> None
         parameter, values = loading.parameters[name], source[...]
         if (values.shape, values.dtype) != (parameter.shape, parameter.dtype):
             raise StartupError(
-                f"{files[name]}: {name} is {values.dtype} {list(values.shape)}, and the model's is {parameter.dtype} "
+                f"{files[name]}: {name} is {values.dtype} {list(values.shape)}, but the model's is {parameter.dtype} "
                 f"{list(parameter.shape)}. Was it saved with other options?"
             )
         parameter.allocate()

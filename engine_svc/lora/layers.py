@@ -111,7 +111,7 @@ class AdapterLayers:
     def heads(self, path: str, rows: Part, heads: int, split: int, size: int) -> AdaptedHeads:
         """See Adapters.heads."""
         if self._num_heads not in (0, heads):
-            raise ValueError(f"{path} has {heads} heads, and other layers {self._num_heads}")
+            raise ValueError(f"{path} has {heads} heads, but other layers have {self._num_heads}")
         self._num_heads = heads
         sizes = (split, rows.count // heads - split, size)
         adapted = AdaptedHeads(

@@ -88,5 +88,5 @@ def _read(opened: BufferedReader, place: TensorPlace, first: int, count: int) ->
     opened.seek(place.start + first * row_bytes)
     values = bytearray(count * row_bytes)
     if opened.readinto(values) < len(values):
-        raise broken(f"{opened.name}: {place.name} is cut off.")
+        raise broken(f"{opened.name}: {place.name} is truncated.")
     return torch.frombuffer(values, dtype=_TYPES[place.dtype]).view(count, columns).float()

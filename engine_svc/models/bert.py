@@ -36,7 +36,9 @@ def config_of(config: Mapping[str, Any]) -> EncoderConfig:
     """RoBERTa's positions begin after that of the padding token."""
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
-        raise StartupError(f"position_embedding_type {kind!r} in config.json is not supported; only absolute is.")
+        raise StartupError(
+            f"position_embedding_type {kind!r} in config.json is not supported; only absolute is supported."
+        )
     positions = config["max_position_embeddings"]
     first = 0 if config["architectures"][0].startswith(("Bert", "HF_ColBERT")) else config.get("pad_token_id", 1) + 1
     return encoder_config(

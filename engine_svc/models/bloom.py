@@ -29,7 +29,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         StartupError: residual connections start from the norms' outputs.
     """
     if config.get("apply_residual_connection_post_layernorm"):
-        raise StartupError("config.json says apply_residual_connection_post_layernorm, which is not supported.")
+        raise StartupError("config.json sets apply_residual_connection_post_layernorm, which is not supported.")
     config = {"max_position_embeddings": _LENGTH, **by_common_names(config, _NAMES)}
     size, heads = config["hidden_size"], config["num_attention_heads"]
     return base_config(

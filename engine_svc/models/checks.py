@@ -47,11 +47,11 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
         _check_numbers(part, least=1)
     if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
         raise StartupError(
-            f"config.json: num_kv_heads is {config.num_kv_heads}; expected a part of num_heads, {config.num_heads}."
+            f"config.json: num_kv_heads is {config.num_kv_heads}; expected a divisor of num_heads, {config.num_heads}."
         )
     if len(config.sliding_windows) < config.num_layers or len(config.moe) < config.num_layers:
         raise StartupError(
-            f"config.json: a list of the layers has fewer than num_hidden_layers, {config.num_layers}, entries."
+            f"config.json: a list of layers has fewer entries than num_hidden_layers, {config.num_layers}."
         )
     for window in filter(lambda each: each is not None, config.sliding_windows):
         _check_whole("sliding_window", window, 2**31)
@@ -71,7 +71,7 @@ def _check_numbers(shape: ModelConfig | MoeConfig | LatentConfig | RecurrentConf
         if kind not in ("int", "float") or (value is None and other == "None"):
             continue
         if kind == "int" and not (isinstance(value, int) and value >= least):
-            raise StartupError(f"config.json: {each.name} is {value!r}; expected a whole number from {least} on.")
+            raise StartupError(f"config.json: {each.name} is {value!r}; expected a whole number of at least {least}.")
         if kind == "float" and not (isinstance(value, int | float) and math.isfinite(value)):
             raise StartupError(f"config.json: {each.name} is {value!r}; expected a number.")
 
@@ -94,6 +94,4 @@ def _check_mixture(moe: MoeConfig) -> None:
 def _check_recurrent(config: ModelConfig, name: str) -> None:
     kinds = (MambaConfig, Mamba2Config, DeltaNetConfig, LightningConfig)
     if any(isinstance(layer, kinds) for layer in config.recurrent.values()) and activation(name) != "silu":
-        raise StartupError(
-            f"config.json has the activation {name!r}; that of recurrent layers is supported as silu alone."
-        )
+        raise StartupError(f"config.json has the activation {name!r}; for recurrent layers, only silu is supported.")

@@ -327,7 +327,9 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
         fields["activation"] = activation(config.get("hidden_act", "silu"))
     found = ModelConfig(**(fields | family))
     if found.tie_word_embeddings and found.head_bias:
-        raise StartupError("config.json says tie_word_embeddings, which is not supported of outputs that have a bias.")
+        raise StartupError(
+            "config.json sets tie_word_embeddings, which is not supported for an output layer with a bias."
+        )
     return found
 
 

@@ -174,7 +174,7 @@ class Decoder(torch.nn.Module):
         if not scales:
             return
         if self._attention.shape.cache_dtype is None:
-            logger.info("the checkpoint's scales of a KV cache in 8 bits are for --kv-cache-dtype fp8, and not used")
+            logger.info("the checkpoint's scales for an 8-bit KV cache are not used without --kv-cache-dtype fp8")
             return
         for index, layer in self._numbered_layers():
             found = scales.get(index, CacheScales())

@@ -23,7 +23,9 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         StartupError: other values are rotated with each other.
     """
     if not config.get("rope_interleave", True):
-        raise StartupError("config.json has rope_interleave false, which is not supported for compressed attention.")
+        raise StartupError(
+            "config.json sets rope_interleave to false, which is not supported for compressed attention."
+        )
     latent = LatentConfig(
         config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
         config["v_head_dim"],

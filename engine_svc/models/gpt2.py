@@ -30,7 +30,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """
     if config.get("scale_attn_by_inverse_layer_idx"):
         raise StartupError(
-            "config.json says scale_attn_by_inverse_layer_idx, which is not supported; use --model-impl transformers."
+            "config.json sets scale_attn_by_inverse_layer_idx, which is not supported; use --model-impl transformers."
         )
     architecture, config = config["architectures"][0], by_common_names(config, _NAMES)
     is_first, is_bigcode = architecture == "OpenAIGPTLMHeadModel", architecture == "GPTBigCodeForCausalLM"

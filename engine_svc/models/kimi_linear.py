@@ -24,7 +24,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         StartupError: attention uses positions.
     """
     if not config.get("mla_use_nope", True):
-        raise StartupError("config.json has mla_use_nope false, and Kimi Linear with positions is not supported.")
+        raise StartupError("config.json sets mla_use_nope to false, but Kimi Linear with positions is not supported.")
     linear, layers = config.get("linear_attn_config") or {}, range(config["num_hidden_layers"])
     attending = linear.get("full_attn_layers") or [index + 1 for index in layers if index and index % 4 == 0]
     types = config.get("layer_types") or [

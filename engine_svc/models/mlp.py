@@ -76,7 +76,7 @@ class PlainMLP(torch.nn.Module):
         """
         super().__init__()
         if isinstance(activation, ClampedSwish):
-            raise ValueError("a clamped activation is of gated layers alone")
+            raise ValueError("a clamped activation is only supported for gated layers")
         self._ops, self._activation = context.ops, activation
         parts = even_parts(context.groups.tensor, {"": size})
         self.fc_in = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context.at("fc_in"))

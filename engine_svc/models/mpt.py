@@ -37,7 +37,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         if attention.get(name, plain) != plain:
             raise StartupError(f"config.json: attn_config has {name} {attention[name]!r}; supported is {plain!r}.")
     if not config.get("no_bias", True):
-        raise StartupError("config.json: no_bias is false; supported are models without biases.")
+        raise StartupError("config.json: no_bias is false; only models without biases are supported.")
     size, heads = config["hidden_size"], config["num_attention_heads"]
     return base_config(
         {**config, "intermediate_size": int(config.get("expansion_ratio", 4) * size)},

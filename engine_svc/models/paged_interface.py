@@ -71,8 +71,8 @@ class PagedInterface:
             if each.num_heads != most.num_heads or most.num_kv_heads % each.num_kv_heads:
                 raise StartupError(
                     f"The model's layers differ in their attention heads (some have {each.num_heads} of queries and "
-                    f"{each.num_kv_heads} of keys, others {most.num_heads} and {most.num_kv_heads}), which one form of "
-                    "cache cannot hold."
+                    f"{each.num_kv_heads} of keys, others {most.num_heads} and {most.num_kv_heads}), which do not "
+                    "fit one cache layout."
                 )
         return most
 
@@ -94,10 +94,10 @@ class PagedInterface:
         kind = type(module).__name__
         unknown = sorted(name for name, given in named.items() if given is not None and name not in _OBEYED | _SILENT)
         if unknown:
-            raise StartupError(f"{kind} cannot use paged attention: it wants {', '.join(unknown)}.")
+            raise StartupError(f"{kind} cannot use paged attention: it needs {', '.join(unknown)}.")
         causal = named.get("is_causal")
         if (getattr(module, "is_causal", True) if causal is None else causal) is False:
-            raise StartupError(f"{kind} cannot use paged attention: tokens attend to those behind them.")
+            raise StartupError(f"{kind} cannot use paged attention: tokens attend to later ones.")
         self._heads.append(Heads(query.shape[1], key.shape[1], max(query.shape[-1], value.shape[-1])))
         self.windows.append(named.get("sliding_window") if attention_mask is None else _window_of(attention_mask, kind))
         heads = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
@@ -142,7 +142,7 @@ def _mark(mask_function: Callable[..., torch.Tensor], local_size: int | None = N
         return bool(mask_function(0, 0, torch.tensor(here), torch.tensor(there)))
 
     if sees(0, 1) or (local_size is not None and not sees(local_size, 1)):
-        raise StartupError("The model cannot use paged attention: its masks are neither causal nor of sliding windows.")
+        raise StartupError("The model cannot use paged attention: its masks are neither causal nor sliding windows.")
     return torch.zeros((1, 1, 2, 2)).as_subclass(_Mark).of(local_size)
 
 
@@ -167,7 +167,7 @@ def _window_of(mask: torch.Tensor, kind: str) -> int | None:
         StartupError: the model made the mask itself.
     """
     if not isinstance(mask, _Mark) or not hasattr(mask, "window"):
-        raise StartupError(f"{kind} cannot use paged attention: it wants a mask of its own.")
+        raise StartupError(f"{kind} cannot use paged attention: it needs its own mask.")
     return mask.window
 
 

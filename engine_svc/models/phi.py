@@ -18,7 +18,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         StartupError: the configuration asks for norms of heads, which no released model has.
     """
     if config.get("qk_layernorm"):
-        raise StartupError("config.json says qk_layernorm, which is not supported; use --model-impl transformers.")
+        raise StartupError("config.json sets qk_layernorm, which is not supported; use --model-impl transformers.")
     return base_config(
         {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new", **config},
         qkv_bias=True, output_bias=True, mlp_gated=False, mlp_bias=True, head_bias=True,

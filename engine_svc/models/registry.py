@@ -141,7 +141,9 @@ def is_ours(config: Mapping[str, Any]) -> bool:
 def unsupported(config: Mapping[str, Any], reason: str) -> StartupError:
     """The error to raise for a model that cannot be run."""
     asked = ", ".join(config.get("architectures") or ()) or "none"
-    return StartupError(f"The model's architecture ({asked}) is not supported: {reason}. docs/models.md has what is.")
+    return StartupError(
+        f"The model's architecture ({asked}) is not supported: {reason}. docs/models.md lists what is supported."
+    )
 
 
 def config_for(config: Mapping[str, Any]) -> ModelConfig:
@@ -152,7 +154,7 @@ def config_for(config: Mapping[str, Any]) -> ModelConfig:
     """
     name = next((name for name in config.get("architectures") or () if name in ARCHITECTURES), None)
     if name is None:
-        raise unsupported(config, "Quire has no code of its own for it, which --model-impl quire asks for")
+        raise unsupported(config, "Quire has no code of its own for it, which --model-impl quire requires")
     return read_config(ARCHITECTURES[name], {**config, "architectures": [name]})
 
 
@@ -168,7 +170,7 @@ def read_config(module: str, config: Mapping[str, Any]) -> ModelConfig:
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which {name} needs.") from error
     except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
-        raise StartupError(f"config.json has a value that {name} cannot have: {error}.") from error
+        raise StartupError(f"config.json has an invalid value for {name}: {error}.") from error
     check_config(result, config.get("mamba_hidden_act") or config.get("hidden_act") or "silu")
     return result
 

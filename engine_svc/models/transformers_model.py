@@ -162,9 +162,8 @@ class TransformersModel:
             found = own[:1] * cut.num_layers
         if own != found[cut.stage.layers.start : cut.stage.layers.stop]:
             raise StartupError(
-                f"{type(self._model).__name__}: of the layers of other stages, the configuration does not say how "
-                "often they attend, and by which windows, as those of this stage do. Leave "
-                "--pipeline-parallel-size out."
+                f"{type(self._model).__name__}: the configuration does not say how often the layers of other stages "
+                "attend, and with which windows. Leave --pipeline-parallel-size out."
             )
         return tuple(found)
 
@@ -212,8 +211,8 @@ class TransformersModel:
         except StartupError:
             raise
         except Exception as error:
-            advice = "" if self._cut is None else ". It may do so without --pipeline-parallel-size"
-            raise StartupError(f"Transformers' {type(self._model).__name__} does not run: {error}{advice}") from error
+            advice = "" if self._cut is None else ". It may run without --pipeline-parallel-size"
+            raise StartupError(f"Transformers' {type(self._model).__name__} cannot run: {error}{advice}") from error
         self._model.config._attn_implementation = NAME
 
     def _check(self, hidden: torch.Tensor) -> None:
@@ -224,9 +223,9 @@ class TransformersModel:
         """
         size = self._model.config.get_text_config().vocab_size
         if (found := self.logits(hidden).shape[-1]) != size:
-            raise ValueError(f"it has logits of {found} tokens, and its vocabulary {size}")
+            raise ValueError(f"it has logits for {found} tokens, but its vocabulary has {size}")
         if self._cut is not None and hidden.isnan().any():
-            raise ValueError("its layers take more from the first stage than hidden states")
+            raise ValueError("its layers need more from the first stage than hidden states")
 
     def _decode(
         self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None = None
@@ -259,7 +258,7 @@ def _load(
     text = config.get_text_config()
     is_part = text is not config
     if is_part:
-        logger.info("%s: only the language model is loaded, which takes text alone", folder)
+        logger.info("%s: only the language model is loaded, which reads text only", folder)
         text.tie_word_embeddings = config.tie_word_embeddings
     try:
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(text)]
@@ -310,9 +309,9 @@ def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
     try:
         config = transformers.CONFIG_MAPPING[raw.get("model_type", "")].from_dict(dict(raw))
     except KeyError as error:
-        raise unsupported(raw, f"Transformers {transformers.__version__} has no such type of model") from error
+        raise unsupported(raw, f"Transformers {transformers.__version__} has no such model type") from error
     except Exception as error:  # configuration classes check their fields and raise exceptions of many kinds
-        raise StartupError(f"Transformers does not take the model's configuration: {error}") from error
+        raise StartupError(f"Transformers does not accept the model's configuration: {error}") from error
     if getattr(config, "quantization_config", None):  # see quantization.registry
         config.quantization_config["dequantize"] = True
     if reason := _obstacle(config):
@@ -323,21 +322,21 @@ def _read(raw: Mapping[str, Any]) -> transformers.PretrainedConfig:
 def _obstacle(config: transformers.PretrainedConfig) -> str | None:
     """Why a model cannot run with paged attention, as far as this can be told before loading its weights, or None."""
     if config.is_encoder_decoder or type(config).is_encoder_decoder:
-        return "it is an encoder with a decoder, or the decoder of one"
+        return "it is an encoder-decoder model, or the decoder of one"
     if config.model_type in _DRAFTERS:
         return "it drafts for another model"
     text = config.get_text_config()
     parts = sorted(set(type(config).sub_configs) - _TEXT_PARTS)
     text_class = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
     if parts and (text_class is None or text is config):
-        return f"its language model is none by itself ({', '.join(parts)})"
+        return f"its language model cannot be used by itself ({', '.join(parts)})"
     if text_class is None:
-        return f"for Transformers, models of the type {config.model_type} are no causal language models"
+        return f"for Transformers, models of the type {config.model_type} are not causal language models"
     if text is config and text_class.__name__ not in (config.architectures or ()):
-        return f"what generates text with models of the type {config.model_type} is {text_class.__name__}"
+        return f"for models of the type {config.model_type}, only {text_class.__name__} generates text"
     others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if others:
-        return f"its layers' types ({', '.join(sorted(others))}) keep more than keys and values, or choose among them"
+        return f"its layer types ({', '.join(sorted(others))}) keep more than keys and values, or select among them"
     if not hasattr(sys.modules[text_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return "its layers do not call Transformers' attention interface"
     return None

@@ -60,17 +60,16 @@ class StageCut:
         name = type(model).__name__
         if not model.config.base_model_pp_plan:
             raise StartupError(
-                f"{name} runs by the Transformers library's code, which has no plan by which stages share its layers "
-                "(base_model_pp_plan). Leave --pipeline-parallel-size out."
+                f"{name} runs with the Transformers library's code, which has no plan for dividing its layers into "
+                "stages (base_model_pp_plan). Leave --pipeline-parallel-size out."
             )
         plan = {path: (tuple(io[0]), tuple(io[1])) for path, io in model.pp_plan.items()}
         modules: dict[str, Any] = dict(model.named_modules())
         for path, io in plan.items():
             if path not in modules or io not in (_EMBEDDING, *_BEFORE_LAYERS, _LAYERS, *_BEHIND_LAYERS):
                 raise StartupError(
-                    f"{name}: the Transformers library's plan for stages says of {path} that it makes "
-                    f"{', '.join(io[1])} of {', '.join(io[0])}, which is not supported. Leave --pipeline-parallel-size "
-                    "out."
+                    f"{name}: in the Transformers library's plan for stages, {path} turns {', '.join(io[0])} into "
+                    f"{', '.join(io[1])}, which is not supported. Leave --pipeline-parallel-size out."
                 )
         stack = next(path for path, io in plan.items() if io == _LAYERS)
         layers = modules[stack]

@@ -51,14 +51,14 @@ class TensorSharing:
         """
         if not model.config.base_model_tp_plan:
             raise StartupError(
-                f"{type(model).__name__} runs by the Transformers library's code, which has no plan by which ranks "
-                "share its layers (base_model_tp_plan). Leave --tensor-parallel-size out."
+                f"{type(model).__name__} runs with the Transformers library's code, which has no plan for dividing "
+                "its layers among ranks (base_model_tp_plan). Leave --tensor-parallel-size out."
             )
         for entry, style in model.tp_plan.items():
             if style not in _STYLES:
                 raise StartupError(
-                    f"{type(model).__name__}: the Transformers library has ranks share {entry} by {style!r}, which is "
-                    "not supported. Leave --tensor-parallel-size out."
+                    f"{type(model).__name__}: the Transformers library divides {entry} among ranks by {style!r}, "
+                    "which is not supported. Leave --tensor-parallel-size out."
                 )
         assert self._group.process_group is not None
         mesh = DeviceMesh.from_group(self._group.process_group, self._device.type)
@@ -86,7 +86,9 @@ class TensorSharing:
             return None
         heads, ranks = model.get_submodule(path).out_features // size, self._group.world_size
         if heads % ranks and (name == "q_proj" or ranks % heads):
-            raise StartupError(f"--tensor-parallel-size {ranks}: {path} has {heads} heads, which cannot be divided.")
+            raise StartupError(
+                f"--tensor-parallel-size {ranks}: {path} has {heads} heads, which cannot be divided evenly."
+            )
         first = self._group.rank * heads // ranks * size
         return slice(first, first + size) if heads < ranks else None
 
@@ -143,8 +145,8 @@ def _check_conversions(model: Any) -> None:
             continue
         if any(name.endswith(names) for name in cut) or not any(name.endswith(names) for name in known):
             raise StartupError(
-                f"{type(model).__name__}: the checkpoint has {', '.join(conversion.source_patterns)} in a form of "
-                "which ranks cannot read their parts. Leave --tensor-parallel-size out."
+                f"{type(model).__name__}: the checkpoint has {', '.join(conversion.source_patterns)} in a form that "
+                "ranks cannot read in parts. Leave --tensor-parallel-size out."
             )
 
 

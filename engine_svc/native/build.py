@@ -75,7 +75,7 @@ def build(levels: Iterable[str], folder: Path) -> None:
         NativeUnavailable: there is no compiler, or it fails.
     """
     levels = tuple(levels)
-    logger.info("compiling the CPU kernels for %s, which is done once", ", ".join(levels))
+    logger.info("compiling the CPU kernels for %s (only done once)", ", ".join(levels))
     with _failures_told(), ThreadPoolExecutor(os.cpu_count()) as pool:
         compiler = _Compiler()
         sources = [(level, source) for level in levels for source in sorted(_FOLDER.glob("*.cpp"))]
@@ -137,7 +137,7 @@ def _failures_told() -> Iterator[None]:
     except subprocess.CalledProcessError as error:
         raise NativeUnavailable(f"{error.cmd[0]} failed: {error.stderr[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"building them failed: {error}") from error
+        raise NativeUnavailable(f"compiling them failed: {error}") from error
 
 
 def file_name(level: str) -> str:

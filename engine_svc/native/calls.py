@@ -81,7 +81,7 @@ class SizedCalls:
         self._replay, self._last = replay, noted[-1]
         self.count = self._last.count
         if len({each.form for each in noted}) > 1:
-            raise NotRecordable("a step whose calls are others with other sizes")
+            raise NotRecordable("a step whose calls differ between sizes")
         # A structure with the same address in all sizes belongs to the caller, who may change it between replays.
         own = [place for place in self._last.structures if noted[0].words[place] != self._last.words[place]]
         words = np.array([each.with_structures(own) for each in noted])
@@ -101,7 +101,7 @@ class SizedCalls:
         for (places, factors), number in zip(self._scaled, size, strict=True):
             self._words[places] = factors * number
         if left := self._replay(self._words.ctypes.data, self.count):
-            raise KernelFailed(f"call {self.count - left + 1} of {self.count}: a rank has not come to it in time")
+            raise KernelFailed(f"call {self.count - left + 1} of {self.count}: a rank did not reach it in time")
 
 
 def _find_scaled(
@@ -123,5 +123,5 @@ def _find_scaled(
         scaled.append((places, factors[places]))
         differs[places] = False
     if differs.any():
-        raise NotRecordable("a step whose calls have other arguments with other sizes")
+        raise NotRecordable("a step whose calls have different arguments for different sizes")
     return scaled

@@ -212,12 +212,15 @@ def choose_kernels(choice: str, device: torch.device) -> Kernels | None:
         StartupError: the requested level cannot run here.
     """
     if device.type != "cpu" and choice in LEVELS:
-        raise StartupError(f"--cpu-kernels {choice} is for a CPU, and this is {device.type}; leave it out.")
+        raise StartupError(f"--cpu-kernels {choice} is for CPUs, but the device is {device.type}; leave it out.")
     if device.type != "cpu" or choice == "torch":
         return None
     found = available_levels()
     if choice != "auto" and choice not in found:
-        raise StartupError(f"--cpu-kernels {choice}: this processor has {', '.join(found) or 'none of the levels'}.")
+        raise StartupError(
+            f"--cpu-kernels {choice} is not supported by this processor. Levels that it supports: "
+            f"{', '.join(found) or 'none'}."
+        )
     if not found:
         logger.warning(
             "there are no native CPU kernels for this processor (%s on %s): they need Linux, and x86-64 with AVX2 or "

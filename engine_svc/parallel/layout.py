@@ -55,9 +55,11 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         if min(self.tensor, self.pipeline, self.data, self.expert, self.decode_context) < 1:
-            raise ValueError(f"{self}: sizes are at least 1")
+            raise ValueError(f"{self}: sizes must be at least 1")
         if self.tensor * self.data % self.expert:
-            raise ValueError(f"{self}: experts cannot be dealt evenly to {self.tensor * self.data} ranks of a stage")
+            raise ValueError(
+                f"{self}: experts cannot be divided evenly among the {self.tensor * self.data} ranks of a stage"
+            )
         if self.tensor % self.decode_context:
             raise ValueError(f"{self}: the {self.tensor} ranks of a tensor group cannot be divided evenly")
 
@@ -108,8 +110,8 @@ def layout_of(options: ParallelOptions) -> ParallelLayout:
     tensor, context = options.tensor_parallel_size, options.decode_context_parallel_size
     if tensor % context:
         raise StartupError(
-            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {tensor}: it takes no "
-            "further ranks, but those of tensor parallelism that would cache the same. Choose a divisor."
+            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {tensor}: it adds no "
+            "ranks, but uses those of tensor parallelism that would cache the same heads. Choose a divisor."
         )
     expert = tensor if options.experts.enable_expert_parallel else 1
     return ParallelLayout(tensor, options.pipeline_parallel_size, expert=expert, decode_context=context)

@@ -117,7 +117,9 @@ class Lockstep:
         """
         self._line.say(Kind.READY)
         if not self._all_ready.wait(seconds) or self._lost:
-            raise PeerLost(self._lost or f"the other data-parallel ranks have not loaded the model in {seconds:g} s")
+            raise PeerLost(
+                self._lost or f"the other data-parallel ranks have not loaded the model within {seconds:g} s"
+            )
 
     def explain(self, error: Exception) -> Exception:
         """The reason for a failed collective: PeerLost if a rank is reported lost within a short time, else `error`."""

@@ -53,7 +53,7 @@ class PeerMemory:
 def share_peers(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | None:
     """Shares memory among the GPUs of a group. None on all ranks if they cannot access each other's memory."""
     if group.size() > _MOST_RANKS or not _all(_reaches(group, device), group, device):
-        logger.info("ranks sum by NCCL alone: not all of their GPUs are known to reach each other's memory")
+        logger.info("ranks sum with NCCL only: not all of their GPUs are known to reach each other's memory")
         return None
     # Imported here because only GPUs need it and importing it takes time.
     import torch.distributed._symmetric_memory as symmetric_memory
@@ -63,7 +63,7 @@ def share_peers(group: dist.ProcessGroup, device: torch.device) -> PeerMemory | 
         memory = symmetric_memory.empty(_MOST_BYTES, dtype=torch.uint8, device=device)
         symmetric_memory.rendezvous(memory, group.group_name)
     except RuntimeError as error:
-        logger.warning("ranks sum by NCCL alone: their GPUs' memory cannot be shared: %s", error)
+        logger.warning("ranks sum with NCCL only: their GPUs' memory cannot be shared: %s", error)
         memory = None
     if not _all(memory is not None, group, device) or memory is None:
         return None

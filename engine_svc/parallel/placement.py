@@ -35,7 +35,7 @@ def slot_counts(total: int, num_ranks: int) -> list[int]:
         ValueError: some ranks would have none.
     """
     if total < num_ranks:
-        raise ValueError(f"the {total} experts of a layer cannot be dealt to {num_ranks} ranks")
+        raise ValueError(f"the {total} experts of a layer cannot be divided among {num_ranks} ranks")
     return [total // num_ranks + (rank < total % num_ranks) for rank in range(num_ranks)]
 
 

@@ -81,7 +81,7 @@ class SharedMemory:
 
     def _check(self, done: int) -> None:
         if not done:
-            raise KernelFailed(f"a rank has not come to a collective within {self._seconds:g} s")
+            raise KernelFailed(f"a rank has not reached a collective within {self._seconds:g} s")
 
 
 def share_memory(group: dist.ProcessGroup, rank: int, kernels: Kernels | None, seconds: float) -> SharedMemory | None:
@@ -106,7 +106,7 @@ def share_memory(group: dist.ProcessGroup, rank: int, kernels: Kernels | None, s
     if rank == 0:
         os.close(descriptor)
     if memory is None or kernels is None or lacking.item():
-        logger.info("ranks sum by messages: not all of them are on this machine and have its kernels")
+        logger.info("ranks sum by messages: not all of them are on this machine and have the native kernels")
         return None
     return SharedMemory(memory, rank, ranks, kernels, seconds)
 

@@ -40,7 +40,8 @@ def _even_sizes(num_layers: int, stages: int) -> list[int]:
     """Sizes as in vLLM: remaining layers go to the stages before the last one, from the back."""
     if num_layers < stages:
         raise StartupError(
-            f"--pipeline-parallel-size {stages}: the model has {num_layers} layers, and each stage needs one. Lower it."
+            f"--pipeline-parallel-size {stages}: the model has {num_layers} layers, and each stage needs at least "
+            "one. Lower it."
         )
     size, over = divmod(num_layers, stages)
     return [size + (index < stages - 1 and index >= stages - 1 - over) for index in range(stages)]
@@ -61,7 +62,7 @@ def _given_sizes(num_layers: int, options: ParallelOptions) -> list[int]:
         )
     if sum(sizes) != num_layers:
         raise StartupError(
-            f"--pipeline-layer-partition {given}: these are {sum(sizes)} layers, and the model has {num_layers}; "
+            f"--pipeline-layer-partition {given}: these are {sum(sizes)} layers, but the model has {num_layers}; "
             f"{expected}."
         )
     return sizes

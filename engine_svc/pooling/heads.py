@@ -106,7 +106,9 @@ def dense_layer(dense: Dense, context: LayerContext) -> Callable[[torch.Tensor],
     """
     file = dense.folder / "model.safetensors"
     if not file.is_file():
-        raise StartupError(f"{dense.folder} has no model.safetensors; other forms of weights are not read there.")
+        raise StartupError(
+            f"{dense.folder} has no model.safetensors; weights in other formats are not supported there."
+        )
     with opened(file) as tensors:
         names = set(tensors.keys())
         weight = _tensor(tensors.get_tensor("linear.weight").float() if "linear.weight" in names else None, file)

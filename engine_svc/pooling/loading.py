@@ -98,11 +98,11 @@ def _shape(raw: Mapping[str, Any], form: PoolingForm) -> tuple[ModelConfig, Head
     decoder = next((architecture.family + end for end in _DECODERS if architecture.family + end in ARCHITECTURES), "")
     module = ENCODERS.get(architecture.family) or ARCHITECTURES.get(decoder)
     if module is None:
-        raise unsupported(raw, "Quire has no code of its own for it, by which alone models are served for pooling")
+        raise unsupported(raw, "Quire has no code of its own for it, which pooling requires")
     own = architecture.name if is_encoder else decoder
     config = read_config(module, {**raw, "architectures": [own]})
     if config.recurrent or config.latent:
-        raise unsupported(raw, "models with recurrent layers or compressed attention are not served for pooling")
+        raise unsupported(raw, "models with recurrent layers or compressed attention are not supported for pooling")
     if not is_encoder:
         config = replace(_two_ways(config, raw), has_head=False)
     head = None
@@ -163,7 +163,9 @@ def _fill(model: Encoder | Decoder, source: LoadFormat, groups: ParallelGroups, 
     elif isinstance(model, Decoder):
         source.load(model, groups, options.generation.seed or 0)
     else:
-        raise StartupError(f"--load-format {options.load.load_format}: encoders are read from safetensors or pt files.")
+        raise StartupError(
+            f"--load-format {options.load.load_format}: encoders can only be read from safetensors or pt files."
+        )
 
 
 def _dense(form: PoolingForm, head: Transform | None, context: LayerContext) -> Transform | None:

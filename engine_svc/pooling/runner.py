@@ -133,7 +133,7 @@ class PoolingRunner:
                 logger.error("a sequence of %d tokens failed", len(sequence.token_ids), exc_info=error)
                 found.append(f"the model cannot run it ({type(error).__name__})")
         if all(isinstance(each, str) for each in found):
-            raise RuntimeError("no sequence of the step gets through")
+            raise RuntimeError("every sequence of the step failed")
         return found
 
     def _pool(self, hidden: HiddenStates, sequences: Sequence[PooledSequence]) -> list[PooledOutput | str]:

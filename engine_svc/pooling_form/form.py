@@ -80,7 +80,7 @@ def pooling_form(config: Mapping[str, Any], folder: Path, options: PoolingOption
     architecture = architecture_of(config)
     if architecture is None:
         names = ", ".join(config.get("architectures") or ()) or "none"
-        raise StartupError(f"--runner pooling: the architecture ({names}) says not what the model is for.")
+        raise StartupError(f"--runner pooling: the architecture ({names}) does not tell what the model is for.")
     pooler, files = options.pooler(), read_sentence_transformers(folder)
     if _is_embedding(architecture, config, options):
         return _embedding(architecture, config, pooler, files or SentenceTransformers(), has_files=files is not None)
@@ -95,7 +95,7 @@ def _is_embedding(architecture: Architecture, config: Mapping[str, Any], options
     """
     if options.convert == "none" and architecture.kind == "CausalLM":
         raise StartupError(
-            f"--convert none: {architecture.name} generates text. Leave it out, or say embed, classify or reward."
+            f"--convert none: {architecture.name} generates text. Leave it out, or set it to embed, classify or reward."
         )
     if options.convert in ("auto", "none"):
         return not architecture.has_classes and not config.get("classifier_from_token")
@@ -122,7 +122,7 @@ def _embedding(
         max_length=files.max_length, prompts=files.prompts, default_prompt_name=files.default_prompt_name,
     )  # fmt: skip
     if form.by_token != ALL:
-        raise StartupError("--pooler-config: pooling_type STEP is for models that make classes of tokens.")
+        raise StartupError("--pooler-config: pooling_type STEP is only for models that classify tokens.")
     return form
 
 
@@ -158,7 +158,9 @@ def _classes(
 
 def _check_task(task: str, tasks: tuple[str, ...]) -> None:
     if task not in tasks:
-        raise StartupError(f"--pooler-config: task {task!r} is none of this model's, which are {', '.join(tasks)}.")
+        raise StartupError(
+            f"--pooler-config: task {task!r} is not supported by this model; it supports {', '.join(tasks)}."
+        )
 
 
 def _from_tokens(architecture: Architecture, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -172,8 +174,9 @@ def _from_tokens(architecture: Architecture, config: Mapping[str, Any]) -> tuple
         raise StartupError(f"config.json: classifier_from_token is {tokens!r}; expected a list of tokens.")
     if architecture.kind == "CausalLM" and not tokens:
         raise StartupError(
-            f"{architecture.name} has no classes. Say whose tokens' logits are them, as for Qwen3-Reranker: "
-            '--hf-overrides \'{"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}\'.'
+            f"{architecture.name} has no classes. Set the tokens whose logits are its classes, as for "
+            'Qwen3-Reranker: --hf-overrides \'{"classifier_from_token": ["no", "yes"], '
+            '"is_original_qwen3_reranker": true}\'.'
         )
     return tuple(tokens)
 
@@ -208,7 +211,9 @@ def _activation(config: Mapping[str, Any], num_labels: int, task: str) -> str:
     if name in ("identity", "sigmoid", "softmax"):
         return name
     if named:
-        raise StartupError(f"config.json: the activation {named} is not supported; it is Identity, Sigmoid or Softmax.")
+        raise StartupError(
+            f"config.json: the activation {named} is not supported; it must be Identity, Sigmoid or Softmax."
+        )
     problem = config.get("problem_type") or ""
     if problem == "regression":
         return "identity"
@@ -233,6 +238,6 @@ def _chosen_labels(pooler: PoolerConfig, num_labels: int) -> tuple[int, ...]:
     chosen = tuple(pooler.returned_token_ids or ())
     if wrong := [each for each in chosen if each >= num_labels]:
         raise StartupError(
-            f"--pooler-config: returned_token_ids has {wrong[0]}, and the model has {num_labels} classes."
+            f"--pooler-config: returned_token_ids has {wrong[0]}, but the model has {num_labels} classes."
         )
     return chosen

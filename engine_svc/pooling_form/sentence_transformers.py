@@ -76,7 +76,7 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformers | None:
             raise StartupError(f"{folder / MODULES_FILE}: the module {kind or module!r} is not supported.")
     if kinds != sorted(kinds, key=_ORDER.index):
         raise StartupError(
-            f"{folder / MODULES_FILE}: the order {', '.join(kinds)} is not supported; it is {', '.join(_ORDER)}."
+            f"{folder / MODULES_FILE}: the order {', '.join(kinds)} is not supported; it must be {', '.join(_ORDER)}."
         )
     return SentenceTransformers(
         pooling, tuple(dense), normalizes, _max_length(folder),
@@ -100,16 +100,17 @@ def _pooling(place: Path, prompts: bool) -> str:
     config = _object(place / "config.json")
     if prompts and not config.get("include_prompt", True):
         raise StartupError(
-            f"{place / 'config.json'}: include_prompt is false, which is not supported of a model with prompts: their "
-            "tokens would be pooled too. Set it to true, or empty the prompts of config_sentence_transformers.json."
+            f"{place / 'config.json'}: include_prompt is false, which is not supported for a model with prompts: "
+            "their tokens would be pooled too. Set it to true, or remove the prompts from "
+            "config_sentence_transformers.json."
         )
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else [mode for key, mode in _MODES.items() if config.get(key)]
     modes = [_NAMED.get(mode, mode) for mode in modes]
     if len(modes) != 1 or modes[0] not in ("CLS", "MEAN", "LAST"):
         raise StartupError(
-            f"{place}: pooling by {' and '.join(modes) or 'nothing'} is not supported; it is by one of cls, mean and "
-            'last token. --pooler-config {"pooling_type": …} cannot stand in for what the model was trained with.'
+            f"{place}: pooling by {' and '.join(modes) or 'nothing'} is not supported; it must be by one of cls, "
+            'mean and last token. --pooler-config {"pooling_type": …} cannot replace what the model was trained with.'
         )
     return modes[0]
 
@@ -130,7 +131,9 @@ def _dense(place: Path, pools: bool, default: str) -> Dense:
                 f"{place / 'config.json'}: {key} is {config[key]!r}; only sentence_embedding is supported."
             )
     if name not in _ACTIVATIONS:
-        raise StartupError(f"{place}: the activation {name} is not supported; it is one of {', '.join(_ACTIVATIONS)}.")
+        raise StartupError(
+            f"{place}: the activation {name} is not supported; it must be one of {', '.join(_ACTIVATIONS)}."
+        )
     try:
         return Dense(
             place, int(config["in_features"]), int(config["out_features"]), bool(config.get("bias", True)), name
@@ -153,7 +156,7 @@ def _prompts(folder: Path, prompts: Any) -> Mapping[str, str]:
         for name, text in prompts.items()
     )
     if not whole or len(prompts) > _MAX_PROMPTS:
-        raise StartupError(f"{folder}: prompts in config_sentence_transformers.json are not texts by their names.")
+        raise StartupError(f"{folder}: prompts in config_sentence_transformers.json must map names to texts.")
     return dict(prompts)
 
 

@@ -34,7 +34,7 @@ class AutoRound(QuantizationMethod):
         one_of(settings, "data_type", ("int",), "int")
         modules = settings.get("extra_config") or {}
         if not isinstance(modules, Mapping) or not all(isinstance(said, Mapping) for said in modules.values()):
-            raise StartupError("quantization_config: extra_config is not settings by modules' names.")
+            raise StartupError("quantization_config: extra_config must map module names to settings.")
         key = next((key for key in ("block_name_to_quantize", "to_quant_block_names") if settings.get(key)), None)
         blocks = settings[key] if key else ()
         blocks = blocks.split(",") if isinstance(blocks, str) else names({"blocks": blocks}, "blocks")

@@ -144,8 +144,8 @@ class QuantizationMethod(ABC):
             StartupError: the method can only read checkpoints that are already quantized with it.
         """
         raise StartupError(
-            f"--quantization {name} reads checkpoints that are quantized so, and this one is not. Take one that is, "
-            "or --quantization int8, which quantizes any while loading it."
+            f"--quantization {name} is for checkpoints that are already quantized in that format, which this one is "
+            "not. Use one that is, or --quantization int8, which quantizes any checkpoint while loading it."
         )
 
     def adapted_name(self, name: str) -> str:

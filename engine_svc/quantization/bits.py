@@ -76,10 +76,10 @@ def in_groups(
     inputs, places = codes.shape[-1], places.long()
     if (places < 0).all():
         if scale.shape[-1] != -(-inputs // group):
-            raise ValueError("it does not say which inputs are of which group, so that they cannot be divided")
+            raise ValueError("it does not say which group each input belongs to, so the inputs cannot be divided")
         return whole_numbers(codes, zeros, scale, bits, group)
     if places.min() < 0 or places.max() >= scale.shape[-1]:
-        raise ValueError(f"g_idx names groups {places.min()} to {places.max()}, of {scale.shape[-1]} that there are")
+        raise ValueError(f"g_idx names groups {places.min()} to {places.max()}, but there are {scale.shape[-1]} groups")
     sorted_places, order = places.sort(dim=-1, stable=True)
     firsts = sorted_places[..., ::group]
     if not torch.equal(sorted_places, firsts.repeat_interleave(group, -1)[..., :inputs]):

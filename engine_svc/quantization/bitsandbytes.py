@@ -178,7 +178,7 @@ class BitsAndBytes(QuantizationMethod):
         self, name: str, source: TensorSlice, state: MatrixState, router_scale: torch.Tensor | None
     ) -> TensorSlice:
         if self.grid is None or self.grid is not _GRIDS.get(state.quant_type):
-            raise StartupError(f"{name} has codes of {state.quant_type}, and the configuration says otherwise.")
+            raise StartupError(f"{name} has codes of {state.quant_type}, but the configuration says otherwise.")
         codes = _checked(name, state.codes, source[...])
         if router_scale is None:
             return HeldTensor(codes)

@@ -52,7 +52,7 @@ class MatrixState:
         """
         if math.gcd(self.inputs, self.block) % RUN:
             raise ValueError(
-                f"blocks of {self.block} values do not fit rows of {self.inputs}, which are no multiple of {RUN}"
+                f"blocks of {self.block} values do not fit rows of {self.inputs}, which is not a multiple of {RUN}"
             )
         runs = self.outputs * self.inputs // RUN
         if absmax.numel() != -(-self.outputs * self.inputs // self.block):

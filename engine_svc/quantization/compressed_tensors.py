@@ -38,7 +38,7 @@ class CompressedTensors(QuantizationMethod):
         _refuse(settings)
         groups = settings.get("config_groups")
         if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
-            raise StartupError(f"quantization_config: config_groups is {groups!r}, not groups by their names.")
+            raise StartupError(f"quantization_config: config_groups is {groups!r}; expected named groups.")
         found = []
         for name, group in groups.items():
             said = {"format": settings.get("format")} | {key: value for key, value in group.items() if value}
@@ -69,11 +69,11 @@ def _refuse(settings: Settings) -> None:
     if sparse.get("format", "dense") != "dense":
         raise StartupError(
             f"quantization_config: sparsity_config has the format {sparse['format']!r}; sparse weights are not "
-            "supported. Take a checkpoint that is quantized and not sparse."
+            "supported. Use a checkpoint that is quantized but not sparse."
         )
     if transforms.get("config_groups"):
         raise StartupError(
-            "quantization_config: transform_config rotates inputs and weights, which is not supported. Take a "
+            "quantization_config: transform_config rotates inputs and weights, which is not supported. Use a "
             "checkpoint without transforms."
         )
 
@@ -85,7 +85,7 @@ def _object(settings: Settings, name: str) -> Settings:
     """
     found = settings.get(name) or {}
     if not isinstance(found, Mapping):
-        raise StartupError(f"quantization_config: {name} is {found!r}, not a JSON object.")
+        raise StartupError(f"quantization_config: {name} is {found!r}; expected a JSON object.")
     return found
 
 
@@ -133,10 +133,12 @@ def _scales(weights: Settings) -> Scales:
     if strategy == "block":
         block = weights.get("block_structure")
         if not (isinstance(block, list) and len(block) == 2 and all(type(each) is int and each > 0 for each in block)):
-            raise StartupError(f"quantization_config: block_structure is {block!r}, not a block's [outputs, inputs].")
+            raise StartupError(
+                f"quantization_config: block_structure is {block!r}; expected [outputs, inputs] of a block."
+            )
         return Scales(*block)
     if strategy in ("group", "tensor_group"):
         if size is None:
-            raise StartupError("quantization_config: group_size is missing, of weights with a scale for each group.")
+            raise StartupError("quantization_config: group_size is missing for weights with a scale for each group.")
         return Scales(1, size)
     return TENSOR if strategy == "tensor" else CHANNEL

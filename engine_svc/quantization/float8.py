@@ -48,4 +48,6 @@ class Float8Layer(LayerMethod):
         for name in self.scale_names:
             if not (found := parameters[name]).isnan().any():
                 return found
-        raise ValueError(f"the checkpoint has no {' and no '.join(self.scale_names)} for it, or one that is no number")
+        raise ValueError(
+            f"the checkpoint has no {' and no '.join(self.scale_names)} for it, or one that is not a number"
+        )

@@ -52,5 +52,7 @@ def _scales(block: Any) -> Scales:
         return TENSOR
     sizes = block if isinstance(block, list) else []
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise StartupError(f"quantization_config: weight_block_size is {block!r}, not a block's [outputs, inputs].")
+        raise StartupError(
+            f"quantization_config: weight_block_size is {block!r}; expected [outputs, inputs] of a block."
+        )
     return Scales(sizes[0], sizes[1])

@@ -68,7 +68,7 @@ class Gguf(QuantizationMethod):
         """See QuantizationMethod.of_checkpoint."""
         types = settings.get("types")
         if not isinstance(types, Mapping):
-            raise StartupError("quantization_config says gguf, and the model is no .gguf file. Name the file.")
+            raise StartupError("quantization_config says gguf, but the model is not a .gguf file. Specify the file.")
         return cls(types, form.dtype)
 
     def layer(self, place: Place) -> LayerMethod:

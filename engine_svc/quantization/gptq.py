@@ -120,7 +120,7 @@ class Gptq(QuantizationMethod):
         """See QuantizationMethod.of_checkpoint."""
         dynamic = settings.get("dynamic") or {}
         if not isinstance(dynamic, Mapping):
-            raise StartupError(f"quantization_config: dynamic is {dynamic!r}, not settings by pattern.")
+            raise StartupError(f"quantization_config: dynamic is {dynamic!r}; it must map patterns to settings.")
         rules = tuple(_rule(pattern, said) for pattern, said in dynamic.items())
         found = cls(form, settings, rules, names(settings, "modules_to_not_convert"), _chosen(settings))
         for each in (settings, *({**settings, **rule.settings} for rule in rules if rule.settings is not None)):
@@ -159,7 +159,7 @@ def _chosen(settings: Settings) -> Sequence[str] | None:
     if steps is None:
         return None
     if not isinstance(steps, Sequence):
-        raise StartupError(f"quantization_config: {key} is {steps!r}, not lists of names.")
+        raise StartupError(f"quantization_config: {key} is {steps!r}; expected lists of names.")
     return tuple(name for step in steps for name in names({key: step}, key))
 
 
@@ -167,9 +167,13 @@ def _rule(pattern: str, settings: Any) -> Rule:
     try:
         compiled = re.compile(pattern.removeprefix("-:").removeprefix("+:"))
     except re.error as error:
-        raise StartupError(f"quantization_config: dynamic has {pattern!r}, which is no pattern: {error}.") from error
+        raise StartupError(
+            f"quantization_config: dynamic has {pattern!r}, which is not a valid pattern: {error}."
+        ) from error
     if pattern.startswith("-:"):
         return Rule(compiled, None)
     if not isinstance(settings, Mapping):
-        raise StartupError(f"quantization_config: dynamic says {settings!r} of {pattern!r}, which is no settings.")
+        raise StartupError(
+            f"quantization_config: dynamic has {settings!r} for {pattern!r}; expected an object of settings."
+        )
     return Rule(compiled, settings)

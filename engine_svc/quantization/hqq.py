@@ -86,7 +86,7 @@ class Hqq(QuantizationMethod):
             one_of(said, name, (False, None), False)
         group = group_size(said, "group_size", 64)
         if group is None:
-            raise StartupError("quantization_config: group_size is -1: HQQ's groups have a number of inputs.")
+            raise StartupError("quantization_config: group_size is -1; HQQ needs a number of inputs per group.")
         return cls(form, one_of(said, "nbits", _WORDS, 4), group, _skipped(settings))
 
     def layer(self, place: Place) -> LayerMethod:
@@ -111,7 +111,7 @@ class Hqq(QuantizationMethod):
 
     def _shown(self, kind: str, tensor: torch.Tensor, shape: object) -> torch.Tensor:
         if not isinstance(shape, list) or [type(each) for each in shape] != [int, int]:
-            raise ValueError(f"its module's shape is {shape}, not a number of outputs and one of inputs")
+            raise ValueError(f"its module's shape is {shape}; expected [outputs, inputs]")
         outputs, inputs = shape
         if inputs % self.group:
             raise ValueError(f"groups of {self.group} values do not fit rows of {inputs}")
@@ -142,8 +142,8 @@ def _said(settings: Settings) -> Settings:
     said = config.get("weight_quant_params", config) if isinstance(config, Mapping) else None
     if not isinstance(said, Mapping) or "nbits" not in said:
         raise StartupError(
-            "quantization_config: quant_config has no settings of all weights (nbits, group_size); settings of single "
-            "modules are not supported."
+            "quantization_config: quant_config has no settings for all weights (nbits, group_size); settings for "
+            "single modules are not supported."
         )
     return said
 

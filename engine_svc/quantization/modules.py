@@ -58,4 +58,4 @@ def _expression(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern.removeprefix(_EXPRESSION))
     except re.error as error:
-        raise StartupError(f"quantization_config: {pattern!r} is no pattern of modules: {error}.") from error
+        raise StartupError(f"quantization_config: {pattern!r} is not a valid pattern for modules: {error}.") from error

@@ -43,8 +43,8 @@ def check_dequantized(config: Mapping[str, Any]) -> None:
     settings = settings_of(config)
     if settings and (settings["quant_method"], config.get("model_type")) not in DEQUANTIZED:
         raise StartupError(
-            f"The checkpoint's weights are quantized by {settings['quant_method']}, and the Transformers library's "
-            "code would run its layers, for which that is not supported. Take the model's bfloat16 checkpoint."
+            f"The checkpoint's weights are quantized by {settings['quant_method']}, which is not supported for "
+            "models that run with the Transformers library's code. Use the model's bfloat16 checkpoint."
         )
 
 
@@ -65,12 +65,12 @@ def create_method(name: str | None, settings: Mapping[str, Any] | None, form: Mo
         raise StartupError(f"Weights quantized by {own} are not supported. {REFUSED_CHECKPOINTS[own]}")
     if name is not None and set(_names(name)).isdisjoint(_names(own)):
         raise StartupError(
-            f"--quantization {name}: the checkpoint's weights are quantized already, by {own}. Leave it out."
+            f"--quantization {name}: the checkpoint's weights are already quantized, by {own}. Leave it out."
         )
     try:
         return _method(own).of_checkpoint(settings, form)
     except (AttributeError, TypeError) as error:
-        raise StartupError(f"quantization_config has a value that {own} cannot have: {error}.") from error
+        raise StartupError(f"quantization_config has an invalid value for {own}: {error}.") from error
 
 
 def _names(name: str) -> Sequence[str]:
@@ -83,7 +83,7 @@ def _method(name: str) -> type[QuantizationMethod]:
     if known not in METHODS:
         raise StartupError(
             f"Weights quantized by {name} are not supported. Supported are "
-            f"{', '.join((*METHODS, *QUANTIZATION_ALIASES))}; or take the model's bfloat16 checkpoint, with "
+            f"{', '.join((*METHODS, *QUANTIZATION_ALIASES))}; or use the model's bfloat16 checkpoint, with "
             "--quantization int8 if it must be smaller."
         )
     method: type[QuantizationMethod] = load_entry("--quantization", METHODS, known)

@@ -19,7 +19,7 @@ def one_of(settings: Settings, name: str, allowed: Collection[Any], default: Any
     value = settings.get(name, default)
     if not any(type(value) is type(each) and value == each for each in allowed):
         choices = ", ".join(map(str, allowed))
-        raise StartupError(f"quantization_config: {name} is {value!r}, of which this is supported: {choices}.")
+        raise StartupError(f"quantization_config: {name} is {value!r}; supported: {choices}.")
     return value
 
 
@@ -31,7 +31,9 @@ def group_size(settings: Settings, name: str, default: int) -> int | None:
     """
     value = settings.get(name, default)
     if type(value) is not int or value < -1 or value == 0:
-        raise StartupError(f"quantization_config: {name} is {value!r}, not a number of inputs, nor -1 for all of them.")
+        raise StartupError(
+            f"quantization_config: {name} is {value!r}; expected a number of inputs, or -1 for all of them."
+        )
     return None if value == -1 else value
 
 
@@ -45,5 +47,5 @@ def names(settings: Settings, name: str) -> Sequence[str]:
     if value is None:
         return ()
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
-        raise StartupError(f"quantization_config: {name} is {value!r}, not a list of names.")
+        raise StartupError(f"quantization_config: {name} is {value!r}; expected a list of names.")
     return tuple(value)

@@ -114,7 +114,7 @@ class OnLoadLayer(PlainLayer):
             return CodedWeight(E4M3, codes, scale, None, weight.shape[-1])
         group = self.form.group or weight.shape[-1]
         if weight.shape[-1] % group:
-            raise ValueError(f"{weight.shape[-1]} inputs are no whole groups of {group}")
+            raise ValueError(f"{weight.shape[-1]} inputs are not a multiple of the group size {group}")
         groups = weight.unflatten(-1, (-1, group))
         if isinstance(self.form, BytesLayer):
             scale = groups.abs().amax(-1).clamp(min=1e-12) / 127.5
@@ -172,11 +172,13 @@ def _form(settings: Settings) -> BytesLayer | FloatsLayer | HalvesLayer:
         one_of(_values(data), "int4_packing_format", ("PLAIN", "plain"), "PLAIN")
         group = group_size(data, "group_size", 128)
         if group is None:
-            raise StartupError("quantization_config: group_size of Int4WeightOnlyConfig is -1, which torchao has not.")
+            raise StartupError(
+                "quantization_config: group_size of Int4WeightOnlyConfig is -1, which torchao does not have."
+            )
         return HalvesLayer(group)
     raise StartupError(
         f"quantization_config: torchao's {kind} is not supported; Int8WeightOnlyConfig, Int4WeightOnlyConfig, "
-        "IntxWeightOnlyConfig and Float8WeightOnlyConfig are, and those that quantize inputs too. Take such a "
+        "IntxWeightOnlyConfig and Float8WeightOnlyConfig are, as are those that also quantize inputs. Use such a "
         "checkpoint, or the 16-bit one with --quantization torchao."
     )
 
@@ -186,7 +188,7 @@ def _described(quant_type: Any) -> tuple[str, Settings]:
     found = quant_type.get("default", quant_type) if isinstance(quant_type, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(found.get("_data", {}), Mapping):
         raise StartupError(
-            f"quantization_config: quant_type is {quant_type!r}, not a configuration of torchao's, such as "
+            f"quantization_config: quant_type is {quant_type!r}; expected a torchao configuration, such as "
             '{"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}.'
         )
     return str(found.get("_type")), found.get("_data", {})

@@ -63,7 +63,10 @@ def _chosen(own: dict[str, Any], place: str) -> dict[str, Any]:
         return {}
     file = Path(place) / "generation_config.json"
     if not file.is_file():
-        raise StartupError(f"--generation-config {place}: no generation_config.json there; or say auto or vllm.")
+        raise StartupError(
+            f"--generation-config {place}: there is no generation_config.json there; name another folder, or use auto "
+            "or vllm."
+        )
     return _read_json(file)
 
 
@@ -92,7 +95,7 @@ def _token_ids(value: Any) -> frozenset[int]:
     """
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in found):
-        raise StartupError(f"eos_token_id is {value!r}; expected the id of a token, or a list of such.")
+        raise StartupError(f"eos_token_id is {value!r}; expected a token id, or a list of token ids.")
     return frozenset(token for token in found if token >= 0)
 
 
@@ -102,7 +105,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise StartupError(f"{file} is not JSON: {error}.") from error
+        raise StartupError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise StartupError(f"{file} is not a JSON object.")
     return content

@@ -115,8 +115,8 @@ def validate_pooling(request: PoolingRequest, limits: RequestLimits, facts: Pool
         _check_input(index, each, limits, facts)
     if (size := facts.output_bytes(request)) > MAX_OUTPUT_BYTES:
         raise InvalidRequest(
-            f"inputs: what {len(request.inputs)} sequences of {request.num_tokens} tokens come to takes {size} bytes, "
-            f"and an answer has {MAX_OUTPUT_BYTES} at most: send fewer at a time.",
+            f"inputs: the results for {len(request.inputs)} sequences of {request.num_tokens} tokens take {size} "
+            f"bytes; at most {MAX_OUTPUT_BYTES} are allowed: send fewer at a time.",
             parameter="inputs",
         )
 
@@ -125,16 +125,16 @@ def _check_parameters(request: PoolingRequest, facts: PoolingFacts) -> None:
     task = request.task or facts.tasks[0]
     if task not in facts.tasks:
         raise InvalidRequest(
-            f"task is {task}, and this model is served for {', '.join(facts.tasks)}: ask for one of these, or start "
+            f"task is {task}, but this model is served for {', '.join(facts.tasks)}: ask for one of these, or start "
             "another model.",
             parameter="task",
         )
     embeds = task in _EMBED_TASKS
     if request.normalize is not None and not embeds:
-        raise InvalidRequest(f"normalize is for embeddings, and task is {task}; leave it out.", parameter="normalize")
+        raise InvalidRequest(f"normalize is for embeddings, but task is {task}; leave it out.", parameter="normalize")
     if request.use_activation is not None and embeds:
         raise InvalidRequest(
-            f"use_activation is for classes, and task is {task}; leave it out.", parameter="use_activation"
+            f"use_activation is for classes, but task is {task}; leave it out.", parameter="use_activation"
         )
     if request.dimensions is not None:
         _check_dimensions(request.dimensions, task, facts)
@@ -144,10 +144,14 @@ def _check_dimensions(dimensions: int, task: str, facts: PoolingFacts) -> None:
     size = facts.embedding_size if task == "embed" else facts.token_embedding_size
     chosen = facts.matryoshka_dimensions
     if task not in _EMBED_TASKS or not facts.is_matryoshka:
-        what = f"task is {task}" if task not in _EMBED_TASKS else "this model's embeddings cannot be cut (Matryoshka)"
+        what = (
+            f"task is {task}"
+            if task not in _EMBED_TASKS
+            else "this model's embeddings cannot be truncated (Matryoshka)"
+        )
         raise InvalidRequest(
-            f"dimensions is {dimensions}, and {what}: leave it out. A model that is trained for it says is_matryoshka "
-            "or matryoshka_dimensions in its config.json, or --hf-overrides does.",
+            f"dimensions is {dimensions}, but {what}: leave it out. For a model that was trained for it, "
+            "is_matryoshka or matryoshka_dimensions is set in its config.json, or with --hf-overrides.",
             parameter="dimensions",
         )
     if not 1 <= dimensions <= size or (chosen and dimensions not in chosen):
@@ -162,7 +166,7 @@ def _check_input(index: int, each: PoolingInput, limits: RequestLimits, facts: P
     if count > limits.max_model_len:
         raise ContextTooLong(
             f"This model's maximum context length is {limits.max_model_len} tokens. However, {name} has {count}: "
-            "shorten the text, or have it truncated.",
+            "shorten the text, or ask for truncation.",
             parameter="inputs",
         )
     check_token_ids("inputs", each.token_ids, limits.vocab_size)
@@ -178,5 +182,5 @@ def _check_types(index: int, each: PoolingInput, facts: PoolingFacts) -> None:
             parameter="inputs",
         )
     if max(types) >= max(1, facts.type_vocab_size):
-        known = f"types from 0 to {facts.type_vocab_size - 1}" if facts.type_vocab_size else "no types of tokens"
-        raise InvalidRequest(f"{name} has {max(types)}, and the model knows {known}.", parameter="inputs")
+        known = f"token types from 0 to {facts.type_vocab_size - 1}" if facts.type_vocab_size else "no token types"
+        raise InvalidRequest(f"{name} has {max(types)}, but the model has {known}.", parameter="inputs")

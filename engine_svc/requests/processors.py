@@ -34,7 +34,7 @@ class RequestedProcessors:
         try:
             self._pattern = None if pattern is None else regex.compile(pattern)
         except regex.error as error:
-            raise StartupError(f"--logits-processor-pattern is no regular expression: {error}.") from error
+            raise StartupError(f"--logits-processor-pattern is not a valid regular expression: {error}.") from error
         self._importing: dict[str, threading.Thread] = {}
 
     def check(self, calls: Sequence[LogitsProcessorCall]) -> None:
@@ -56,7 +56,7 @@ class RequestedProcessors:
                 load_class(call.qualname)(*msgspec.json.decode(call.args), **msgspec.json.decode(call.kwargs))
             except Exception as error:
                 raise InvalidRequest(
-                    f"logits_processors: {call.qualname[:100]} cannot be made ({type(error).__name__}: "
+                    f"logits_processors: {call.qualname[:100]} cannot be created ({type(error).__name__}: "
                     f"{str(error)[:200]}).",
                     parameter=_PARAMETER,
                 ) from error

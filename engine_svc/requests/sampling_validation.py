@@ -48,14 +48,14 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
             Bound(0, min(limits.max_logprobs, limits.vocab_size)).check(name, count)
     if sampling.n * num_many_logprobs(sampling) > MAX_STEP_LOGPROB_ENTRIES:
         raise InvalidRequest(
-            f"logprobs is {sampling.logprobs} with n {sampling.n}; at most {MAX_STEP_LOGPROB_ENTRIES} alternatives are "
-            "told in a step. Lower n, or ask for fewer.",
+            f"logprobs is {sampling.logprobs} with n {sampling.n}; at most {MAX_STEP_LOGPROB_ENTRIES} alternatives "
+            "are returned in a step. Lower n, or ask for fewer.",
             parameter="n",
         )
     check_count("logprob_token_ids", len(sampling.logprob_token_ids), MAX_LOGPROB_TOKEN_IDS, "entries")
     check_token_ids("logprob_token_ids", sampling.logprob_token_ids, limits.vocab_size)
     if sampling.logprob_token_ids and sampling.logprobs is None:
-        raise InvalidRequest("logprob_token_ids needs logprobs to be asked for.", parameter="logprob_token_ids")
+        raise InvalidRequest("logprob_token_ids needs logprobs to be set.", parameter="logprob_token_ids")
     _check_processors(sampling)
     if sampling.repetition_detection is not None:
         sampling.repetition_detection.check("repetition_detection")
@@ -65,7 +65,8 @@ def check_sampling(sampling: SamplingParameters, limits: RequestLimits) -> None:
         raise InvalidRequest("thinking_token_budget needs reasoning.", parameter="thinking_token_budget")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise InvalidRequest(
-            f"min_tokens is {sampling.min_tokens} and max_tokens {sampling.max_tokens}; min_tokens must not be larger.",
+            f"min_tokens is {sampling.min_tokens} and max_tokens is {sampling.max_tokens}; min_tokens must not be "
+            "larger.",
             parameter="min_tokens",
         )
     check_count("allowed_token_ids", len(sampling.allowed_token_ids), limits.vocab_size, "entries")
@@ -114,8 +115,8 @@ def _check_tokens_left(sampling: SamplingParameters, limits: RequestLimits) -> N
         return
     parameter = "allowed_token_ids" if sampling.allowed_token_ids else "bad_words"
     raise InvalidRequest(
-        f"{parameter} may leave no token to sample: each that is allowed would end a bad word, or the sequence before "
-        "min_tokens. Allow more tokens, or lower min_tokens.",
+        f"{parameter} may leave no token to sample: every allowed token would complete a bad word, or end the "
+        "sequence before min_tokens. Allow more tokens, or lower min_tokens.",
         parameter=parameter,
     )
 

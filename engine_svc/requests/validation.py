@@ -70,7 +70,7 @@ def check_model_name(model: str, limits: RequestLimits) -> None:
     """
     if model and model not in limits.served_model_names:
         raise NotFound(
-            f"model {model[:200]!r} is not served here; served: {', '.join(limits.served_model_names)}.",
+            f"model {model[:200]!r} is not served here; served are {', '.join(limits.served_model_names)}.",
             parameter="model",
             reason=MODEL_NOT_FOUND,
         )
@@ -83,7 +83,7 @@ def check_identity(request: Identified, limits: RequestLimits) -> None:
         InvalidRequest: one of them is out of bounds.
     """
     if not _REQUEST_ID.fullmatch(request.request_id):
-        raise InvalidRequest("request_id must be 1 to 128 characters of [A-Za-z0-9._-].", parameter="request_id")
+        raise InvalidRequest("request_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", parameter="request_id")
     PRIORITY_BOUND.check("priority", request.priority)
     if request.priority and limits.scheduling_policy != "priority":
         raise InvalidRequest(
@@ -106,8 +106,8 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
     entries = 0 if alternatives is None else len(request.prompt_token_ids) * (alternatives + 1)
     if entries > MAX_PROMPT_LOGPROB_ENTRIES:
         raise InvalidRequest(
-            f"prompt_logprobs {alternatives} for {len(request.prompt_token_ids)} prompt tokens makes {entries}; "
-            f"at most {MAX_PROMPT_LOGPROB_ENTRIES} entries are returned. Ask for fewer alternatives.",
+            f"prompt_logprobs {alternatives} for {len(request.prompt_token_ids)} prompt tokens makes {entries} "
+            f"entries; at most {MAX_PROMPT_LOGPROB_ENTRIES} are returned. Ask for fewer alternatives.",
             parameter="prompt_logprobs",
         )
 
@@ -115,11 +115,11 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
 def _check_embeds(request: GenerationRequest, embeds: PromptEmbeds, limits: RequestLimits) -> None:
     if request.prompt_token_ids:
         raise InvalidRequest(
-            "The prompt comes as token ids or as prompt_embeds, not as both.", parameter="prompt_embeds"
+            "Send the prompt as token ids or as prompt_embeds, not as both.", parameter="prompt_embeds"
         )
     if request.sampling.prompt_logprobs is not None:
         raise InvalidRequest(
-            "prompt_logprobs cannot be had with prompt_embeds: there are no tokens to score.",
+            "prompt_logprobs cannot be used with prompt_embeds: there are no tokens to score.",
             parameter="prompt_logprobs",
         )
     embeds.check(limits.prompt_embeds_size)
@@ -149,14 +149,14 @@ def _check_progress(request: GenerationRequest, limits: RequestLimits) -> None:
     sampling, progress = request.sampling, request.progress
     if len(progress) != sampling.n:
         raise _progress_error(
-            f"progress has {len(progress)} entries and n is {sampling.n}; give one for each sequence, or none."
+            f"progress has {len(progress)} entries, but n is {sampling.n}; give one for each sequence, or none."
         )
     if all(choice.finished for choice in progress):
         raise _progress_error("progress says that every sequence has finished; there is nothing left to generate.")
     if request.is_resumed and sampling.seed is None and sampling.temperature > 0:
         raise _progress_error(
-            f"progress is given with temperature {sampling.temperature:g} and no seed: what follows would not be what "
-            "the other worker would have generated. Send the seed, or temperature 0."
+            f"progress is given with temperature {sampling.temperature:g} and no seed: the continuation would differ "
+            "from what the other worker would have generated. Send the seed, or temperature 0."
         )
     room = limits.max_model_len - request.num_prompt_tokens
     most = room if sampling.max_tokens is None else sampling.max_tokens
@@ -168,7 +168,7 @@ def _check_choice(index: int, choice: ChoiceProgress, most: int, limits: Request
     check_token_ids("progress", choice.token_ids, limits.vocab_size)
     if len(choice.token_ids) > most or (len(choice.token_ids) == most and not choice.finished):
         raise _progress_error(
-            f"progress of choice {index} has {len(choice.token_ids)} tokens, and max_tokens and the model's length "
+            f"progress of choice {index} has {len(choice.token_ids)} tokens, but max_tokens and the model's length "
             f"allow {most}: nothing is left to generate. Mark it as finished."
         )
 

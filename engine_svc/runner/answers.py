@@ -67,7 +67,7 @@ class Answers:
             num_unknown = num_prompt if sequence.prompt_embeds is not None else 0
             self._sampler.add(sequence.slot, sequence.sampling, sequence.token_ids, num_prompt, num_unknown)
         except Exception as error:
-            failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be followed", error)
+            failed[sequence.slot] = blame(sequence.slot, "its sampling parameters cannot be applied", error)
 
     def make(
         self, step: BegunStep, batch: FlatBatch, hidden: torch.Tensor, masks: TokenMasks | None
@@ -121,7 +121,7 @@ class Answers:
         except Exception as error:
             if not self.forgives:
                 raise
-            logger.error("the draft model has failed; decoding goes on without it", exc_info=error)
+            logger.error("the draft model has failed; decoding continues without it", exc_info=error)
             self.drafting = None
             return Guesses(failure=f"{type(error).__name__}: {error}")
         finally:

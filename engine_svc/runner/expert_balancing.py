@@ -66,7 +66,7 @@ class ExpertBalancing:
         ]
         if self._groups.expert.rank == 0:
             logger.info(
-                "after %d passes %d experts of %d layers have moved in %.2f s: balancedness %.2f is %.2f now",
+                "after %d passes, %d experts of %d layers were moved in %.2f s: balancedness went from %.2f to %.2f",
                 self._passes, sum(each.num_moves for each in done), sum(each.num_moves > 0 for each in done),
                 time.monotonic() - started, _mean([each.before for each in done]), _mean([each.after for each in done]),
             )  # fmt: skip
@@ -77,7 +77,7 @@ class ExpertBalancing:
             told.copy_(counts)
         if self._groups.expert.rank == 0:
             found = [balancedness(each, layer.placement) for each, layer in zip(loads, self._layers, strict=True)]
-            logger.info("pass %d: %d choices a layer, balancedness %.2f", self._passes, sum(loads[0]), _mean(found))
+            logger.info("pass %d: %d choices per layer, balancedness %.2f", self._passes, sum(loads[0]), _mean(found))
 
     def _loads_of(self, counts: Sequence[torch.Tensor]) -> list[list[int]]:
         """Tokens of all data ranks, by layer and expert."""
@@ -95,8 +95,8 @@ class ExpertBalancing:
             firsts.copy_(own)
         if not self._groups.expert.broadcast(firsts).equal(own):
             raise StartupError(
-                "--enable-eplb: this checkpoint's experts are such that ranks hold them in different forms, and they "
-                "cannot move. Leave it out."
+                "--enable-eplb: ranks hold this checkpoint's experts in different forms, so they cannot be moved. "
+                "Leave it out."
             )
 
 
@@ -107,7 +107,7 @@ def make_balancing(
     if config is None:
         return None
     if not layers or groups.layout.expert == 1:
-        logger.warning("--enable-eplb has no effect: there %s", "is one rank" if layers else "are no experts")
+        logger.warning("--enable-eplb has no effect: there %s", "is only one rank" if layers else "are no experts")
         return None
     return ExpertBalancing(layers, groups, config)
 

@@ -29,8 +29,8 @@ class ExpertPasses:
     def why_not_recorded(self) -> str:
         """Why passes cannot be recorded and replayed; empty if they can."""
         if self._lockstep is not None:
-            return "how many tokens other data ranks send is known only in each step"
-        return "rows that only fill one up would count as tokens of experts" if self._balancing is not None else ""
+            return "the number of tokens that other data ranks send is only known in each step"
+        return "padding rows would count as tokens of experts" if self._balancing is not None else ""
 
     def begin(self, num_tokens: int, *, cuts: bool = False) -> bool:
         """Waits until the next pass is one of this rank, with `num_tokens` tokens.

@@ -43,7 +43,7 @@ class CudaCapture(Capture):
             return self._record(forward)
         except RuntimeError as error:  # the base class of CUDA errors
             raise CannotRecord(
-                f"CUDA graphs are not used, decoding will be slower (--enforce-eager says so too): {error}"
+                f"CUDA graphs are not used, so decoding will be slower (as with --enforce-eager): {error}"
             ) from error
 
     def _record(self, forward: Forward) -> tuple[Replay, torch.Tensor]:

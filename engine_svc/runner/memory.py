@@ -66,7 +66,7 @@ def gpu_budget(memory: GpuMemory, utilization: float) -> int:
     if min(own, room) > 0:
         return min(own, room)
     allowed, total = _gib(memory.total * utilization), _gib(memory.total)
-    fix = "raise --gpu-memory-utilization" if own <= room else "end what else runs on this GPU"
+    fix = "raise --gpu-memory-utilization" if own <= room else "stop other processes on this GPU"
     raise StartupError(
         f"No GPU memory is left for the KV cache: --gpu-memory-utilization allows this process {allowed} of {total}, "
         f"its weights and activations need {_gib(memory.peak)}, other processes and the driver hold "

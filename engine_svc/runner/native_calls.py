@@ -157,7 +157,7 @@ class SizedPass:
             noted.append(calls)
         self._calls = SizedCalls(kernels.replay, noted, sizes)
         self._kept = forward  # the calls point at objects that it holds
-        logger.debug("recorded %d calls of kernels; %d KiB lie between them", self._calls.count, arena.most >> 10)
+        logger.debug("recorded %d kernel calls; %d KiB of memory between them", self._calls.count, arena.most >> 10)
 
     def run(self, size: PassSize) -> torch.Tensor:
         """Returns hidden states [outputs, hidden_size], valid until the next pass.

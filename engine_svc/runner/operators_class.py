@@ -25,8 +25,8 @@ def runner_class(options: ExecutorOptions) -> type[Runner]:
     extension = _class("--worker-extension-cls", options.worker_extension_cls)
     if issubclass(extension, Runner) or "__init__" in vars(extension):
         raise StartupError(
-            f"--worker-extension-cls {options.worker_extension_cls} derives from Runner or has an __init__ of its own: "
-            "an extension only adds methods, or extends those of Runner by way of super(). Use --worker-cls."
+            f"--worker-extension-cls {options.worker_extension_cls} derives from Runner or has an __init__ of its "
+            "own: an extension may only add methods, or extend those of Runner with super(). Use --worker-cls."
         )
     try:
         extended = type(f"{extension.__name__}{chosen.__name__}", (extension, chosen), {})
@@ -41,7 +41,7 @@ def _runner(name: str) -> type[Runner]:
         return Runner
     found = _class("--worker-cls", name)
     if not issubclass(found, Runner):
-        raise StartupError(f"--worker-cls {name} is no class derived from {Runner.__module__}.Runner")
+        raise StartupError(f"--worker-cls {name} is not a class derived from {Runner.__module__}.Runner")
     return found
 
 
@@ -51,5 +51,5 @@ def _class(flag: str, name: str) -> type[Any]:
     except ValueError as error:
         raise StartupError(f"{flag} {name}: {error}.") from error
     if not isinstance(found, type):
-        raise StartupError(f"{flag} {name} is no class.")
+        raise StartupError(f"{flag} {name} is not a class.")
     return found

@@ -90,5 +90,5 @@ class RankProfiler:
         except (OSError, RuntimeError) as error:  # a full disk must cost only the profile, not the engine
             logger.error("the profile cannot be written to %s: %s", file, error)
             return
-        logger.info("%d steps are profiled in %s", self._steps - wanted.first_step, file)
+        logger.info("%d steps were profiled in %s", self._steps - wanted.first_step, file)
         self._written.append(str(file))

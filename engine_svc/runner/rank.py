@@ -40,7 +40,7 @@ class RankModel(BaseRank[Runner]):
         except MemoryError as error:
             raise StartupError(
                 f"Not enough memory for the KV cache: {error}. Lower --kv-cache-memory-bytes, "
-                "--num-gpu-blocks-override or --swap-space, as they are set."
+                "--num-gpu-blocks-override or --swap-space, whichever is set."
             ) from error
 
     def begin(self, plan: StepPlan) -> BegunStep:

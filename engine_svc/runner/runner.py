@@ -318,7 +318,7 @@ class Runner:
         if self._device.type == "cuda":
             begin = time.perf_counter()
             count = self.make_graphs(CudaCapture(), self._query_len)
-            logger.info("%d CUDA graphs are recorded in %.1f s", count, time.perf_counter() - begin)
+            logger.info("recorded %d CUDA graphs in %.1f s", count, time.perf_counter() - begin)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             kernels, room = self._attention.kernels, self._room(self._token_budget)
             self._recorded = NotedSteps(

@@ -57,7 +57,7 @@ class SleepingModel(Generic[Model]):
             RuntimeError: the model sleeps and its weights were given back.
         """
         if self.loaded is None:
-            raise RuntimeError("the model sleeps, and its weights were given back")
+            raise RuntimeError("the model is asleep, and its weights were freed")
         return self.loaded
 
     def upkeep(self, command: MemoryUpkeep) -> None:

@@ -23,8 +23,8 @@ class StepHalves:
     def _tell(self) -> None:
         if not self._is_on:
             logger.warning(
-                "--enable-dbo has no effect: ranks send each other nothing within a pass, with neither "
-                "--tensor-parallel-size nor experts that data ranks share"
+                "--enable-dbo has no effect: without --tensor-parallel-size or experts shared by data ranks, ranks "
+                "do not communicate within a pass"
             )
             return
         logger.info(

@@ -50,4 +50,4 @@ def _interleave_memory(nodes: tuple[int, ...]) -> None:
     system = ctypes.CDLL(None, use_errno=True)
     if number is None or system.syscall(number, _INTERLEAVE, mask, ctypes.c_ulong(64 * len(words) + 1)) != 0:
         reason = os.strerror(ctypes.get_errno()) if number else f"not known for {platform.machine()}"
-        logger.warning("memory is not spread over the NUMA nodes %s: %s", ", ".join(map(str, nodes)), reason)
+        logger.warning("memory cannot be spread over the NUMA nodes %s: %s", ", ".join(map(str, nodes)), reason)

@@ -25,7 +25,7 @@ from engine_svc.requests.sequence import Sequence
 # slots, 16 running sequences and 16 waiting ones, having no bound did not start more sequences per step; allowing no
 # overtaking started half as many.
 MOST_OVERTAKING = 32
-_CHANGED = "its files are others than those that were loaded; load it again, in place"
+_CHANGED = "its files have changed since it was loaded; load it again, in place"
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

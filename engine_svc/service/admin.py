@@ -78,7 +78,9 @@ class _Obedience:
     async def wake_up(self, command: admin_pb2.WakeUp) -> None:
         for part in command.parts:
             if part not in PARTS:
-                raise InvalidRequest(f"{part[:64]!r} is no part of the memory: {', '.join(PARTS)}.", parameter="tags")
+                raise InvalidRequest(
+                    f"{part[:64]!r} is not a part of the memory; the parts are {', '.join(PARTS)}.", parameter="tags"
+                )
         before = self._administration.status
         await self._administration.wake_up(command.parts or PARTS)
         if before.sleep_level == SleepLevel.WEIGHTS_FORGOTTEN and WEIGHTS in before.asleep:
@@ -102,5 +104,5 @@ class _Obedience:
 
 def _leaving(value: int) -> Leaving:
     if value not in _LEAVING:
-        raise InvalidRequest("Say what becomes of the requests: abort, wait or keep.", parameter="mode")
+        raise InvalidRequest("Set what happens to the requests: abort, wait or keep.", parameter="mode")
     return _LEAVING[value]

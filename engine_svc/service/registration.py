@@ -67,7 +67,7 @@ async def keep_registered(router: str, place: Place, security: RpcSecurityOption
                 failures = 0
                 await _renew(stub, lease, lease_seconds, security)
             except NotFound:
-                logger.info("router %s does not know this worker any more; registering again", router)
+                logger.info("router %s no longer knows this worker; registering again", router)
             except (QuireError, OSError) as error:
                 level = logging.WARNING if failures == 0 else logging.DEBUG
                 logger.log(level, "router %s: %s; trying again", router, error)

@@ -100,15 +100,15 @@ class EngineSession:
 
     def _start(self, start: engine_pb2.SessionStart) -> None:
         if start.stream_id in self._keys:
-            raise InvalidRequest(f"stream_id {start.stream_id} is in use already.", parameter="stream_id")
+            raise InvalidRequest(f"stream_id {start.stream_id} is already in use.", parameter="stream_id")
         try:
             key = self._worker.submit(to_request(start.generation), self)
         except QuireError as error:
             self._refuse(start.stream_id, error)
             return
         except Exception:  # must not affect the session's other requests
-            logger.exception("a request could not be taken")
-            self._refuse(start.stream_id, Internal("The engine could not take this request; its log says why."))
+            logger.exception("a request could not be accepted")
+            self._refuse(start.stream_id, Internal("The engine could not accept this request; its log says why."))
             return
         if self._traces is not None:
             self._traces.started(key, start.generation)
@@ -136,7 +136,7 @@ class EngineSession:
         self._large.append(frame)
         self._large_bytes += frame.ByteSize()
         if self._large_bytes > _MAX_LARGE_BYTES:
-            self._give_up(Overloaded("The client does not read its log-probabilities."))
+            self._give_up(Overloaded("The client is not reading its log-probabilities."))
 
     def _give_up(self, error: Overloaded) -> None:
         self._overflow = error

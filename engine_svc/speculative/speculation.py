@@ -111,7 +111,7 @@ class Speculation(Drafter):
         try:
             call()
         except Exception as error:
-            logger.error("guessing tokens failed", exc_info=error)
+            logger.error("drafting tokens failed", exc_info=error)
             self.fail(f"{type(error).__name__}: {error}")
 
     def _decide(self, decoding: list[Sequence]) -> None:
@@ -220,7 +220,7 @@ class Speculation(Drafter):
 
     def fail(self, reason: str) -> None:
         """See Drafter."""
-        logger.error("this worker goes on without speculation, for what guesses has failed: %s", reason)
+        logger.error("this worker continues without speculation, because drafting failed: %s", reason)
         self.statistics.failures += 1
         self._sequences.clear()
         self._chosen.clear()

@@ -43,6 +43,6 @@ class SpeculationStatistics:
         if not drafts:
             return ""
         return (
-            f"speculation: {drafts:,} guesses of {tokens / drafts:.1f} tokens were verified, and {right / tokens:.0%} "
-            f"of these right: {1 + right / drafts:.2f} tokens of a sequence in such a step"
+            f"speculation: {drafts:,} drafts of {tokens / drafts:.1f} tokens were verified, and {right / tokens:.0%} "
+            f"of these tokens were right: {1 + right / drafts:.2f} tokens per sequence and step"
         )

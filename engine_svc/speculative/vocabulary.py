@@ -17,7 +17,7 @@ from quire.tokenizer.modes import find_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_FIX = "Take a draft of the model's own family; or ngram or suffix, which need none."
+_FIX = "Use a draft of the model's own family, or ngram or suffix, which need none."
 
 
 def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size: int) -> None:
@@ -39,8 +39,8 @@ def check_vocabulary(config: SpeculativeConfig, model: ModelOptions, vocab_size:
     for token_id in sorted(ours.keys() & theirs.keys()):
         if ours[token_id] != theirs[token_id]:
             raise StartupError(
-                f"--speculative-config: the draft {config.model} has another vocabulary: its token {token_id} is "
-                f"{theirs[token_id]!r}, and the model's is {ours[token_id]!r}. {_FIX}"
+                f"--speculative-config: the draft {config.model} has a different vocabulary: its token {token_id} is "
+                f"{theirs[token_id]!r}, but the model's is {ours[token_id]!r}. {_FIX}"
             )
 
 
@@ -59,7 +59,7 @@ def _check_size(config: SpeculativeConfig, draft: ModelOptions, vocab_size: int,
     size = (found.get("text_config") or found).get("vocab_size")
     if size != vocab_size:
         raise StartupError(
-            f"--speculative-config: the draft {config.model} has a vocabulary of {size} tokens, and the model one of "
-            f"{vocab_size}; whether they agree cannot be seen ({reason}). {_FIX}"
+            f"--speculative-config: the draft {config.model} has a vocabulary of {size} tokens, but the model has "
+            f"one of {vocab_size}; whether they agree cannot be checked ({reason}). {_FIX}"
         )
-    logger.info("that the draft's tokens are the model's cannot be seen, and is taken for granted: %s", reason)
+    logger.info("cannot check whether the draft's tokens are the model's; assuming that they are: %s", reason)

@@ -195,7 +195,7 @@ class Follower:
             self.is_ended = not row.any()
             _set(row, self._endings.token_ids)
         elif not row.any():
-            self.error = "no token of the model's vocabulary can go on in the grammar"
+            self.error = "no token of the model's vocabulary can continue the grammar"
 
 
 def _set(row: Row, token_ids: Collection[int]) -> None:

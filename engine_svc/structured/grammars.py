@@ -113,7 +113,7 @@ class Grammars:
                 found.append(prepared)
         for key in self._late():
             del self._waiting[key]
-            error = DeadlineExceeded("The constraint was not ready to be followed in time.", parameter="constraint")
+            error = DeadlineExceeded("The constraint could not be prepared in time.", parameter="constraint")
             found.append(Prepared(key, {}, error))
         return found
 
@@ -183,8 +183,8 @@ class Grammars:
 def unknown_vocabulary(why: str) -> FailedPrecondition:
     """The error for a request with a constraint if there is no vocabulary."""
     return FailedPrecondition(
-        "This engine cannot follow constraints, for it does not know what the model's tokens stand for: name the "
-        f"tokenizer's folder with --tokenizer ({why}).",
+        "This engine cannot follow constraints, because it does not know the texts of the model's tokens: set "
+        f"--tokenizer to the tokenizer's folder ({why}).",
         parameter="constraint",
     )
 
@@ -201,7 +201,7 @@ def _followers(grammar: Grammar, wanted: Wanted) -> dict[int, Follower]:
         follower.append(output)
         if follower.error:
             raise InvalidRequest(
-                f"progress has an output that the constraint does not allow ({follower.error}).", parameter="progress"
+                f"progress contains output that the constraint does not allow ({follower.error}).", parameter="progress"
             )
         found[choice] = follower
     return found

@@ -17,6 +17,6 @@ def outcomes_response(outcomes: Outcomes, **told: Any) -> Response:
         return json_response({**told, "workers": outcomes.workers})
     error, count = outcomes.errors[0], len(outcomes.workers)
     if count > 1:
-        error.message += f" ({count - len(outcomes.errors)} of {count} workers have done it.)"
+        error.message += f" ({count - len(outcomes.errors)} of {count} workers succeeded.)"
     body = {"error": error_body(error).error, "workers": outcomes.workers}
     return json_response(body, mapping_of(error).http_status)

@@ -26,7 +26,7 @@ async def scale(request: Request) -> Response:
     body = await read_json(request, ScaleElastic)
     if not 0 <= body.drain_timeout <= _MOST_SECONDS:
         raise InvalidRequest(
-            f"drain_timeout is {body.drain_timeout}; it takes 0 to {_MOST_SECONDS:g} seconds.",
+            f"drain_timeout is {body.drain_timeout}; it must be from 0 to {_MOST_SECONDS:g} seconds.",
             parameter="drain_timeout",
         )
     answer = await ask_supervisor(ScaleRequest(body.new_data_parallel_size, body.drain_timeout))

@@ -36,10 +36,10 @@ class GuardMiddleware:
     def _objection(self, scope: Scope) -> str:
         headers = dict(scope["headers"])
         if b"origin" in headers:
-            return "Web pages are not answered here; send no Origin."
+            return "Requests from web pages are refused; do not send an Origin header."
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._has_keys and not _is_address(host):
-            return "Without --admin-api-key, Host must be an address or localhost."
+            return "Without --admin-api-key, the Host header must be an IP address or localhost."
         return ""
 
 

@@ -33,8 +33,9 @@ class Query:
         for name in self._given:
             if name not in known:
                 raise InvalidRequest(
-                    f"{name[:_MOST_SHOWN]!r} is no parameter of {request.url.path}.{nearest(name[:_MOST_SHOWN], known)}"
-                    f" It takes {', '.join(known)}.", parameter=name[:_MOST_SHOWN],
+                    f"{name[:_MOST_SHOWN]!r} is not a parameter of "
+                    f"{request.url.path}.{nearest(name[:_MOST_SHOWN], known)} It takes {', '.join(known)}.",
+                    parameter=name[:_MOST_SHOWN],
                 )  # fmt: skip
 
     @property

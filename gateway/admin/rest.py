@@ -53,7 +53,7 @@ async def wake_up(request: Request) -> Response:
     tags = query.several("tags")
     for tag in tags:
         if tag not in PARTS:
-            raise InvalidRequest(f"tags has {tag[:64]!r}; there are {', '.join(PARTS)}.", parameter="tags")
+            raise InvalidRequest(f"tags has {tag[:64]!r}; each must be one of {', '.join(PARTS)}.", parameter="tags")
     return outcomes_response(await query.administration.wake_up(tags), status="awake", tags=tags or None)
 
 

@@ -40,9 +40,9 @@ async def _draining(request: Request, *, wanted: bool) -> Outcomes:
     """
     query = Query(request)
     if not query.workers:
-        known = ", ".join(view.address for view in context_of(request).fleet.views) or "none is known"
+        known = ", ".join(view.address for view in context_of(request).fleet.views) or "none"
         raise InvalidRequest(
-            f"Name the worker: {request.url.path}?worker=host:port. There are: {known}.", parameter="worker"
+            f"Name the worker: {request.url.path}?worker=host:port. Known workers: {known}.", parameter="worker"
         )
     return await query.administration.drain(wanted=wanted)
 

@@ -103,7 +103,7 @@ async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[Co
     if queue.error:
         raise queue.error
     if not all(choice.ended for choice in collected):
-        raise Cancelled("The client has gone.")
+        raise Cancelled("The client has disconnected.")
     return collected
 
 

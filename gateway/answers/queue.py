@@ -52,7 +52,7 @@ class AnswerQueue:
     def push(self, update: ChoiceUpdate) -> None:
         """Queues an update for the client's task."""
         if len(self._updates) >= self._most:
-            self.fail(Overloaded("The client does not read its stream; it is ended."))
+            self.fail(Overloaded("The client is not reading its stream, so the stream was closed."))
             return
         self._updates.append(update)
         self._wake()

@@ -40,5 +40,5 @@ async def unload_adapter(request: Request) -> Response:
         )
     with told_as(_NAMES):
         left = await context_of(request).fleet.unload_adapter(body.lora_name, body.wait_seconds)
-    still = f" {left} requests still run with it." if left else ""
+    still = f" {left} requests are still running with it." if left else ""
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.{still}")

@@ -24,7 +24,7 @@ async def bad_word_runs(tokenizer: Tokenizer, words: Sequence[str]) -> list[tupl
     for word, alone, spaced in zip(words, runs[::2], runs[1::2], strict=True):
         if not 1 <= len(alone) <= MAX_BAD_WORD_TOKENS:
             raise InvalidRequest(
-                f"bad_words has {word[:_SHOWN]!r}, which comes to {len(alone)} tokens; each word needs 1 to "
+                f"bad_words has {word[:_SHOWN]!r}, which has {len(alone)} tokens; each word must have 1 to "
                 f"{MAX_BAD_WORD_TOKENS}.",
                 parameter="bad_words",
             )

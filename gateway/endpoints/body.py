@@ -39,7 +39,7 @@ async def read_content(request: Request) -> bytes:
     if media_type != "application/json":
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HttpError(415, "Compressed request bodies are not accepted; send the JSON as it is.")
+        raise HttpError(415, "Compressed request bodies are not accepted; send the JSON uncompressed.")
     return await _read_body(request, context_of(request).options.max_body_bytes)
 
 
@@ -82,7 +82,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if lone := _LONE_SURROGATE.search(body):
             raise InvalidRequest(
-                f"The body has {lone[0].decode()} alone, half of a character: send both surrogates, or U+FFFD."
+                f"The body has the unpaired surrogate {lone[0].decode()}: send both surrogates, or U+FFFD."
             ) from None
         raise InvalidRequest(f"The body is not valid JSON: {str(error)[:300]}.") from None
     except RecursionError:

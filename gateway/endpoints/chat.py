@@ -64,9 +64,9 @@ async def chat_batch(request: Request) -> Response | EventStream:
     body = await read_json(request, ChatBatchRequest)
     for name in _NOT_IN_BATCHES:
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is not for batches of conversations; leave it out.", parameter=name)
+            raise InvalidRequest(f"{name} is not supported for batches of conversations; leave it out.", parameter=name)
     if body.n not in (None, 1):
-        raise InvalidRequest(f"n is {body.n}; a batch of conversations has one answer to each.", parameter="n")
+        raise InvalidRequest(f"n is {body.n}; it must be 1 for a batch of conversations.", parameter="n")
     return await _respond(request, body, body.messages)
 
 
@@ -174,9 +174,11 @@ def check(body: ChatFields, model: ServedModel) -> None:
     if body.logprob_token_ids and not body.logprobs:
         raise InvalidRequest("logprob_token_ids needs logprobs: true.", parameter="logprob_token_ids")
     if body.suffix:
-        raise InvalidRequest("suffix is for /v1/completions: a conversation has none.", parameter="suffix")
+        raise InvalidRequest("suffix is not supported for chats; use /v1/completions.", parameter="suffix")
     if body.prompt_embeds is not None:
-        raise InvalidRequest("prompt_embeds is for /v1/completions: a chat is text.", parameter="prompt_embeds")
+        raise InvalidRequest(
+            "prompt_embeds is not supported for chats; use /v1/completions.", parameter="prompt_embeds"
+        )
     for name in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:

@@ -47,7 +47,8 @@ async def embed(request: Request) -> Response:
         size = body.output_dimension
     if size % 8 and {"binary", "ubinary"} & set(kinds):
         raise InvalidRequest(
-            f"embedding_types: vectors of {size} values do not go into whole bytes as bits; ask for float or base64.",
+            f"embedding_types: vectors of {size} values cannot be packed as bits into whole bytes; ask for float or "
+            "base64.",
             parameter="embedding_types",
         )
     prompt = _prompt_of(call, body.input_type)
@@ -94,7 +95,7 @@ def _prompt_of(call: PoolingCall, input_type: str | None) -> str:
     found = next((prompts[name] for name in names if name in prompts), None)
     if found is None and input_type not in _INPUT_TYPES:
         known = ", ".join(dict.fromkeys((*_INPUT_TYPES, *prompts)))
-        raise InvalidRequest(f"input_type is {input_type[:100]!r}; known here: {known}.", parameter="input_type")
+        raise InvalidRequest(f"input_type is {input_type[:100]!r}; it must be one of {known}.", parameter="input_type")
     return found or ""
 
 

@@ -131,9 +131,11 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
     check_generation(body, model)
     check_logprobs("logprobs", body.logprobs, model)
     if body.logprob_token_ids and body.logprobs is None:
-        raise InvalidRequest("logprob_token_ids needs logprobs, such as 0.", parameter="logprob_token_ids")
+        raise InvalidRequest(
+            "logprob_token_ids needs logprobs; set it, for example to 0.", parameter="logprob_token_ids"
+        )
     if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequest("max_tokens is 0, which asks for nothing without echo.", parameter="max_tokens")
+        raise InvalidRequest("max_tokens is 0; without echo, it must be at least 1.", parameter="max_tokens")
     if body.use_beam_search and body.max_tokens != 0 and _echoes_scores(body):
         raise InvalidRequest(
             "echo with logprobs, which scores the prompt, cannot be used with use_beam_search; leave one out.",
@@ -176,7 +178,7 @@ def _embeds_files(body: CompletionRequest) -> list[str]:
     files = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
     for name in ("echo", "prompt_logprobs", "return_prompt_text", "suffix"):
         if files and getattr(body, name) not in (None, False, ""):
-            raise InvalidRequest(f"{name} cannot be had with prompt_embeds: they are no tokens.", parameter=name)
+            raise InvalidRequest(f"{name} cannot be used with prompt_embeds, which are not tokens.", parameter=name)
     return files
 
 
@@ -188,13 +190,13 @@ async def _tokenized_prompts(
     if texts := [item for item in prompts if isinstance(item, str)]:
         if len(texts) != len(prompts):
             raise InvalidRequest("prompt mixes texts and token ids; send one kind.", parameter="prompt")
-        context.require_tokenizer("A prompt as text", "prompt")
+        context.require_tokenizer("A text prompt", "prompt")
         return await context.tokenizer.encode(
             texts, body.add_special_tokens, block_size=model.block_size, cache_salt=caller.cache_salt,
             adapter=model.revision, max_tokens=context_bound(body, model), suffix=body.suffix or None,
         )  # fmt: skip
     if body.suffix:
-        raise InvalidRequest("suffix needs prompts that are texts.", parameter="suffix")
+        raise InvalidRequest("suffix needs text prompts.", parameter="suffix")
     return await beside(request, _checked, prompts, model.vocab_size, context_bound(body, model))
 
 

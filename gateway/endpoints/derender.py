@@ -125,7 +125,7 @@ class _Job:
             InvalidRequest: a field is invalid, or it is unknown whether the answer begins with reasoning.
         """
         context = context_of(request)
-        context.require_tokenizer("The text of token ids")
+        context.require_tokenizer("Detokenizing token ids")
         model = context.fleet.model(body.model, GENERATE)
         chat.check(asked, model)
         await beside(request, template_messages, asked.messages)  # a check only: the answer uses them
@@ -134,7 +134,8 @@ class _Job:
         if context.reasoning:
             if not prompt:
                 raise InvalidRequest(
-                    "prompt_token_ids is needed: the prompt's end says whether the answer begins with thinking.",
+                    "prompt_token_ids is required: the end of the prompt tells whether the answer begins with "
+                    "reasoning.",
                     parameter="prompt_token_ids",
                 )
             check_token_ids("prompt_token_ids", prompt, model.vocab_size)
@@ -151,12 +152,14 @@ class _Job:
             InvalidRequest: a field is invalid.
         """
         context = context_of(request)
-        context.require_tokenizer("The text of token ids")
+        context.require_tokenizer("Detokenizing token ids")
         model = context.fleet.model(body.model, GENERATE)
         completions.check(asked, model)
         for name in ("echo", "return_prompt_text"):
             if getattr(asked, name):
-                raise InvalidRequest(f"{name} is not for outputs alone; leave it out.", parameter=name)
+                raise InvalidRequest(
+                    f"{name} is not supported, because only outputs are converted; leave it out.", parameter=name
+                )
         return cls(request, body, Retelling(asked, model))
 
     @property
@@ -182,13 +185,15 @@ class _Job:
         """
         outputs = [self.retelling.outputs(response) for response in responses]
         if len({len(each) for each in outputs}) > 1:
-            raise InvalidRequest("The responses differ in how many choices they have.", parameter="generate_responses")
+            raise InvalidRequest(
+                "The responses must all have the same number of choices.", parameter="generate_responses"
+            )
         return await self._retell(prompts, responses[0], [[part] for each in outputs for part in each])
 
     async def start_chunk(self, prompt: TokenizedPrompt, told: GeneratedResponse) -> RequestState:
         """Starts the conversion of a chunk, including the tokens that came before it."""
         if len(told.choices) > 1:
-            raise InvalidRequest("A chunk needs one choice, or none; send one at a time.", parameter="choices")
+            raise InvalidRequest("A chunk must have at most one choice; send one at a time.", parameter="choices")
         return await self._retell([prompt], told, [self._parts(told)])
 
     def _parts(self, told: GeneratedResponse) -> list[GeneratedPart]:
@@ -228,7 +233,7 @@ class _Job:
         if state.error:
             raise state.error
         if parts:
-            raise Unavailable("The tokens did not become text one chunk after the other; send the chunk again.")
+            raise Unavailable("The chunk could not be detokenized separately from earlier ones; send it again.")
         return choice if told and told.choices else None
 
     def next_state(self, text_offset: int) -> StreamState:
@@ -248,8 +253,8 @@ def _told(body: Body, whole: GeneratedResponse | None, name: str) -> GeneratedRe
     told, parameter = (body.generate_chunk, "generate_chunk") if body.stream else (whole, name)
     if told is None:
         raise InvalidRequest(
-            f"{parameter} is needed with stream: {str(body.stream).lower()}; it is what /inference/v1/generate "
-            "answers.", parameter=parameter,
+            f"{parameter} is required with stream: {str(body.stream).lower()}; it is what /inference/v1/generate "
+            "returns.", parameter=parameter,
         )  # fmt: skip
     return told
 

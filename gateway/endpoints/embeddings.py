@@ -63,7 +63,9 @@ async def pooling(request: Request) -> Response:
 async def pool(request: Request, body: PoolingRequest) -> Response:
     """Returns the raw outputs for the inputs of a body."""
     if body.data is not None:
-        raise InvalidRequest("data is for plugins, of which there are none; send input or messages.", parameter="data")
+        raise InvalidRequest(
+            "data is meant for plugins, which Quire does not have; send input or messages.", parameter="data"
+        )
     call = PoolingCall.of(request, body)
     task = body.task or call.info.tasks[0]
     call.require(task)
@@ -137,14 +139,14 @@ def check_dimensions(call: PoolingCall, dimensions: int, parameter: str, task: s
     info = call.info
     if task != "embed" or not info.is_matryoshka:
         raise InvalidRequest(
-            f"{parameter}: the model {call.model.main_name!r} is not trained for fewer values (Matryoshka); "
-            "leave it out.",
+            f"{parameter}: the model {call.model.main_name!r} is not trained for shorter vectors (Matryoshka); leave "
+            "it out.",
             parameter=parameter,
         )
     allowed = info.matryoshka_dimensions
     if dimensions not in (allowed or range(1, info.embedding_size + 1)):
         named = ", ".join(map(str, allowed)) if allowed else f"1 to {info.embedding_size}"
-        raise InvalidRequest(f"{parameter} is {dimensions}; the model has {named}.", parameter=parameter)
+        raise InvalidRequest(f"{parameter} is {dimensions}; the model supports {named}.", parameter=parameter)
 
 
 async def _written(
@@ -174,7 +176,8 @@ async def _written(
     size = sum(map(_num_values, outputs))
     if size > _MOST_NUMBERS and body.encoding_format != "base64":
         raise InvalidRequest(
-            f"The answer would have {size} numbers in JSON, of {_MOST_NUMBERS} at most: ask for base64 or bytes.",
+            f"The JSON answer would have {size} numbers; at most {_MOST_NUMBERS} are allowed: set encoding_format to "
+            "base64 or bytes.",
             parameter="encoding_format",
         )
     return await large.answer(call.request, size // (8 if body.encoding_format == "base64" else 1), whole)

@@ -41,7 +41,7 @@ async def generative_scoring(request: Request) -> Response:
     asked = _completion(body)
     check_generation(asked, model)
     if not body.label_token_ids:
-        raise InvalidRequest("label_token_ids is empty; name one token id at least.", parameter="label_token_ids")
+        raise InvalidRequest("label_token_ids is empty; it needs at least one token id.", parameter="label_token_ids")
     check_token_ids("label_token_ids", body.label_token_ids, model.vocab_size)
     check_choices(len(body.items), 1, context.options.max_choices_per_request)
     prompts = await _prompts(request, body, model)
@@ -77,14 +77,14 @@ async def _prompts(request: Request, body: GenerativeScoringRequest, model: Serv
     """Joins query and item as one text, or as one token sequence."""
     context, texts = context_of(request), [item for item in body.items if isinstance(item, str)]
     if isinstance(body.query, str) and len(texts) == len(body.items):
-        context.require_tokenizer("A query as text", "query")
+        context.require_tokenizer("A text query", "query")
         joined = [item + body.query if body.item_first else body.query + item for item in texts]
         return await context.tokenizer.encode(
             joined, body.add_special_tokens, block_size=model.block_size, adapter=model.revision,
             cache_salt=caller_of(request, _completion(body)).cache_salt, max_tokens=model.max_model_len,
         )  # fmt: skip
     if isinstance(body.query, str) or texts:
-        raise InvalidRequest("query and items are texts, or all of them token ids; send one kind.", parameter="items")
+        raise InvalidRequest("query and items must be either all texts or all token ids.", parameter="items")
     return await beside(request, _joined, body, model.vocab_size)
 
 

@@ -48,7 +48,7 @@ async def scale_out_is_off(request: Request) -> Response:
     Raises:
         HttpError: always.
     """
-    raise HttpError(403, f"{request.url.path} is off: start the server with --enable-scale-out to have it.")
+    raise HttpError(403, f"{request.url.path} is disabled: start the server with --enable-scale-out to enable it.")
 
 
 async def refused(request: Request) -> Response:

@@ -29,8 +29,8 @@ from quire.rpc.context import current_request_id
 from quire.runners import POOLING
 
 NEEDED_TASKS = {
-    "embed": "embeddings", "classify": "classes", "token_embed": "embeddings of tokens",
-    "token_classify": "classes of tokens",
+    "embed": "embeddings", "classify": "classes", "token_embed": "token embeddings",
+    "token_classify": "token classes",
 }  # fmt: skip
 
 
@@ -54,7 +54,9 @@ class PoolingCall:
         check_refused(body)
         check_rank(request)
         if body.padding not in (None, "do_not_pad"):
-            raise InvalidRequest("padding: sequences are never padded here; leave it out.", parameter="padding")
+            raise InvalidRequest(
+                "padding is not supported: sequences are never padded. Leave it out.", parameter="padding"
+            )
         PRIORITY_BOUND.check("priority", body.priority)
         check_request_id(body.request_id)
         check_cache_salt(body.cache_salt)
@@ -98,7 +100,7 @@ class PoolingCall:
         """
         if task not in self.info.tasks:
             raise InvalidRequest(
-                f"The model {self.model.main_name!r} makes no {NEEDED_TASKS[task]}. What it does: "
+                f"The model {self.model.main_name!r} does not produce {NEEDED_TASKS[task]}. It supports: "
                 f"{', '.join(self.info.tasks)} (see /pooling).",
                 parameter="model",
             )
@@ -111,7 +113,7 @@ class PoolingCall:
         most = self.context.options.max_choices_per_request
         if not 1 <= count <= most:
             raise InvalidRequest(
-                f"{parameter} has {count} entries; a request needs 1 to {most} (--max-choices-per-request).",
+                f"{parameter} has {count} entries; a request must have 1 to {most} (--max-choices-per-request).",
                 parameter=parameter,
             )
 
@@ -119,7 +121,7 @@ class PoolingCall:
         self, texts: Sequence[str], *, special: bool = True, truncation: Truncation | None = None
     ) -> list[TokenizedInput]:
         """Tokenizes texts, truncated as given here, or else as the body says."""
-        self.context.require_tokenizer("An input as text", "input")
+        self.context.require_tokenizer("A text input", "input")
         return await self.context.tokenizer.encode_inputs(
             texts, special, self.model.max_model_len, truncation or self.truncation
         )
@@ -152,7 +154,7 @@ class PoolingCall:
                 return await job
         except asyncio.CancelledError:
             if gone:
-                raise Cancelled("The client has gone.") from None
+                raise Cancelled("The client has disconnected.") from None
             raise
         finally:
             job.cancel()
@@ -163,7 +165,7 @@ def _check_size(wanted: PoolingRequest, limit: int) -> None:
         raise InvalidRequest("An input is empty; it needs at least one token.", parameter="input")
     if wanted.num_tokens > limit:
         raise InvalidRequest(
-            f"The inputs have {wanted.num_tokens} tokens together; at most {limit} are allowed "
+            f"The inputs have {wanted.num_tokens} tokens in total; at most {limit} are allowed "
             "(--max-tokens-per-request): send fewer.",
             parameter="input",
         )

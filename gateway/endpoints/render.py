@@ -43,7 +43,9 @@ async def render_completion(request: Request) -> Response:
     body = await read_json(request, CompletionRequest)
     context_of(request).require_tokenizer("Rendering")
     if body.prompt_embeds is not None:
-        raise InvalidRequest("prompt_embeds are no token ids and cannot be rendered.", parameter="prompt_embeds")
+        raise InvalidRequest(
+            "prompt_embeds cannot be rendered, because they are not token ids.", parameter="prompt_embeds"
+        )
     _check(body)
     generation, wanted = await completions.prepare(request, body), constraint_of(body)
     return json_response([rendered(body, generation, number, wanted) for number in range(len(generation.prompts))])
@@ -59,4 +61,4 @@ async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
 def _check(body: ChatCompletionRequest | CompletionRequest) -> None:
     for name in ("use_beam_search", "echo"):
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is not for /inference/v1/generate; leave it out.", parameter=name)
+            raise InvalidRequest(f"{name} is not supported by /inference/v1/generate; leave it out.", parameter=name)

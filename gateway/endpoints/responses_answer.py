@@ -117,7 +117,7 @@ class ResponsesAnswer:
         if self.state.error:
             raise self.state.error
         if self._finish is None:
-            raise Cancelled("The client has gone.")
+            raise Cancelled("The client has disconnected.")
         for _ in self._ended(None):
             pass
 

@@ -50,8 +50,8 @@ class Pairs:
     def __post_init__(self) -> None:
         if len(self.firsts) not in (1, len(self.seconds)):
             raise InvalidRequest(
-                f"{len(self.firsts)} texts cannot be paired with {len(self.seconds)}: send one for all, or as many of "
-                "one as of the other.",
+                f"{len(self.firsts)} texts cannot be paired with {len(self.seconds)}: send one first text, or as "
+                "many first texts as second ones.",
                 parameter=self.parameter,
             )
 
@@ -85,7 +85,7 @@ def _pairs_of(body: ScoreRequest) -> Pairs:
         if getattr(body, first) is not None and getattr(body, second) is not None:
             return Pairs(_listed(getattr(body, first)), _listed(getattr(body, second)), second, have_roles=False)
     raise InvalidRequest(
-        "Send text_1 and text_2: how well does each text of one fit the other? (Or queries and documents.)",
+        "Send text_1 and text_2, or queries and documents.",
         parameter="text_1",
     )
 
@@ -103,7 +103,7 @@ async def reranked(request: Request, body: RerankRequest) -> Response:
     """Ranks the documents of a body, best first."""
     call = PoolingCall.of(request, body)
     if (body.top_n or 0) < 0:
-        raise InvalidRequest(f"top_n is {body.top_n}; it must be 0, for all, or more.", parameter="top_n")
+        raise InvalidRequest(f"top_n is {body.top_n}; it must be at least 0 (0 means all).", parameter="top_n")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     found = await _scores(call, body, Pairs([body.query], texts, "documents", have_roles=True))
     order = sorted(range(len(texts)), key=lambda index: -found.scores[index])[: body.top_n or len(texts)]
@@ -117,17 +117,19 @@ async def reranked(request: Request, body: RerankRequest) -> Response:
 
 
 async def _scores(call: PoolingCall, body: ScoringFields, pairs: Pairs) -> Scored:
-    call.context.require_tokenizer("Scores of texts", pairs.parameter)
+    call.context.require_tokenizer("Scoring texts", pairs.parameter)
     call.check_inputs(len(pairs.seconds), pairs.parameter)
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         if (getattr(body, name) or 0) < 0:
-            raise InvalidRequest(f"{name} is {getattr(body, name)}; it must be 0, for all, or more.", parameter=name)
+            raise InvalidRequest(
+                f"{name} is {getattr(body, name)}; it must be at least 0 (0 means all).", parameter=name
+            )
     if call.info.is_cross_encoder:
         return await _cross_encoded(call, body, pairs)
     if body.instruction is not None or body.chat_template is not None:
         raise InvalidRequest(
-            f"The model {call.model.main_name!r} compares vectors of single texts, with no template for pairs: leave "
-            "instruction and chat_template out.",
+            f"The model {call.model.main_name!r} compares vectors of single texts and has no template for pairs: "
+            "leave instruction and chat_template out.",
             parameter="instruction" if body.instruction is not None else "chat_template",
         )
     return await _compared(call, body, pairs)
@@ -139,8 +141,8 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
 
     if call.info.num_labels != 1:
         raise InvalidRequest(
-            f"The model {call.model.main_name!r} has {call.info.num_labels} classes, and a score is one: "
-            "use /classify.",
+            f"The model {call.model.main_name!r} has {call.info.num_labels} classes, but scores need a model with "
+            "one: use /classify.",
             parameter="model",
         )
     told = {} if body.instruction is None else {"instruction": body.instruction}

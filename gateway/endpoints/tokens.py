@@ -52,7 +52,7 @@ def _card(context: GatewayContext, name: str, model: ServedModel) -> ModelCard:
 async def tokenize(request: Request) -> Response:
     """Tokenizes a text or a conversation."""
     context = context_of(request)
-    context.require_tokenizer("Token ids of a text")
+    context.require_tokenizer("Tokenizing text")
     body = await read_json(request, TokenizeRequest)
     model = context.fleet.model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -92,7 +92,7 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
 async def detokenize(request: Request) -> Response:
     """Converts token ids to text."""
     context = context_of(request)
-    context.require_tokenizer("The text of token ids")
+    context.require_tokenizer("Detokenizing token ids")
     body = await read_json(request, DetokenizeRequest)
     model = context.fleet.model(body.model)
     await beside(request, check_token_ids, "tokens", body.tokens, model.vocab_size)

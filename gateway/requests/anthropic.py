@@ -75,7 +75,7 @@ def tokenize_request_of(body: CountTokensRequest) -> TokenizeRequest:
 def _refuse(body: CountTokensRequest, *names: str) -> None:
     for name in names:
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is for servers that run tools themselves; Quire runs none.", parameter=name)
+            raise InvalidRequest(f"{name} is not supported, because Quire does not run tools itself.", parameter=name)
 
 
 def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
@@ -84,7 +84,8 @@ def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
         return False
     if conversation[-1].get("tool_calls"):
         raise InvalidRequest(
-            "The last message calls a tool: send its result, a tool_result of a user's message.", parameter="messages"
+            "The last message calls a tool: send its result as a tool_result block in a user message.",
+            parameter="messages",
         )
     return True
 
@@ -100,8 +101,8 @@ def _tools(tools: Sequence[MessagesTool] | None) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom") or tool.input_schema is None:
             raise InvalidRequest(
-                f"tools[{index}] ({tool.name[:64]!r}) needs an input_schema and no type but custom: other tools are "
-                "known to Anthropic's models only.", parameter="tools",
+                f"tools[{index}] ({tool.name[:64]!r}) needs an input_schema, and its type must be custom: only "
+                "Anthropic's models know other types.", parameter="tools",
             )  # fmt: skip
         function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
         found.append({"type": "function", "function": function | ({"strict": tool.strict} if tool.strict else {})})
@@ -114,7 +115,9 @@ def _tool_choice(body: CountTokensRequest) -> str | dict[str, Any] | None:
         return None
     if choice.type == "tool":
         if not choice.name:
-            raise InvalidRequest(f"tool_choice of type tool needs a name, as {_NAMED_FORM}.", parameter="tool_choice")
+            raise InvalidRequest(
+                f"tool_choice of type tool needs a name, as in {_NAMED_FORM}.", parameter="tool_choice"
+            )
         return {"type": "function", "function": {"name": choice.name}}
     return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
 
@@ -158,8 +161,9 @@ def _messages(role: str, blocks: Iterable[tuple[str, Block]], called: dict[str, 
                 thoughts.append(_text(block, "thinking", place))
             case kind:
                 raise InvalidRequest(
-                    f"{place} is a block of type {str(kind)[:50]!r}, which a message of the {role} cannot have here: "
-                    "text; tool_result of the user; tool_use and thinking of the assistant.", parameter="messages",
+                    f"{place} is a block of type {str(kind)[:50]!r}, which is not supported in a message of the "
+                    f"{role}. Supported are text, tool_result (user), and tool_use and thinking (assistant).",
+                    parameter="messages",
                 )  # fmt: skip
     said: dict[str, Any] = {"role": role, "content": texts[0]["text"] if len(texts) == 1 else texts}
     if thoughts:
@@ -182,7 +186,7 @@ def _texts(content: Any, place: str) -> str | list[dict[str, Any]]:
     found = []
     for where, block in _blocks(content, place):
         if block.get("type") != "text":
-            raise InvalidRequest(f"{where} must be a block of text.", parameter=place.partition("[")[0])
+            raise InvalidRequest(f"{where} must be a text block.", parameter=place.partition("[")[0])
         found.append({"type": "text", "text": _text(block, "text", where)})
     return found
 
@@ -199,7 +203,7 @@ def _result(block: Block, place: str, called: Mapping[str, str]) -> dict[str, An
     call = _text(block, "tool_use_id", place)
     if call not in called:
         raise InvalidRequest(
-            f"{place}.tool_use_id is {call[:64]!r}, which no tool_use before it has.", parameter="messages"
+            f"{place}.tool_use_id is {call[:64]!r}, which no earlier tool_use has.", parameter="messages"
         )
     content = _texts(block.get("content") or "", f"{place}.content")
     return {"role": "tool", "tool_call_id": call, "name": called[call], "content": content}

@@ -159,8 +159,9 @@ def beams_of(body: GenerationFields, model: ServedModel) -> BeamSearchParameters
     parameters = BeamSearchParameters(width, ends, length_penalty, body.early_stopping or False)
     if parameters.num_candidates > model.max_logprobs:
         raise InvalidRequest(
-            f"A beam search of {width} outputs needs the {parameters.num_candidates} likeliest tokens of a position; "
-            f"this server gives {model.max_logprobs}: ask for fewer, or raise --max-logprobs.",
+            f"A beam search with {width} outputs needs the {parameters.num_candidates} most likely tokens of each "
+            f"position; this server returns at most {model.max_logprobs}: ask for fewer outputs, or raise "
+            "--max-logprobs.",
             parameter="n",
         )
     return parameters

@@ -58,9 +58,9 @@ def _named(form: Element, asked: AskedConstraint, parameter: str) -> NamedConstr
 def _expressible(reader: type[ToolParser] | None, parameter: str) -> type[ToolParser]:
     if reader is None or reader.syntax("f") is None:
         raise InvalidRequest(
-            f"{parameter}: this server's --tool-call-parser does not say how the model writes its calls, and it cannot "
-            "be held to a schema while it decides itself whether it calls. Leave out strict, allowed_tools and formats "
-            "of the content, or send tool_choice required or none.",
+            f"{parameter}: this server's --tool-call-parser does not define how the model writes its calls, so the "
+            "output cannot be constrained while the model decides whether to call a tool. Leave out strict, "
+            "allowed_tools and response formats, or set tool_choice to required or none.",
             parameter=parameter,
         )
     return reader
@@ -162,8 +162,8 @@ def _content(asked: NamedConstraint) -> Element:
     if request.form is Form.CHOICES:
         return _either([{"type": "const_string", "value": text} for text in request.choices])
     raise InvalidRequest(
-        f"{asked.parameter}: a grammar or structural tag cannot be followed beside tools that the model may call; send "
-        "tool_choice none, or leave one out.",
+        f"{asked.parameter}: a grammar or structural tag cannot be combined with tools that the model may call; set "
+        "tool_choice to none, or leave one of the two out.",
         parameter=asked.parameter,
     )
 
@@ -172,4 +172,4 @@ def _decoded(schema: str, parameter: str) -> Any:
     try:
         return msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{parameter} is not JSON: {error}", parameter=parameter) from None
+        raise InvalidRequest(f"{parameter} is not valid JSON: {error}", parameter=parameter) from None

@@ -85,7 +85,7 @@ def tenant_hash(secret: str) -> str:
 def _header(request: Request, name: str) -> str:
     value = request.headers.get(name, "")
     if value and not is_request_id(value):
-        raise InvalidRequest(f"The header {name} needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter=name)
+        raise InvalidRequest(f"The header {name} must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", parameter=name)
     return value
 
 

@@ -35,8 +35,8 @@ class ChoiceRoom:
         """
         if self._taken[tenant] + choices > self._free - choices:
             raise Overloaded(
-                f"{self._taken[tenant]} {self._unit} of this caller run already, and there is no room for {choices} "
-                "more: try again when some have ended."
+                f"This caller already has {self._taken[tenant]} {self._unit} in flight, and there is no room for "
+                f"{choices} more: try again when some have finished."
             )
         self._taken[tenant] += choices
         self._free -= choices

@@ -36,7 +36,7 @@ def constraint_of(body: ConstraintFields) -> NamedConstraint | None:
     if len(found) > 1:
         first, second = (parameter for parameter, _ in found[:2])
         raise InvalidRequest(
-            f"{first} and {second} both say what the output has to look like; leave one out.", parameter=second
+            f"{first} and {second} both constrain the output; leave one of them out.", parameter=second
         )
     if not found:
         return None
@@ -65,7 +65,7 @@ def _response_format(asked: ResponseFormat | None) -> Found:
         schema = _json(asked.json_schema.schema, parameter) if asked.json_schema else ""
         if not schema:
             raise InvalidRequest(
-                "response_format has type json_schema and no json_schema.schema; set it.", parameter=parameter
+                "response_format has type json_schema but no json_schema.schema; set it.", parameter=parameter
             )
         yield parameter, ConstraintRequest(Form.JSON_SCHEMA, schema)
     elif asked.type == "structural_tag":

@@ -116,8 +116,8 @@ def _needed_marks(
     held = constraint is not None and options.reasoning.constrains_thinking
     if body.thinking_token_budget is not None and marks and held:
         raise InvalidRequest(
-            "thinking_token_budget does not go with a constraint here, which this server holds the thinking to "
-            "(enable_in_reasoning of --structured-outputs-config); leave one out.",
+            "thinking_token_budget cannot be combined with a constraint, because this server also constrains the "
+            "reasoning (enable_in_reasoning of --structured-outputs-config); leave one of them out.",
             parameter="thinking_token_budget",
         )
     return marks if body.thinking_token_budget is not None or (constraint and not held) else None
@@ -199,7 +199,7 @@ def _check_min_tokens(min_tokens: int, output: int, limit: int | None) -> None:
     if min_tokens > output:
         why = "the model's generation config (max_new_tokens)" if output == limit else "max_tokens"
         raise InvalidRequest(
-            f"min_tokens is {min_tokens}, and {why} allows {output} tokens: ask for fewer.", parameter="min_tokens"
+            f"min_tokens is {min_tokens}, but {why} allows only {output} tokens: ask for fewer.", parameter="min_tokens"
         )
 
 
@@ -212,8 +212,8 @@ def _thinking_budget(body: GenerationFields, thinking: Thinking | None) -> int |
     budget = body.thinking_token_budget
     if budget is not None and thinking is None:
         raise InvalidRequest(
-            "thinking_token_budget needs a chat with a model whose thinking the server can tell from its answers "
-            "(--reasoning-parser).",
+            "thinking_token_budget is supported only for chats, on servers that separate the model's reasoning from "
+            "its answers (--reasoning-parser).",
             parameter="thinking_token_budget",
         )
     return budget if thinking and thinking.marks else None
@@ -237,9 +237,9 @@ def check_total(prompts: Sequence[TokenizedPrompt], output: int | None, n: int, 
     output_tokens = n * sum(each if output is None else min(each, output) for each in room)
     if prompt_tokens + output_tokens > limit:
         raise InvalidRequest(
-            f"The request may come to {prompt_tokens + output_tokens} tokens, {prompt_tokens} of its prompts and "
-            f"{output_tokens} of its choices; at most {limit} are allowed (--max-tokens-per-request): send fewer "
-            "prompts, lower n or max_tokens.",
+            f"The request may need {prompt_tokens + output_tokens} tokens, {prompt_tokens} for its prompts and "
+            f"{output_tokens} for its choices; at most {limit} are allowed (--max-tokens-per-request): send fewer "
+            "prompts, or lower n or max_tokens.",
             parameter="max_tokens" if output_tokens > limit else "prompt",
         )
     return output_tokens
@@ -254,13 +254,13 @@ def _check_scores(output_tokens: int, logprobs: int, streams: bool) -> None:
         return
     if streams:
         raise InvalidRequest(
-            f"logprobs come to {logprobs} alternatives of each token; more than {MANY_LOGPROBS} are not available in "
-            "streams.",
+            f"The request asks for {logprobs} log-probabilities per token; more than {MANY_LOGPROBS} are not "
+            "available in streams.",
             parameter="stream",
         )
     if output_tokens * (logprobs + 1) > MAX_MANY_LOGPROB_ENTRIES:
         raise InvalidRequest(
-            f"logprobs come to {logprobs} alternatives of up to {output_tokens} tokens; an answer has at most "
-            f"{MAX_MANY_LOGPROB_ENTRIES} of them: lower max_tokens or n, or ask for fewer.",
+            f"The request asks for {logprobs} log-probabilities for each of up to {output_tokens} tokens; an answer "
+            f"has at most {MAX_MANY_LOGPROB_ENTRIES}: lower max_tokens or n, or ask for fewer.",
             parameter="max_tokens",
         )

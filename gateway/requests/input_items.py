@@ -56,5 +56,5 @@ def _told(item: Item, identity: str, index: int) -> dict[str, Any]:
 def _place(items: Sequence[Item], identity: str) -> int:
     found = next((index for index, item in enumerate(items) if item["id"] == identity), None)
     if found is None:
-        raise InvalidRequest(f"after is {identity[:64]!r}, which is no item of this response.", parameter="after")
+        raise InvalidRequest(f"after is {identity[:64]!r}, which is not an item of this response.", parameter="after")
     return found

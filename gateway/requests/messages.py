@@ -20,7 +20,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
         InvalidRequest: a message has no role, or content or reasoning that is not text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise InvalidRequest(f"messages needs 1 to {MAX_MESSAGES} entries.", parameter="messages")
+        raise InvalidRequest(f"messages must have 1 to {MAX_MESSAGES} entries.", parameter="messages")
     return msgspec.json.encode([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
 
 
@@ -71,7 +71,7 @@ def _part(part: Any, place: str) -> dict[str, str]:
     if isinstance(text, str):
         return {"type": "text", "text": text}
     raise InvalidRequest(
-        f"{place} is no text part ({str(kind)[:50]!r}); Quire's models read text only.", parameter="messages"
+        f"{place} is not a text part ({str(kind)[:50]!r}); Quire's models read text only.", parameter="messages"
     )
 
 

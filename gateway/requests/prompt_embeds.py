@@ -62,12 +62,13 @@ def _decoded(file: str) -> bytes:
     most = MAX_PROMPT_EMBEDS_BYTES + _MAX_HEADER_BYTES + _LENGTH.size
     if len(file) > most // 3 * 4 + 4:
         raise _error(
-            f"has {len(file)} characters, which hold more than the {MAX_PROMPT_EMBEDS_BYTES} bytes of a prompt"
+            f"has {len(file)} characters, which encode more than the {MAX_PROMPT_EMBEDS_BYTES} bytes allowed for a "
+            "prompt"
         )
     try:
         return base64.b64decode(file, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise _error(f"is no base64 ({error})") from None
+        raise _error(f"is not valid base64 ({error})") from None
 
 
 def parse_safetensors(file: bytes) -> PromptEmbeds:
@@ -79,31 +80,31 @@ def parse_safetensors(file: bytes) -> PromptEmbeds:
     length = _LENGTH.unpack_from(file)[0] if len(file) >= _LENGTH.size else 0
     end = _LENGTH.size + length
     if not 2 <= length <= _MAX_HEADER_BYTES or end > len(file):
-        raise _error("is no safetensors file: its length and its header do not go together")
+        raise _error("is not a safetensors file: its header length is invalid")
     try:
         header = msgspec.json.decode(file[_LENGTH.size : end], type=dict[str, msgspec.Raw])
         tensors = [msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items() if name != _METADATA]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise _error("is no safetensors file: its header is not what it should be") from None
+        raise _error("is not a safetensors file: its header is malformed") from None
     if len(tensors) != 1:
-        raise _error(f"has {len(tensors)} tensors; it needs one")
+        raise _error(f"has {len(tensors)} tensors; it must have one")
     return _embeds(tensors[0], file[end:])
 
 
 def _embeds(tensor: _Tensor, data: bytes) -> PromptEmbeds:
     if tensor.dtype not in _SAFETENSORS_DTYPES:
-        raise _error(f"is of {tensor.dtype[:20]}; taken are {', '.join(_SAFETENSORS_DTYPES)}")
+        raise _error(f"has the type {tensor.dtype[:20]}; supported are {', '.join(_SAFETENSORS_DTYPES)}")
     if len(tensor.shape) != 2 or min(tensor.shape) < 1:
         shape = ", ".join(str(size)[:20] for size in tensor.shape[:5])
-        raise _error(f"has the shape [{shape}]; it needs [tokens, hidden_size], without a batch's dimension")
+        raise _error(f"has the shape [{shape}]; it must be [tokens, hidden_size], without a batch dimension")
     dtype, (rows, columns) = _SAFETENSORS_DTYPES[tensor.dtype], tensor.shape
     if tensor.data_offsets != (0, len(data)) or rows * columns * DTYPES[dtype] != len(data):
-        raise _error(f"has {len(data)} bytes of values, which are not those of its shape")
+        raise _error(f"has {len(data)} bytes of values, which do not match its shape")
     return PromptEmbeds(dtype, columns, data)
 
 
 def _error(what: str) -> InvalidRequest:
     return InvalidRequest(
-        f"prompt_embeds {what}. Send what safetensors.torch.save({{'prompt_embeds': tensor}}) makes, in base64.",
+        f"prompt_embeds {what}. Send the result of safetensors.torch.save({{'prompt_embeds': tensor}}) in base64.",
         parameter=_NAME,
     )

@@ -76,7 +76,7 @@ class _Conversation:
                 self._result(item, place)
             case kind:
                 raise InvalidRequest(
-                    f"{place} is of type {str(kind)[:50]!r}; Quire reads items of type message, reasoning, "
+                    f"{place} is of type {str(kind)[:50]!r}; Quire supports items of type message, reasoning, "
                     "function_call and function_call_output.", parameter="input",
                 )  # fmt: skip
 
@@ -113,8 +113,8 @@ class _Conversation:
         identity = _string(item, "call_id", place)
         if identity not in self._called:
             raise InvalidRequest(
-                f"{place}.call_id is {identity[:64]!r}, which no function_call before it has: send that too, or the "
-                "previous_response_id of the response that has it.", parameter="input",
+                f"{place}.call_id is {identity[:64]!r}, which no earlier function_call has: send that call too, or "
+                "the previous_response_id of the response that has it.", parameter="input",
             )  # fmt: skip
         text = _text(item.get("output"), f"{place}.output")
         self.messages.append(
@@ -128,8 +128,8 @@ def _arguments(item: Item, place: str) -> str:
         msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(
-            f"{place} has arguments that are not JSON ({error}): a call that max_output_tokens has cut short cannot be "
-            "gone on with; leave it out, or go on with an earlier response.", parameter="input",
+            f"{place} has arguments that are not valid JSON ({error}): a call that was cut off by max_output_tokens "
+            "cannot be continued; leave it out, or continue from an earlier response.", parameter="input",
         ) from None  # fmt: skip
     return arguments
 

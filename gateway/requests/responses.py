@@ -23,10 +23,10 @@ _INCLUDABLE = (
 )  # fmt: skip
 _MAX_METADATA = (16, 64, 512)  # entries; characters of a key, and of a value
 _REFUSED = {
-    "conversation": "Quire keeps no conversations; previous_response_id goes on with a stored response",
-    "prompt": "Quire keeps no prompts; send them as instructions and input",
-    "context_management": "Quire compacts no conversations; truncation: auto drops what does not fit",
-    "moderation": "Quire moderates nothing",
+    "conversation": "Quire does not store conversations; use previous_response_id to continue a stored response",
+    "prompt": "Quire does not store prompts; send them as instructions and input",
+    "context_management": "Quire does not compact conversations; truncation: auto drops what does not fit",
+    "moderation": "Quire does not moderate content",
 }
 _MODES = ("none", "auto", "required")
 _NAMED_FORM = '{"type": "function", "name": "…"}'
@@ -61,7 +61,7 @@ def check(body: ResponsesRequest) -> None:
     for name in body.include or ():
         if name not in _INCLUDABLE:
             raise InvalidRequest(
-                f"include has {name[:50]!r}; it may have {', '.join(_INCLUDABLE)}.", parameter="include"
+                f"include has {name[:50]!r}; it may contain {', '.join(_INCLUDABLE)}.", parameter="include"
             )
     _check_metadata(body.metadata or {})
 
@@ -70,8 +70,8 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
     entries, key_length, value_length = _MAX_METADATA
     if len(metadata) > entries or any(len(k) > key_length or len(v) > value_length for k, v in metadata.items()):
         raise InvalidRequest(
-            f"metadata may have {entries} entries, with keys of {key_length} characters and values of {value_length} "
-            "at most.", parameter="metadata",
+            f"metadata may have at most {entries} entries, with keys of at most {key_length} and values of at most "
+            f"{value_length} characters.", parameter="metadata",
         )  # fmt: skip
 
 
@@ -119,9 +119,7 @@ def _format(asked: ResponsesFormat) -> ResponseFormat:
     if asked.type != "json_schema":
         return ResponseFormat(asked.type)
     if asked.schema is UNSET:
-        raise InvalidRequest(
-            "text.format needs schema, a JSON schema, where its type is json_schema.", parameter="text.format"
-        )
+        raise InvalidRequest("text.format of type json_schema needs schema, a JSON schema.", parameter="text.format")
     return ResponseFormat(
         asked.type, JsonSchemaFormat(asked.name or "answer", asked.description, asked.schema, asked.strict)
     )
@@ -133,8 +131,8 @@ def _tools(tools: Sequence[ResponsesTool]) -> list[dict[str, Any]] | None:
     for index, tool in enumerate(tools):
         if tool.type != "function":
             raise InvalidRequest(
-                f"tools[{index}].type is {tool.type[:50]!r}; Quire runs no tools, and offers models those of type "
-                "function, which the client runs.", parameter="tools",
+                f"tools[{index}].type is {tool.type[:50]!r}; it must be function: tools are run by the client, not "
+                "by Quire.", parameter="tools",
             )  # fmt: skip
         if not tool.name:
             raise InvalidRequest(f"tools[{index}].name is missing.", parameter="tools")
@@ -161,7 +159,7 @@ def _tool_choice(asked: str | Mapping[str, Any] | None, has_tools: bool) -> str 
         mode, tools = asked.get("mode"), asked.get("tools")
         if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
             raise InvalidRequest(
-                f"tool_choice of type allowed_tools needs mode, auto or required, and tools, as {_ALLOWED_FORM}.",
+                f"tool_choice of type allowed_tools needs mode (auto or required) and tools, as in {_ALLOWED_FORM}.",
                 parameter="tool_choice",
             )
         return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [_named(tool) for tool in tools]}}
@@ -173,5 +171,5 @@ def _tool_choice(asked: str | Mapping[str, Any] | None, has_tools: bool) -> str 
 
 def _named(choice: Any) -> dict[str, Any]:
     if not isinstance(choice, Mapping) or not isinstance(name := choice.get("name"), str):
-        raise InvalidRequest(f"tool_choice needs a function's name, as {_NAMED_FORM}.", parameter="tool_choice")
+        raise InvalidRequest(f"tool_choice needs a function's name, as in {_NAMED_FORM}.", parameter="tool_choice")
     return {"type": "function", "function": {"name": name}}

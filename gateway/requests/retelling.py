@@ -87,7 +87,7 @@ class Retelling:
         """
         choices = sorted(response.choices, key=lambda choice: choice.index)
         if not choices or [choice.index for choice in choices] != list(range(len(choices))):
-            raise InvalidRequest("choices need the indexes 0, 1, … in each response.", parameter="choices")
+            raise InvalidRequest("The choices of each response must have the indexes 0, 1, …", parameter="choices")
         ended = [msgspec.structs.replace(choice, finish_reason=choice.finish_reason or "stop") for choice in choices]
         return [self.part(choice) for choice in ended]
 

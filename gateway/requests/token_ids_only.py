@@ -26,8 +26,8 @@ def needs_text(what: str, parameter: str = "") -> InvalidRequest:
         what: name of what is unavailable, for the message.
     """
     return InvalidRequest(
-        f"{what} cannot be had here: the server runs with {SKIP_FLAG}, without a tokenizer. Send the prompt as token "
-        "ids to /v1/completions; answers hold token_ids.",
+        f"{what} needs a tokenizer, but the server runs without one ({SKIP_FLAG}). Send the prompt as token ids to "
+        "/v1/completions; answers contain token_ids.",
         parameter=parameter,
     )
 

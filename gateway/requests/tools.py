@@ -71,8 +71,8 @@ def tool_use(body: ChatFields, parser: type[ToolParser] | None, options: ToolOpt
     choice, chosen = _choice(body.tool_choice, tools)
     if choice is ToolChoice.AUTO and not options.enable_auto_tool_choice:
         raise InvalidRequest(
-            'tool_choice "auto", which tools without a choice mean too, needs a server that was started with '
-            "--enable-auto-tool-choice and --tool-call-parser: start it so, or send none, required or a function.",
+            'tool_choice "auto", the default with tools, needs a server started with --enable-auto-tool-choice and '
+            "--tool-call-parser: restart it with these options, or set tool_choice to none, required or a function.",
             parameter="tool_choice",
         )
     is_hidden = choice is ToolChoice.NONE and options.exclude_tools_when_tool_choice_none
@@ -127,19 +127,19 @@ def _tools(asked: Sequence[Mapping[str, Any]] | None, all_strict: bool) -> tuple
     for index, each in enumerate(asked):
         tool = _tool(each, f"tools[{index}]", all_strict)
         if tool.name in tools:
-            raise InvalidRequest(f"tools has two functions {tool.name!r}: names must differ.", parameter="tools")
+            raise InvalidRequest(f"tools has two functions named {tool.name!r}: names must differ.", parameter="tools")
         tools[tool.name] = tool
     return tuple(tools.values())
 
 
 def _tool(asked: Mapping[str, Any], place: str, is_strict: bool) -> Tool:
     if (kind := asked.get("type", "function")) != "function":
-        raise _malformed(f"{place}.type", kind, "function, the only kind that there is")
+        raise _malformed(f"{place}.type", kind, "function, the only supported type")
     if not isinstance(function := asked.get("function"), dict):
         raise _malformed(f"{place}.function", function, "an object with name, description and parameters")
     name, place = function.get("name"), f"{place}.function"
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _malformed(f"{place}.name", name, "1 to 64 of A-Z a-z 0-9 _ -")
+        raise _malformed(f"{place}.name", name, "1 to 64 of the characters A-Z a-z 0-9 _ -")
     strict = function.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise _malformed(f"{place}.strict", strict, "true or false")
@@ -152,7 +152,7 @@ def _parameters(schema: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(schema, dict):
         raise _malformed(place, schema, "a JSON schema of an object")
     if (kind := schema.get("type", "object")) != "object":
-        raise _malformed(f"{place}.type", kind, "object: arguments have names")
+        raise _malformed(f"{place}.type", kind, "object, because arguments have names")
     return schema
 
 
@@ -181,7 +181,7 @@ def _allowed(asked: Any, tools: tuple[Tool, ...]) -> tuple[ToolChoice, tuple[Too
     mode, named = (asked.get("mode"), asked.get("tools")) if isinstance(asked, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(named, list) or not named:
         raise InvalidRequest(
-            f"tool_choice.allowed_tools needs mode, auto or required, and tools; such as {_ALLOWED_FORM}.",
+            f"tool_choice.allowed_tools needs mode (auto or required) and tools, as in {_ALLOWED_FORM}.",
             parameter="tool_choice",
         )
     allowed = {_named(each, tools).name for each in named}

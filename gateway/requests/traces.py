@@ -72,7 +72,7 @@ class RequestTraces:
         if (told := self._told.pop(state, None)) is None:
             return
         told.span.set(_answered(state, told))
-        told.span.end(f"choices without an end: {state.open_choices}" if state.open_choices else "")
+        told.span.end(f"unfinished choices: {state.open_choices}" if state.open_choices else "")
 
 
 def _asked(request: GenerationRequest) -> dict[str, Attribute]:

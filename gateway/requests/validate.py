@@ -76,7 +76,7 @@ def check_request_id(request_id: str | None) -> None:
         InvalidRequest: it is malformed.
     """
     if request_id is not None and not is_request_id(request_id):
-        raise InvalidRequest("request_id needs 1 to 128 of A-Z a-z 0-9 . _ -", parameter="request_id")
+        raise InvalidRequest("request_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", parameter="request_id")
 
 
 def check_truncation(limit: int) -> None:
@@ -97,7 +97,8 @@ def check_cache_salt(salt: str | None) -> None:
     """
     if salt is not None and not _CACHE_SALT.fullmatch(salt):
         raise InvalidRequest(
-            f"cache_salt is {salt[:_SHOWN]!r}; it needs 1 to {MAX_CACHE_SALT_LENGTH} characters, none of @ / \\ NUL.",
+            f"cache_salt is {salt[:_SHOWN]!r}; it must have 1 to {MAX_CACHE_SALT_LENGTH} characters, and none of @ / "
+            "\\ NUL.",
             parameter="cache_salt",
         )
 
@@ -111,11 +112,12 @@ def check_choices(prompts: int, n: int | None, limit: int) -> None:
     n = n or 1
     if not prompts:
         raise InvalidRequest(
-            f"prompt is empty; a request needs 1 to {limit} entries (--max-choices-per-request).", parameter="prompt"
+            f"prompt is empty; a request must have 1 to {limit} entries (--max-choices-per-request).",
+            parameter="prompt",
         )
     if prompts * n > limit:
         raise InvalidRequest(
-            f"{prompts} prompts with n {n} ask for {prompts * n} choices; a request needs 1 to {limit} "
+            f"{prompts} prompts with n {n} ask for {prompts * n} choices; a request may have 1 to {limit} "
             "(--max-choices-per-request): send fewer prompts at a time, or lower n.",
             parameter="n" if prompts <= limit and n > 1 else "prompt",
         )
@@ -142,9 +144,13 @@ def _check_lists(body: GenerationFields, vocab_size: int) -> None:
     stops = stop_strings(body)
     check_count("stop", len(stops), MAX_STOP_STRINGS, "strings")
     if any(not 1 <= len(stop) <= MAX_STOP_STRING_LENGTH for stop in stops):
-        raise InvalidRequest(f"stop needs strings of 1 to {MAX_STOP_STRING_LENGTH} characters each.", parameter="stop")
+        raise InvalidRequest(
+            f"stop must only contain strings of 1 to {MAX_STOP_STRING_LENGTH} characters.", parameter="stop"
+        )
     if len(body.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(f"stop_token_ids may have {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids")
+        raise InvalidRequest(
+            f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} entries.", parameter="stop_token_ids"
+        )
     check_token_ids("stop_token_ids", body.stop_token_ids or (), vocab_size)
     _check_logit_bias(body.logit_bias or {}, vocab_size)
     _check_bad_words(body.bad_words or ())
@@ -159,14 +165,14 @@ def _check_bad_words(words: Sequence[str]) -> None:
     check_count("bad_words", len(words), MAX_BAD_WORDS, "words")
     if any(not 1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in words):
         raise InvalidRequest(
-            f"Each string of bad_words needs 1 to {MAX_BAD_WORD_LENGTH} characters.", parameter="bad_words"
+            f"Each string of bad_words must have 1 to {MAX_BAD_WORD_LENGTH} characters.", parameter="bad_words"
         )
 
 
 def _check_allowed(token_ids: Sequence[int], vocab_size: int) -> None:
     if not token_ids:
         raise InvalidRequest(
-            "allowed_token_ids is empty, which allows nothing: name some token ids, or leave it out for all.",
+            "allowed_token_ids is empty, which allows no tokens: give some token ids, or leave it out to allow all.",
             parameter="allowed_token_ids",
         )
     check_count("allowed_token_ids", len(token_ids), vocab_size, "entries")
@@ -182,8 +188,8 @@ def _check_logit_bias(logit_bias: Mapping[str, float], vocab_size: int) -> None:
     check_count("logit_bias", len(logit_bias), MAX_LOGIT_BIAS_ENTRIES, "entries")
     if wrong := [key[:_SHOWN] for key in logit_bias if not (_TOKEN_ID.fullmatch(key) and int(key) < vocab_size)]:
         raise InvalidRequest(
-            f"logit_bias has keys that are no token ids, or out of vocabulary: {', '.join(map(repr, wrong))}. The "
-            f"model's vocabulary size is {vocab_size}: keys go from 0 to {vocab_size - 1}.",
+            f"logit_bias has keys that are not token ids, or are out of vocabulary: {', '.join(map(repr, wrong))}. "
+            f"The model's vocabulary size is {vocab_size}: keys go from 0 to {vocab_size - 1}.",
             parameter="logit_bias",
         )
     for value in logit_bias.values():

@@ -23,9 +23,10 @@ Item = dict[str, Any]
 _POLL_SECONDS = 0.25
 # Time for the gateway that runs a response to notice that it should stop.
 _STOP_SECONDS = 10.0
-_LOST = "The gateway that worked on this response was lost before its end; send the request again."
+_LOST = "The gateway that was working on this response was lost before it finished; send the request again."
 _NOWHERE = (
-    "this server keeps no responses (--responses-store): send the whole conversation as input, or start it with a store"
+    "this server does not store responses (--responses-store): send the whole conversation as input, or start the "
+    "server with a store"
 )
 _NOT_HERE = (
     "it may have expired (--responses-store-max-age-seconds, --responses-store-max-count), been deleted, been created "
@@ -59,9 +60,9 @@ class Responses:
             InvalidRequest: it would not be stored, so that nobody could retrieve it.
         """
         if store is False or self._store is None:
-            why = "store: false keeps nothing" if self._store else "this server keeps none (--responses-store)"
+            why = "store is false" if self._store else "this server stores none (--responses-store)"
             raise InvalidRequest(
-                f"background needs a response that is kept, and {why}: leave it out.", parameter="background"
+                f"background needs a stored response, but {why}: leave it out.", parameter="background"
             )
 
     async def find(self, identity: str, tenant: str, parameter: str = "response_id") -> StoredResponse:
@@ -87,7 +88,7 @@ class Responses:
         found = await self.find(identity, tenant, "previous_response_id")
         if found.stage is Stage.LIVE:
             raise InvalidRequest(
-                f"The response {identity[:64]!r} has not ended yet: wait for its end, or cancel it.",
+                f"The response {identity[:64]!r} has not finished yet: wait until it has, or cancel it.",
                 parameter="previous_response_id",
             )
         return [*msgspec.json.decode(found.items), *msgspec.json.decode(found.body)["output"]]
@@ -97,7 +98,7 @@ class Responses:
         try:
             await self.store.add(NewResponse(body.id, tenant, msgspec.json.encode(body), items))
         except QuireError as error:
-            logger.warning("%s is not stored: %s", body.id, error)
+            logger.warning("%s could not be stored: %s", body.id, error)
             body.store = False
 
     async def start(self, run: Run, tenant: str, items: bytes, *, in_background: bool) -> None:
@@ -123,8 +124,8 @@ class Responses:
         found = await self.find(identity, tenant)
         if not found.has_events:
             raise InvalidRequest(
-                "The events of this response were not kept: create it with stream: true or background: true. Without "
-                "stream, it can be retrieved as a whole.", parameter="stream",
+                "The events of this response were not stored: create it with stream: true or background: true. "
+                "Without stream, it can be retrieved as a whole.", parameter="stream",
             )  # fmt: skip
         log: EventLog = self._runs.get(identity) or _StoredLog(self, self.store, identity, tenant)
         return Follower(log, after)
@@ -191,7 +192,7 @@ class Responses:
         await self.store.finish(identity, msgspec.json.encode(body), chunk)
         ended = await self.store.get(identity, tenant)
         if ended is None or ended.stage is Stage.ABANDONED:
-            raise Unavailable("The response is changed by others now; try again in a moment.")
+            raise Unavailable("The response is being changed by another gateway; try again in a moment.")
         return ended
 
 

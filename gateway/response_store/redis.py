@@ -176,5 +176,5 @@ class RedisStore(ResponseStore):
         except WatchError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("the responses' Redis cannot be used: %s", error)
-            raise Unavailable("The store of responses cannot be used now; try again in a moment.") from error
+            logger.warning("the response store in Redis cannot be used: %s", error)
+            raise Unavailable("The response store is not available; try again in a moment.") from error

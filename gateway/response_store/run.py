@@ -141,7 +141,7 @@ class Run:
             try:
                 goes_on = not self._kept or await self._store.beat(self.identity, chunk)
             except QuireError as error:  # readers in this gateway are not affected
-                logger.warning("the events of %s are not stored for now: %s", self.identity, error)
+                logger.warning("the events of %s cannot be stored at the moment: %s", self.identity, error)
                 continue
             if self._kept:
                 self._num_stored += len(chunk.events)
@@ -155,7 +155,7 @@ class Run:
                 await self._store.finish(self.identity, msgspec.json.encode(self.body), self._unstored())
                 return
             except QuireError as error:
-                logger.warning("the end of %s is not stored, attempt %d: %s", self.identity, attempt + 1, error)
+                logger.warning("the end of %s could not be stored, attempt %d: %s", self.identity, attempt + 1, error)
                 await asyncio.sleep(BEAT_SECONDS)
 
 

@@ -111,8 +111,8 @@ class SqliteStore(ResponseStore):
         try:
             return await self._pool.run(in_transaction)
         except sqlite3.Error as error:
-            logger.warning("the responses' file cannot be used: %s", error)
-            raise Unavailable("The store of responses cannot be used now; try again in a moment.") from error
+            logger.warning("the response store's file cannot be used: %s", error)
+            raise Unavailable("The response store is not available; try again in a moment.") from error
 
     def _add(self, new: NewResponse) -> None:
         now = time.time()

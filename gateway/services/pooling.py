@@ -68,8 +68,8 @@ class PoolingCalls:
         size = sum(map(request.answer_bytes, request.inputs))
         if size > _MOST_REQUEST_BYTES:
             raise InvalidRequest(
-                f"What comes of the inputs has {size} bytes as float32; a request may have {_MOST_REQUEST_BYTES} at "
-                "most: send fewer inputs, or shorter ones.",
+                f"The results for the inputs would take {size} bytes as float32; at most {_MOST_REQUEST_BYTES} are "
+                "allowed per request: send fewer inputs, or shorter ones.",
                 parameter="input",
             )
         with contextlib.ExitStack() as taken:
@@ -115,7 +115,7 @@ class PoolingCalls:
         failure: Unavailable | None = None
         while True:
             if (seconds := deadline - time.monotonic()) <= 0:
-                raise DeadlineExceeded("The request did not finish within its time.")
+                raise DeadlineExceeded("The request did not finish within its time limit.")
             try:
                 router = await self._routers.wait_up(0.0 if failure else seconds, refused_by)
             except Unavailable as error:

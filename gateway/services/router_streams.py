@@ -155,7 +155,7 @@ class RouterStreams:
         if router is None:
             return False
         if (seconds := stream.deadline - time.monotonic()) <= 0:
-            raise DeadlineExceeded("The request did not finish within its time.")
+            raise DeadlineExceeded("The request did not finish within its time limit.")
         stream_id = next(self._ids)
         router.start(stream_id, from_stream(stream, timeout_ms=max(1, int(seconds * 1000))))
         stream.stream_id, stream.answered = stream_id, False
@@ -217,7 +217,7 @@ class RouterStreams:
         for stream in sorted(lost, key=_known_tokens):
             self._take_away(stream)
             stream.refused_by = ()
-            self._move(stream, Unavailable("The router was lost. The answer is not complete; send the request again."))
+            self._move(stream, Unavailable("The router was lost. The answer is incomplete; send the request again."))
 
     def _move(self, stream: StreamState, error: QuireError) -> None:
         """Continues a generation at another router, or fails its request with `error`."""

@@ -178,11 +178,9 @@ class Texts:
         for text in [text for text in self._waiting if now >= (text.deadline or 0.0)]:
             stream = text.choice.stream
             if now >= stream.deadline:
-                error: QuireError = DeadlineExceeded("The request did not finish within its time.")
+                error: QuireError = DeadlineExceeded("The request did not finish within its time limit.")
             else:
-                error = Unavailable(
-                    "The tokenizer service is gone. The answer is not complete; send the request again."
-                )
+                error = Unavailable("The tokenizer service was lost. The answer is incomplete; send the request again.")
             stream.owner.fail(error)
 
     def _on_frame(self, frame: TextFrame) -> None:

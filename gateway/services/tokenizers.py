@@ -185,7 +185,7 @@ class Tokenizers:
             InvalidRequest: there is no tokenizer service.
         """
         if self.skipped:
-            raise needs_text("What asks for the tokenizer")
+            raise needs_text("This request")
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 while not (replica := self.pick(avoid)):

@@ -40,12 +40,12 @@ class ToolParsers:
         """
         if name in self.names:
             raise StartupError(
-                f"{_PLUGIN_FLAG} registers a parser {name!r}, which exists already: give it another name."
+                f"{_PLUGIN_FLAG} registers a parser named {name!r}, which already exists: give it another name."
             )
         if not (isinstance(parser, type) and issubclass(parser, ToolParser)) or inspect.isabstract(parser):
             raise StartupError(
-                f"{_PLUGIN_FLAG} registers {parser!r} as {name!r}; a parser is a class that derives from "
-                "gateway.tool_parsers.base.ToolParser and has all of its methods."
+                f"{_PLUGIN_FLAG} registers {parser!r} as {name!r}; a parser must be a class that derives from "
+                "gateway.tool_parsers.base.ToolParser and implements its methods."
             )
         self._registered[name] = parser
 
@@ -93,7 +93,7 @@ def _load_plugin(path: str, parsers: ToolParsers) -> None:
 def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("quire_tool_parser_plugin", path)
     if spec is None or spec.loader is None:
-        raise StartupError(f"{_PLUGIN_FLAG} {path} is no Python file.")
+        raise StartupError(f"{_PLUGIN_FLAG} {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

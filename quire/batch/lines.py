@@ -91,7 +91,7 @@ def read_input(path: Path) -> BatchInput:
     if faults:
         more = f" (and {len(faults) - _SHOWN_FAULTS} more)" if len(faults) > _SHOWN_FAULTS else ""
         raise StartupError(
-            f"--input-file {path} has lines that are no requests: {'; '.join(faults[:_SHOWN_FAULTS])}{more}."
+            f"--input-file {path} has lines that are not valid requests: {'; '.join(faults[:_SHOWN_FAULTS])}{more}."
         )
     if not places:
         raise StartupError(f"--input-file {path} has no requests.")
@@ -101,7 +101,7 @@ def read_input(path: Path) -> BatchInput:
 def _fault(line: bytes, number: int, seen: dict[bytes, int]) -> str:
     """What is wrong with a line; empty if nothing is."""
     if len(line) > _MAX_LINE_BYTES:
-        return f"{len(line)} bytes are too many"
+        return f"{len(line)} bytes are too long for a line"
     try:
         request = msgspec.json.decode(line, type=BatchLine)
         streamed = msgspec.json.decode(request.body, type=_Streamed)
@@ -112,9 +112,9 @@ def _fault(line: bytes, number: int, seen: dict[bytes, int]) -> str:
     if not request.url.startswith("/"):
         return f"url is {request.url[:80]!r}; it must be a path such as /v1/chat/completions"
     if streamed.stream:
-        return "body.stream: a batch has no streams"
+        return "body.stream: a batch does not support streams"
     if not request.custom_id:
         return "custom_id is empty"
     if first := seen.setdefault(hashlib.blake2b(request.custom_id.encode(), digest_size=16).digest(), number) - number:
-        return f"custom_id {request.custom_id[:80]!r} is line {number + first}'s too"
+        return f"custom_id {request.custom_id[:80]!r} is also used in line {number + first}"
     return ""

@@ -44,8 +44,8 @@ class Results:
         if found and found != head:
             self._file.close()
             raise StartupError(
-                f"{self.path} has answers to other requests than {self._requests.path} has: move it away, or name "
-                "another output."
+                f"{self.path} has answers to requests other than those in {self._requests.path}: move it away, or "
+                "choose another output."
             )
         if not found:
             self._file.write(head)

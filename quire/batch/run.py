@@ -63,8 +63,8 @@ def _check_apart(batch: BatchOptions) -> None:
         is_one = is_one or Path(batch.input_file).expanduser().samefile(Path(batch.output_file).expanduser())
     if is_one:
         raise StartupError(
-            f"--input-file {shown(batch.input_file)} and --output-file {shown(batch.output_file)} are one file, whose "
-            "requests the answers would replace: name another output."
+            f"--input-file {shown(batch.input_file)} and --output-file {shown(batch.output_file)} are the same file, "
+            "so the answers would overwrite the requests: choose another output."
         )
 
 
@@ -76,7 +76,7 @@ def _places(batch: BatchOptions) -> tuple[Path, Path]:
     else:
         output = Path(batch.output_file).expanduser()
         if output.is_dir() or not output.absolute().parent.is_dir():
-            raise StartupError(f"--output-file {output} is no file in a folder that is there.")
+            raise StartupError(f"--output-file {output} must be a file in an existing folder.")
     return output, (folder or output.parent) / f"{output.name}.partial"
 
 
@@ -98,7 +98,7 @@ def _local_input(batch: BatchOptions, folder: Path) -> Iterator[Path]:
 def _gateway(options: GatewayOptions, batch: BatchOptions) -> GatewayOptions:
     """The gateway's options: it serves nobody else, unless metrics are wanted."""
     if options.uds:
-        raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves its figures on --port.")
+        raise StartupError("A batch has no clients: leave --uds out. --enable-metrics serves the metrics on --port.")
     if batch.enable_metrics:
         return dataclasses.replace(options, host=batch.url)
     return dataclasses.replace(options, host="127.0.0.1", port=free_ports(1)[0])
@@ -131,8 +131,8 @@ def _answer(batch: BatchOptions, requests: BatchInput, results: Results, groups:
 
     if not run_stack(work, **groups):
         raise StartupError(
-            f"The batch was stopped: {len(results)} of {len(requests)} requests are answered. The same command goes on "
-            "from there."
+            f"The batch was stopped: {len(results)} of {len(requests)} requests have been answered. Run the same "
+            "command again to continue."
         )
 
 

@@ -62,7 +62,7 @@ def send(path: Path, address: str) -> None:
                 break
     assert failure is not None
     raise StartupError(
-        f"--output-file {shown(address)} does not take the answers: {_reason(failure)}. They are in {path}."
+        f"--output-file {shown(address)}: the answers cannot be uploaded: {_reason(failure)}. They are in {path}."
     ) from failure
 
 

@@ -58,12 +58,11 @@ def files_of(file: Path) -> list[Path]:
     else:
         name, _, count = numbered.groups()
         if not 1 <= int(count) <= 9999:
-            raise StartupError(f"{file}: no model has {count} files.")
+            raise StartupError(f"{file}: a model cannot have {count} files.")
         files = [file.with_name(f"{name}-{index:05}-of-{count}{SUFFIX}") for index in range(1, int(count) + 1)]
     if missing := [each.name for each in files if not each.is_file()]:
         raise StartupError(
-            f"{file.parent} is not complete: {', '.join(missing[:3])} is missing, of {len(files)} files that the model "
-            f"has."
+            f"{file.parent} is incomplete: {', '.join(missing[:3])} is missing (the model has {len(files)} files)."
         )
     return files
 
@@ -80,7 +79,7 @@ def read_gguf(file: Path) -> Gguf:
     for header in headers:
         for name, tensor in header.tensors.items():
             if name in tensors:
-                raise StartupError(f"{tensor.file}: {name} is in {tensors[name].file.name} too.")
+                raise StartupError(f"{tensor.file}: {name} is also in {tensors[name].file.name}.")
             tensors[name] = tensor
     _check_split(files, headers, tensors)
     return Gguf(files, headers[0].metadata, tensors)
@@ -96,12 +95,12 @@ def _check_split(files: Sequence[Path], headers: Sequence[Header], tensors: Mapp
         told = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0)
         if told not in ((index, len(files)), (0, 0)):
             raise StartupError(
-                f"{file} says that it is file {told[0]} of {told[1]}, counted from 0; expected {index} of {len(files)}."
-                " Give files of several parts the names that they had."
+                f"{file} says that it is file {told[0]} of {told[1]}, counted from 0; expected {index} of "
+                f"{len(files)}. Restore the original names of the files."
             )
     expected = headers[0].metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
-        raise StartupError(f"{files[0]}: the model has {expected} tensors, and {len(tensors)} are in its files.")
+        raise StartupError(f"{files[0]}: the model has {expected} tensors, but {len(tensors)} are in its files.")
 
 
 def model_in(folder: Path) -> Path | None:
@@ -114,5 +113,5 @@ def model_in(folder: Path) -> Path | None:
     models = [file for file in found if not (part := _NUMBERED.fullmatch(file.name)) or int(part[2]) == 1]
     if len(models) > 1:
         names = ", ".join(file.name for file in models[:5])
-        raise StartupError(f"{folder} has {len(models)} models of GGUF: {names}. Name the one that is meant.")
+        raise StartupError(f"{folder} has {len(models)} GGUF models: {names}. Specify one of them.")
     return models[0] if models else None

@@ -80,13 +80,13 @@ class _Reader:
 
     def header(self) -> Header:
         if self._content[:4] != MAGIC:
-            raise _Broken(f"it begins with {self._content[:4]!r} and not with {MAGIC!r}")
+            raise _Broken(f"it begins with {self._content[:4]!r} instead of {MAGIC!r}")
         self._at = len(MAGIC)
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise _Broken(f"it is of version {version}; known are {' and '.join(map(str, _VERSIONS))}, little-endian")
+            raise _Broken(f"its version is {version}; supported are {' and '.join(map(str, _VERSIONS))}, little-endian")
         num_tensors, num_entries = self._scalar("Q"), self._scalar("Q")
-        self._check_count(num_entries, _LEAST_ENTRY, "entries of metadata")
+        self._check_count(num_entries, _LEAST_ENTRY, "metadata entries")
         metadata = dict(self._entry() for _ in range(num_entries))
         self._check_count(num_tensors, _LEAST_TENSOR, "tensors")
         described = [self._tensor() for _ in range(num_tensors)]
@@ -96,7 +96,7 @@ class _Reader:
         start = -(-self._at // alignment) * alignment
         tensors = {each[0]: self._placed(start, *each) for each in described}
         if len(tensors) < len(described):
-            raise _Broken("two of its tensors have one name")
+            raise _Broken("two of its tensors have the same name")
         return Header(metadata, tensors)
 
     def _entry(self) -> tuple[str, Value]:
@@ -110,7 +110,7 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind not in _SCALARS:
-            raise _Broken(f"its type has the number {kind}, which is not known")
+            raise _Broken(f"it has the type number {kind}, which is not known")
         return self._scalar(_SCALARS[kind])
 
     def _list(self) -> list[Value]:
@@ -119,7 +119,7 @@ class _Reader:
             self._check_count(count, 8, "strings")
             return self._strings(count)
         if kind not in _SCALARS:
-            raise _Broken(f"it is a list of things whose type has the number {kind}, which is not known")
+            raise _Broken(f"it is a list whose items have the type number {kind}, which is not known")
         return list(self._numbers(_SCALARS[kind], count))
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
@@ -132,7 +132,7 @@ class _Reader:
 
     def _placed(self, start: int, name: str, number: int, shape: tuple[int, ...], offset: int) -> StoredTensor:
         if number not in TYPES:
-            raise _Broken(f"the type of the tensor {name} has the number {number}, which is not known")
+            raise _Broken(f"the tensor {name} has the type number {number}, which is not known")
         tensor = StoredTensor(name, self._file, TYPES[number], shape, start + offset)
         try:
             end = tensor.offset + tensor.num_bytes
@@ -140,14 +140,14 @@ class _Reader:
             raise _Broken(f"the tensor {name} has {error}") from None
         if min(shape) < 1 or end > len(self._content):
             raise _Broken(
-                f"the tensor {name} of {tensor.type.name} {list(shape)} would end at byte {end}, and the file has "
-                f"{len(self._content)}"
+                f"the tensor {name} of {tensor.type.name} {list(shape)} would end at byte {end}, but the file has "
+                f"{len(self._content)} bytes"
             )
         return tensor
 
     def _check_count(self, count: int, least: int, what: str) -> None:
         if count * least > (left := len(self._content) - self._at):
-            raise _Broken(f"it announces {count} {what}, and {left} bytes are left")
+            raise _Broken(f"it announces {count} {what}, but only {left} bytes are left")
 
     def _string(self) -> str:
         return self._strings(1)[0]
@@ -160,7 +160,9 @@ class _Reader:
             begin = at + 8
             at = begin + int.from_bytes(content[at:begin], "little")
             if at > size:
-                raise _Broken(f"a text of {at - begin} bytes would begin at byte {begin}, and the file has {size}")
+                raise _Broken(
+                    f"a text of {at - begin} bytes would begin at byte {begin}, but the file has {size} bytes"
+                )
             found.append(content[begin:at].decode("utf-8", "replace"))
         self._at = at
         return found

@@ -20,7 +20,7 @@ class TensorType:
             ValueError: the row would end inside a block.
         """
         if values % self.values:
-            raise ValueError(f"rows of {values} values, and {self.name} has blocks of {self.values}")
+            raise ValueError(f"rows of {values} values, but {self.name} has blocks of {self.values}")
         return values // self.values * self.bytes
 
 

@@ -32,7 +32,7 @@ def from_asked(asked: AskedConstraint) -> tokenizer_pb2.CompileConstraintRequest
             text = wanted.text.encode()
             setattr(request, wanted.form.value, text if wanted.form in _BYTES else wanted.text)
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"It has half a character in it: {error}") from None
+        raise InvalidRequest(f"It has an unpaired surrogate: {error}") from None
     return request
 
 

@@ -105,7 +105,7 @@ class DnsSource:
     def _log_once(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
-            logger.warning("%s: %s; keeping what was found before", self._name, trouble)
+            logger.warning("%s: %s; keeping the addresses found before", self._name, trouble)
 
 
 def one_family(hosts: Sequence[str]) -> Sequence[str]:

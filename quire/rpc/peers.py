@@ -44,7 +44,7 @@ class Peers(Generic[P]):
         """
         chosen = frozenset(addresses)
         if len(self.by_address.keys() | chosen) > self._most:
-            raise Overloaded(f"{source} announces more addresses than the {self._most} that can be kept up with.")
+            raise Overloaded(f"{source} announces too many addresses: the limit is {self._most} peers in total.")
         self._announced[source] = chosen
         for address in sorted(chosen - self.by_address.keys()):
             self.by_address[address] = make(address)

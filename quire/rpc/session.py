@@ -55,7 +55,7 @@ class Outbox(Generic[Out]):
             Overloaded: the peer does not read, and too much is waiting for it.
         """
         if self._items + items > MAX_PENDING_ITEMS:
-            raise Overloaded("Too much waits for a peer that does not read its frames; try again in a moment.")
+            raise Overloaded("Too much is waiting for a peer that does not read its frames; try again in a moment.")
         self._items += items
         if self._bytes and self._bytes + num_bytes > MAX_FRAME_BYTES:
             self._full.append(self._frame)
@@ -146,7 +146,7 @@ class SessionLink(Generic[Out, In]):
         """Whether the peer's heartbeat is overdue: it should get no new work."""
         return time.monotonic() - self._last_frame > LATE_SECONDS
 
-    def give_up(self, fault: str = "answers and does nothing") -> None:
+    def give_up(self, fault: str = "answers but does no work") -> None:
         """Drops the connection as if it were lost, and reconnects: the peer answers but does not work."""
         self._fault = fault
         self._end_beat()

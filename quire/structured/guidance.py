@@ -64,7 +64,7 @@ class GuidanceBackend(Backend):
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         if not any(mask) and not matcher.is_accepting():
-            raise InvalidRequest("No output can satisfy the constraint: nothing is left to begin with.")
+            raise InvalidRequest("No output can satisfy the constraint: no first token is possible.")
         return grammar.encode()
 
     def _grammar(self, request: ConstraintRequest) -> str:
@@ -175,7 +175,7 @@ class _Wrapper:
 def _json_schema(request: ConstraintRequest) -> str:
     schema = _parse_json(request.text, "JSON schema")
     if not isinstance(schema, dict | bool):
-        raise ValueError("a JSON schema is an object, true or false")
+        raise ValueError("a JSON schema must be an object, true or false")
     return f'{{"grammars": [{{"json_schema": {_schema_text(schema, request)}}}]}}'
 
 
@@ -218,7 +218,7 @@ def _grammar(request: ConstraintRequest) -> str:
     try:
         lark = any_to_lark(request.text)
     except Exception as error:  # its parser may raise anything
-        raise ValueError(f"it is neither Lark's nor GBNF's notation: {error}") from error
+        raise ValueError(f"it is in neither Lark nor GBNF notation: {error}") from error
     grammar: str = LLMatcher.grammar_from_lark(lark)
     return grammar
 
@@ -236,7 +236,7 @@ def _structural_tag(request: ConstraintRequest, special_tokens: Mapping[str, int
     try:
         text = grammar.write(_parse_json(request.text, "structural tag"))
     except NotImplementedError as error:
-        raise Inexpressible(f"guidance does not know {error} in structural tags.") from error
+        raise Inexpressible(f"guidance does not support {error} in structural tags.") from error
     lark: str = LLMatcher.grammar_from_lark(text)
     return lark
 
@@ -259,13 +259,13 @@ def _parse_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the {what} is not JSON: {error}") from error
+        raise ValueError(f"the {what} is not valid JSON: {error}") from error
 
 
 def _check_size(grammar: bytes) -> None:
     if len(grammar) > _MOST_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"The constraint has {len(grammar)} bytes as a grammar; at most {_MOST_GRAMMAR_BYTES} are taken."
+            f"The constraint has {len(grammar)} bytes as a grammar; at most {_MOST_GRAMMAR_BYTES} are allowed."
         )
 
 

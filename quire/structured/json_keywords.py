@@ -51,11 +51,11 @@ def parse_schema(text: str, backend: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"The JSON schema is not JSON: {error}") from error
+        raise InvalidRequest(f"The JSON schema is not valid JSON: {error}") from error
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise InvalidRequest("A JSON schema is an object or true; no output satisfies any other.")
+        raise InvalidRequest("A JSON schema must be an object or true; no output satisfies any other.")
     for part in schemas_in(schema):
         _check(part, backend)
     return schema
@@ -63,17 +63,17 @@ def parse_schema(text: str, backend: str) -> dict[str, Any]:
 
 def _check(part: Any, backend: str) -> None:
     if part is False:
-        raise Inexpressible(f"{backend} does not know the schema false.")
+        raise Inexpressible(f"{backend} does not support the schema false.")
     if not isinstance(part, dict):
         return
     if others := sorted(part.keys() - _ANNOTATIONS - OBEYED[backend]):
-        raise Inexpressible(f"{backend} does not obey {', '.join(others)[:200]} in JSON schemas.")
+        raise Inexpressible(f"{backend} does not support {', '.join(others)[:200]} in JSON schemas.")
     if not str(part.get("$ref", "#")).startswith("#"):
         raise InvalidRequest(f"$ref refers to another document ({str(part['$ref'])[:100]!r}); put it into $defs.")
     for alone in ("$ref", "anyOf", "enum", "const"):  # keywords beside these are easily ignored
         beside = sorted(part.keys() - _ANNOTATIONS - {alone}) if alone in part else []
         if beside and not (alone in ("enum", "const") and beside == ["type"] and _is_of_type(part)):
-            raise Inexpressible(f"{backend} does not obey {', '.join(beside)[:200]} beside {alone}.")
+            raise Inexpressible(f"{backend} does not support {', '.join(beside)[:200]} beside {alone}.")
 
 
 def _is_of_type(part: dict[str, Any]) -> bool:
@@ -93,11 +93,11 @@ def check_no_recursion(schema: dict[str, Any], backend: str) -> None:
              if isinstance(schema.get(kind), dict) for name, part in schema[kind].items()}  # fmt: skip
     used = {name: _references(part) for name, part in named.items()}
     if others := sorted((_references(schema) | set().union(*used.values())) - named.keys()):
-        raise Inexpressible(f"{backend} follows references to definitions alone, not {others[0][:100]!r}.")
+        raise Inexpressible(f"{backend} only supports references to definitions, not {others[0][:100]!r}.")
     try:
         graphlib.TopologicalSorter(used).prepare()
     except graphlib.CycleError:
-        raise Inexpressible(f"{backend} does not follow definitions that refer to themselves.") from None
+        raise Inexpressible(f"{backend} does not support definitions that refer to themselves.") from None
 
 
 def _references(schema: Any) -> set[str]:

@@ -63,17 +63,17 @@ class OutlinesGrammar(Grammar):
 
     def __init__(self, grammar: bytes, vocab_size: int) -> None:
         if len(grammar) < _HEADER.size:
-            raise _refusal("it is no automaton")
+            raise _refusal("it is not an automaton")
         _, states, transitions, self.start = _HEADER.unpack_from(grammar)
         sizes = (states + 1, states, transitions, transitions)
         if _HEADER.size + 4 * sum(sizes) != len(grammar):
-            raise _refusal("it is no automaton of its size")
+            raise _refusal("its size does not match its automaton")
         values = np.frombuffer(grammar, _INT, offset=_HEADER.size)
         self.first, self.is_final, self.token_ids, self.targets = np.split(values, np.cumsum(sizes)[:-1])
         in_order = bool(np.all(self.first[1:] >= self.first[:-1])) and int(self.first[-1]) == transitions
         ends = int(self.token_ids.max(initial=0)) < vocab_size and int(self.targets.max(initial=0)) < states
         if not (in_order and ends and self.start < states and int(self.first[0]) == 0):
-            raise _refusal("its automaton is of another vocabulary, or of none")
+            raise _refusal("its automaton is malformed, or belongs to another vocabulary")
 
     def matcher(self) -> Matcher:
         """See Grammar.matcher."""
@@ -161,7 +161,7 @@ def _regex_of(request: ConstraintRequest) -> str:
         return "|".join(map(_escaped, request.choices))
     if request.form is Form.JSON_SCHEMA:
         return _regex_of_schema(request)
-    raise Inexpressible("outlines follows JSON schemas, regular expressions and choices only.")
+    raise Inexpressible("outlines only supports JSON schemas, regular expressions and choices.")
 
 
 def _regex_of_schema(request: ConstraintRequest) -> str:
@@ -174,7 +174,7 @@ def _regex_of_schema(request: ConstraintRequest) -> str:
         if isinstance(part, dict) and part.get("properties"):
             part.pop("additionalProperties", None)
         elif isinstance(part, dict) and "additionalProperties" in part:
-            raise Inexpressible("outlines knows objects by their properties only.")
+            raise Inexpressible("outlines does not support additionalProperties without properties.")
     whitespace = "" if request.disable_any_whitespace else request.whitespace_pattern or None
     regex: str = build_regex_from_schema(json.dumps(schema), whitespace)
     return regex

@@ -28,8 +28,8 @@ BACKENDS: dict[str, BackendEntry] = {
 }
 # Backends that other servers have, and why Quire does not.
 REFUSED: dict[str, str] = {
-    "lm-format-enforcer": "it works through the vocabulary in Python at each token, which would hold up every other "
-    "stream of its engine, and where it meets an error of its own it lets the output end, valid or not",
+    "lm-format-enforcer": "it goes through the vocabulary in Python for each token, which would hold up every other "
+    "stream of its engine, and on an internal error it lets the output end, valid or not",
 }
 
 
@@ -62,7 +62,7 @@ def check_installed(name: str) -> None:
     check_backend(name)
     if not is_installed(name):
         raise FailedPrecondition(
-            f"The structured output backend {name} is not installed here: `pip install {BACKENDS[name].package}`, or "
+            f"The structured output backend {name} is not installed: run `pip install {BACKENDS[name].package}`, or "
             "choose another.",
             parameter="backend",
         )
@@ -76,7 +76,8 @@ def check_backend(name: str) -> None:
     """
     if name in REFUSED:
         raise InvalidRequest(
-            f"Quire does not follow constraints by {name}: {REFUSED[name]}. Choose one of {', '.join(BACKENDS)}.",
+            f"Quire does not support the structured output backend {name}: {REFUSED[name]}. Choose one of "
+            f"{', '.join(BACKENDS)}.",
             parameter="backend",
         )
     if name not in BACKENDS:

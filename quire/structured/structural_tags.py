@@ -43,7 +43,7 @@ class TagGrammar:
             NotImplementedError: it has element types that only other servers support.
         """
         if not isinstance(tag, dict):
-            raise ValueError("a structural tag is an object")
+            raise ValueError("a structural tag must be an object")
         tree = _from_structures(tag) if "structures" in tag else tag.get("format")
         start = self._element(tree, "format", 0)
         return "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
@@ -52,12 +52,12 @@ class TagGrammar:
         """Adds the rules of an element; returns the name to use in other rules."""
         kind = element.get("type") if isinstance(element, dict) else None
         if depth > _MOST_DEPTH:
-            raise ValueError(f"{place} is nested more than {_MOST_DEPTH} deep")
+            raise ValueError(f"{place} is nested more than {_MOST_DEPTH} levels deep")
         writer = _WRITERS.get(kind) if isinstance(kind, str) else None
         if writer is None:
             if kind in _ELSEWHERE:
                 raise NotImplementedError(f"{place}.type {kind}")
-            raise ValueError(f"{place}.type is {str(kind)[:50]!r}; it is one of {', '.join(_WRITERS)}")
+            raise ValueError(f"{place}.type is {str(kind)[:50]!r}; it must be one of {', '.join(_WRITERS)}")
         return writer(self, element, place, depth)
 
     def _rule(self, body: str, attributes: str = "") -> str:
@@ -83,7 +83,7 @@ class TagGrammar:
     def _schema(self, element: Mapping[str, Any], place: str, depth: int) -> str:
         schema = element.get("json_schema")
         if not isinstance(schema, dict | bool):
-            raise ValueError(f"{place}.json_schema is no JSON schema")
+            raise ValueError(f"{place}.json_schema is not a JSON schema")
         return self._rule(f"%json {self._schema_text(schema)}")
 
     def _regex(self, element: Mapping[str, Any], place: str, depth: int) -> str:
@@ -131,14 +131,14 @@ class TagGrammar:
         triggered = []
         for index, trigger in enumerate(_list(element, "triggers", place)):
             if not isinstance(trigger, str) or not trigger:
-                raise ValueError(f"{place}.triggers[{index}] is no text")
+                raise ValueError(f"{place}.triggers[{index}] must be a non-empty string")
             begun = [(number, tag) for number, tag in tags if tag["begin"].startswith(trigger)]
             tags = [each for each in tags if each not in begun]
             if begun:
                 rests = (self._tag_from(tag, f"{place}.tags[{number}]", depth + 1, trigger) for number, tag in begun)
                 triggered.append(f"{self._text_up_to(trigger)} ({' | '.join(rests)})")
         if tags:
-            raise ValueError(f"{place}.tags[{tags[0][0]}].begin starts with none of the triggers")
+            raise ValueError(f"{place}.tags[{tags[0][0]}].begin does not start with any of the triggers")
         each = self._rule(" | ".join(triggered))
         text = self._rule("TEXT")
         if not element.get("at_least_one"):
@@ -176,7 +176,7 @@ def _from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
     tags = []
     for index, each in enumerate(structures):
         if not isinstance(each, dict):
-            raise ValueError(f"structures[{index}] is no object")
+            raise ValueError(f"structures[{index}] must be an object")
         content = {"type": "json_schema", "json_schema": each.get("schema")}
         tags.append({"begin": each.get("begin"), "content": content, "end": each.get("end", "")})
     return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
@@ -187,7 +187,7 @@ def _tags(element: Mapping[str, Any], place: str) -> list[tuple[int, dict[str, A
     tags = list(enumerate(_list(element, "tags", place)))
     for index, tag in tags:
         if not isinstance(tag, dict):
-            raise ValueError(f"{place}.tags[{index}] is no tag")
+            raise ValueError(f"{place}.tags[{index}] must be an object")
         _string(tag, "begin", f"{place}.tags[{index}]")
         tag.setdefault("type", "tag")
     return tags
@@ -203,5 +203,5 @@ def _string(element: Mapping[str, Any], key: str, place: str) -> str:
 def _list(element: Mapping[str, Any], key: str, place: str) -> Sequence[Any]:
     value = element.get(key)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{place}.{key} must be a list that is not empty")
+        raise ValueError(f"{place}.{key} must be a non-empty list")
     return value

@@ -42,7 +42,7 @@ class DeepThreads:
         late = self._clock() - _PATIENCE_SECONDS
         alive = sum(began > late for began in list(self._began.values()))
         if alive < self._count and len(self._began) < _MOST_REPLACED * self._count:
-            logger.warning("reading a grammar has taken more than %g s; another thread reads on", _PATIENCE_SECONDS)
+            logger.warning("reading a grammar has taken more than %g s; another thread takes over", _PATIENCE_SECONDS)
             self._start()
 
     def close(self) -> None:

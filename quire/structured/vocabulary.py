@@ -72,8 +72,8 @@ def token_table(files: TokenizerFiles) -> TokenBytes:
     if table is None:
         kind = (files.definition.get("decoder") or {}).get("type")
         raise FailedPrecondition(
-            f"This model's tokenizer joins its tokens to text in a way ({kind}) that no grammar can be followed over "
-            "token by token: structured output needs a byte-level or SentencePiece-like one."
+            f"This model's tokenizer joins tokens into text in a way ({kind}) that does not allow output to be "
+            "constrained token by token: structured output needs a byte-level or SentencePiece-like tokenizer."
         )
     return table
 

@@ -48,7 +48,7 @@ class XGrammarBackend(Backend):
     def compile(self, request: ConstraintRequest) -> bytes:
         """See Backend.compile."""
         if request.whitespace_pattern:
-            raise Inexpressible("xgrammar takes no whitespace_pattern.")
+            raise Inexpressible("xgrammar does not support whitespace_pattern.")
         compiler = xgrammar.GrammarCompiler(self._tokenizer, max_threads=1, cache_enabled=False)
         try:
             compiled = _compile(compiler, request)
@@ -144,9 +144,9 @@ def _compile(compiler: xgrammar.GrammarCompiler, request: ConstraintRequest) -> 
         return compiler.compile_grammar("root ::= " + " | ".join(texts))
     if request.form is Form.GRAMMAR:
         if "::=" not in request.text:
-            raise Inexpressible("xgrammar reads grammars in GBNF's notation only, with a rule named root.")
+            raise Inexpressible("xgrammar only supports grammars in GBNF notation, with a rule named root.")
         return compiler.compile_grammar(request.text)
-    raise Inexpressible("xgrammar is not asked for structural tags here.")
+    raise Inexpressible("xgrammar is not used for structural tags.")
 
 
 def _bound_length(part: Any) -> None:
@@ -155,7 +155,7 @@ def _bound_length(part: Any) -> None:
     if not isinstance(part, dict) or not part.keys() & {"minLength", "maxLength"}:
         return
     if part.get("type") != "string":
-        raise Inexpressible("xgrammar bounds the length of what has the type string alone.")
+        raise Inexpressible("xgrammar supports bounds on the length only for the type string.")
     least, most = part.pop("minLength", 0), part.pop("maxLength", "")
     part["pattern"] = f"^[{_PLAIN}]{{{least},{most}}}$"
 

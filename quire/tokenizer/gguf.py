@@ -32,7 +32,8 @@ def gguf_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, str], dict[str
     kind = model.text("tokenizer.ggml.model")
     if not model.texts("tokenizer.ggml.tokens") or kind not in ("gpt2", "llama"):
         raise StartupError(
-            f"{file} has a tokenizer of the kind {kind or 'none'!r}, which is not read; gpt2 and llama are. {_OTHER}"
+            f"{file} has a tokenizer of the kind {kind or 'none'!r}, which is not supported; gpt2 and llama are. "
+            f"{_OTHER}"
         )
     definition = _byte_level(model) if kind == "gpt2" else _pieces(model)
     return definition, _special_tokens(model), _chat_templates(model)
@@ -42,7 +43,7 @@ def _byte_level(model: Gguf) -> dict[str, Any]:
     name = model.text("tokenizer.ggml.pre")
     if name not in BYTE_LEVEL:
         raise StartupError(
-            f"{model.files[0]}: its tokenizer splits texts by the rules {name or 'none'!r}, which are not known. "
+            f"{model.files[0]}: its tokenizer splits texts by the rules {name or 'none'!r}, which are not supported. "
             + _OTHER
         )
     rules = BYTE_LEVEL[name]
@@ -112,7 +113,7 @@ def _vocabulary(model: Gguf) -> dict[str, int]:
     found = {text: index for index, text in enumerate(tokens) if kinds[index] != TokenKind.UNUSED}
     expected = sum(kind != TokenKind.UNUSED for kind in kinds)
     if len(found) != expected:
-        raise StartupError(f"{model.files[0]}: {expected - len(found)} tokens have texts that others have. {_OTHER}")
+        raise StartupError(f"{model.files[0]}: {expected - len(found)} tokens have the same text as another. {_OTHER}")
     return found
 
 
@@ -157,7 +158,9 @@ def _special_tokens(model: Gguf) -> dict[str, str]:
     for name, key in _NAMED.items():
         index = model.number(f"tokenizer.ggml.{key}")
         if index is not None and not 0 <= index < len(tokens):
-            raise StartupError(f"{model.files[0]}: tokenizer.ggml.{key} is {index}, of {len(tokens)} tokens.")
+            raise StartupError(
+                f"{model.files[0]}: tokenizer.ggml.{key} is {index}, but there are only {len(tokens)} tokens."
+            )
         if index is not None:
             found[name] = tokens[index]
     return found

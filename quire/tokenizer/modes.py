@@ -48,8 +48,8 @@ def _own(place: TokenizerPlace) -> TokenizerFiles:
 
 def _slow(place: TokenizerPlace) -> TokenizerFiles:
     raise StartupError(
-        "--tokenizer-mode slow: Transformers 5 has no slow tokenizers any more, nor has Quire. The fast one gives the "
-        "same tokens: leave the option out."
+        "--tokenizer-mode slow is not supported: Transformers 5 and Quire no longer have slow tokenizers. The fast "
+        "one gives the same tokens: leave the option out."
     )
 
 
@@ -65,7 +65,7 @@ def _custom(place: TokenizerPlace) -> TokenizerFiles:
     found = load_plugin("--tokenizer-mode custom --tokenizer", {}, _PLUGINS, place.name)()
     if not isinstance(found, TokenizerFiles):
         raise StartupError(
-            f"--tokenizer-mode custom --tokenizer {place.name} gives {type(found).__name__}; expected a function "
+            f"--tokenizer-mode custom --tokenizer {place.name} returned {type(found).__name__}; expected a function "
             "without arguments that returns quire.tokenizer.files.TokenizerFiles."
         )
     return found

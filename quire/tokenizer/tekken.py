@@ -41,8 +41,8 @@ def read_tekken(folder: Path) -> TokenizerFiles:
         tokenizer = _tokenizer(content)
     except FileNotFoundError:
         raise StartupError(
-            f"--tokenizer-mode mistral: {folder} has no {FILE}. Tokenizers in tokenizer.model files are not read; take "
-            "the model's tokenizer.json, with --tokenizer-mode auto."
+            f"--tokenizer-mode mistral: {folder} has no {FILE}. Tokenizers in tokenizer.model files are not "
+            "supported; use the model's tokenizer.json, with --tokenizer-mode auto."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"{path} cannot be read: {type(error).__name__}: {error}") from error

@@ -109,9 +109,11 @@ class _Telling(SpanExporter):
             result = SpanExportResult.FAILURE
         lost = result is not SpanExportResult.SUCCESS
         if lost and not self._lost:
-            logger.warning("traces do not reach %s and are dropped meanwhile; requests are served on", self._endpoint)
+            logger.warning(
+                "traces cannot be sent to %s and are dropped for now; requests are still served", self._endpoint
+            )
         elif self._lost and not lost:
-            logger.warning("traces reach %s again", self._endpoint)
+            logger.warning("traces are sent to %s again", self._endpoint)
         self._lost = lost
         return result
 
@@ -141,4 +143,4 @@ def _exporter(endpoint: str) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
         return HttpExporter(endpoint)
-    raise StartupError(f"{_PROTOCOLS[0]} is {protocol!r}; there are grpc and http/protobuf.")
+    raise StartupError(f"{_PROTOCOLS[0]} is {protocol!r}; it must be grpc or http/protobuf.")

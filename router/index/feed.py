@@ -94,7 +94,7 @@ class KvFeed:
                         await self._take(batch)
                 reason = "it ended the stream"
             except TimeoutError:
-                reason = "a snapshot is wanted"
+                reason = "a snapshot is needed"
             except _OutOfStep as error:
                 self._on_out_of_step()
                 logger.warning("cache events of worker %s: %s; asking for a snapshot", self._name, error)
@@ -130,7 +130,7 @@ class KvFeed:
             return
         self._epoch, self._sequence = batch.epoch, batch.sequence
         if not (self._device.agrees(batch.device) and self._host.agrees(batch.host)):
-            raise _OutOfStep(f"after batch {batch.sequence} it holds other blocks than its events told of")
+            raise _OutOfStep(f"after batch {batch.sequence}, its blocks differ from those that its events reported")
 
     async def _apply(self, event: engine_pb2.KvEvent) -> None:
         kind = event.WhichOneof("event")

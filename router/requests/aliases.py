@@ -73,5 +73,7 @@ def _share(text: str, model: str) -> Share:
     except ValueError:
         share = Share(model, 1.0)
     if not share.model or not 0 < share.weight < 1e9:
-        raise StartupError(f"--model-alias {text} is not NAME=MODEL[:WEIGHT][,MODEL[:WEIGHT]...], weights above 0.")
+        raise StartupError(
+            f"--model-alias {text} is not NAME=MODEL[:WEIGHT][,MODEL[:WEIGHT]...], with weights above 0."
+        )
     return share

@@ -60,7 +60,8 @@ class CrashSuspects:
         left = last + min(_SECONDS * 2 ** (count - _CRASHES), _MOST_SECONDS) - self._clock.time()
         if left > 0:
             raise Internal(
-                f"{count} engine workers crashed as they began this request; it is refused for another {left:.0f} s.",
+                f"{count} engine workers crashed when they started this request; it is refused for another "
+                f"{left:.0f} s.",
                 reason=ENGINE_FAULT,
             )
 

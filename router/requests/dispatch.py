@@ -130,7 +130,7 @@ class Dispatcher:
             InvalidRequest: the session has a running request with this stream id, which an error would seem to be of.
         """
         if stream_id in session.streams:
-            raise InvalidRequest(f"stream_id {stream_id} is in use already.", parameter="stream_id")
+            raise InvalidRequest(f"stream_id {stream_id} is already in use in this session.", parameter="stream_id")
         try:
             self._admit()
             assignment = self._assignment(generation)
@@ -200,7 +200,7 @@ class Dispatcher:
             logger.warning("worker %s is lost with %d requests: %s", worker.address, len(lost), error.message)
             # Only if it had requests: a worker that is still loading its model ends one session after another.
             self._outliers.failed(worker)
-        message = f"The engine workers that ran this request were lost: {error.message}"
+        message = f"The engine workers that were running this request were lost: {error.message}"
         suspects = self._suspects(worker)
         for stream in sorted(lost, key=_known_tokens):  # shortest first minimizes the total wait
             if stream.worker is worker:  # its session may have ended meanwhile
@@ -224,7 +224,8 @@ class Dispatcher:
             raise Unavailable("The router is shutting down; send the request again.")
         if len(self._table) >= self._max_inflight_requests:
             raise Overloaded(
-                f"The router has {len(self._table)} requests running, its --max-inflight-requests; try again later."
+                f"The router already has {len(self._table)} requests in flight (--max-inflight-requests); try again "
+                "later."
             )
 
     def _assignment(self, generation: common_pb2.Generation) -> Assignment:
@@ -333,7 +334,7 @@ class Dispatcher:
         guilty = self._crash_suspects.record_crash(stream.assignment)
         if guilty and stream.session.streams.get(stream.stream_id) is stream:
             self._abort_at_worker(stream)
-            fault = "The engine failed each time it began this request; it is not tried again."
+            fault = "The engine failed each time it started this request; it will not be retried."
             self._fail(stream, Internal(fault, reason=ENGINE_FAULT))
         return guilty
 

@@ -141,7 +141,9 @@ class PoolDispatcher:
 
     def on_lost(self, worker: Worker, error: QuireError) -> None:
         """Moves the requests of a worker whose session broke to other workers."""
-        lost = Unavailable(f"The engine workers that ran this request were lost: {error.message}", reason=WORKER_LOST)
+        lost = Unavailable(
+            f"The engine workers that were running this request were lost: {error.message}", reason=WORKER_LOST
+        )
         for call in self._calls:
             if call.worker is worker and call.answer is not None:
                 call.lost = lost
@@ -161,7 +163,8 @@ class PoolDispatcher:
             raise Unavailable("The router is shutting down; send the request again.")
         if len(self._calls) >= self._max_inflight_requests:
             raise Overloaded(
-                f"The router has {len(self._calls)} requests running, its --max-inflight-requests; try again later."
+                f"The router already has {len(self._calls)} requests in flight (--max-inflight-requests); try again "
+                "later."
             )
         check_count("tenant", len(message.tenant), MAX_CALLER_NAME_LENGTH, "characters")
         request = RouteRequest(
@@ -285,7 +288,7 @@ class PoolDispatcher:
                 raise error
             call.retrying = True
             self._metrics.retried.inc()
-        logger.info("request %s goes on elsewhere: %s", call.request.request_id, error.message)
+        logger.info("request %s continues at another worker: %s", call.request.request_id, error.message)
         self._metrics.migrations.inc()
         call.avoid, call.avoid_until = worker, self._clock.time() + _AVOID_SECONDS
 

@@ -95,7 +95,9 @@ class WaitingRoom(Generic[Waiting]):
         request, victims = stream.request, list[Waiting]()
         if request.model not in self._queues:
             if len(self._queues) >= _MOST_MODELS:  # names are unchecked while no worker is known
-                self._fail(stream, why_unready or Overloaded("Requests for too many models wait; try again later."))
+                self._fail(
+                    stream, why_unready or Overloaded("Requests for too many models are waiting; try again later.")
+                )
                 return
             self._queues[request.model] = FairQueue(self._max_requests, self._max_tokens)
         queue = self._queues[request.model]
@@ -110,8 +112,8 @@ class WaitingRoom(Generic[Waiting]):
             self._fail(
                 victim,
                 Overloaded(
-                    f"{len(queue)} requests with {queue.tokens} prompt tokens wait already (--max-queued-requests, "
-                    "--max-queued-tokens); try again later.",
+                    f"{len(queue)} requests with {queue.tokens} prompt tokens are already waiting "
+                    "(--max-queued-requests, --max-queued-tokens); try again later.",
                     reason=QUEUE_FULL,
                 ),
             )

@@ -49,8 +49,8 @@ def identity(assignment: Assignment) -> bytes:
 def held_by(status: common_pb2.EngineStatus) -> Condition | None:
     """The condition that an operator has put a worker in; None means that it was left alone."""
     if status.HasField("sleep_level"):
-        gone = f", {' and '.join(status.asleep)} given back" if status.asleep else ""
-        return Condition(State.PAUSED, f"it sleeps (level {status.sleep_level}{gone}) until /wake_up", held=True)
+        gone = f", {' and '.join(status.asleep)} freed" if status.asleep else ""
+        return Condition(State.PAUSED, f"it is asleep (level {status.sleep_level}{gone}) until /wake_up", held=True)
     if status.is_paused:
         return Condition(State.PAUSED, "it is paused until /resume", held=True)
     if status.is_draining:

@@ -54,7 +54,7 @@ def served_models(workers: Collection[Worker]) -> dict[str, str]:
 
 def _why_none(workers: Collection[Worker]) -> str:
     if not workers:
-        return "No engine worker is known. Start one, or name it with --workers, --worker-dns or its own registration."
+        return "No engine worker is known. Start one that registers itself, or name it with --workers or --worker-dns."
     conditions = ((worker.address, worker.condition) for worker in workers)
     return "No engine worker is ready: " + "; ".join(
         f"{address} is {condition.state.value} ({condition.reason or 'it serves another model'})"

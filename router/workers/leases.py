@@ -34,7 +34,7 @@ class Leases:
         """
         self._expire()
         if lease_id not in self._ends:
-            raise NotFound("The lease has ended; register again.", parameter="lease_id")
+            raise NotFound("The lease has expired; register again.", parameter="lease_id")
         self._ends[lease_id] = (self._ends[lease_id][0], self._clock() + self.seconds)
 
     def addresses(self) -> set[str]:

@@ -127,7 +127,7 @@ class OutlierEjection:
         record.ejections += 1
         record.errors = 0
         record.ejected_until = now + seconds
-        record.reason = f"gets nothing new for {seconds:g} s: {why}"
+        record.reason = f"gets no new requests for {seconds:g} s: {why}"
         self._on_ejected()
 
 

@@ -92,8 +92,9 @@ class ReadyWorkers:
         self._namings[model] = namings
         sizes = ", ".join(map(str, sorted({size for size, _ in namings})))
         logger.warning(
-            "workers of model %r name their cached blocks in %d ways, by blocks of %s tokens, of which the %d most "
-            "usual are looked up; give all of them the same --block-size, and adapters of a name the same weights",
+            "workers of model %r identify their cached blocks in %d different ways, with block sizes of %s tokens; "
+            "only the %d most common are looked up. Give all of them the same --block-size, and adapters of the same "
+            "name the same weights",
             model, len(namings), sizes, min(len(namings), MOST_NAMINGS),
         )  # fmt: skip
 

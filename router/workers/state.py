@@ -82,17 +82,17 @@ def assess(facts: Facts) -> Condition:
     if facts.late:
         return Condition(State.UNREACHABLE, f"no heartbeat for more than {LATE_SECONDS:g} s")
     if facts.stalled:
-        return Condition(State.UNREACHABLE, "its engine does not end the step it is in")
+        return Condition(State.UNREACHABLE, "its engine is stuck in a step")
     if facts.retired:
-        return Condition(State.DRAINING, "no longer announced; its running requests finish")
+        return Condition(State.DRAINING, "no longer announced; it finishes its running requests")
     if loads:
         return _LOADS
     if facts.health is Health.NOT_SERVING:
-        return Condition(State.DRAINING, "its health became NOT_SERVING: it drains or is stuck")
+        return Condition(State.DRAINING, "its health became NOT_SERVING: it is draining or stuck")
     if facts.health is Health.UNKNOWN:
         return Condition(State.STARTING, facts.trouble or "its health is not known yet")
     if facts.held is not None:
         return facts.held
     if not facts.has_model:
-        return Condition(State.STARTING, facts.trouble or "it has not told its model yet", coming=True)
+        return Condition(State.STARTING, facts.trouble or "it has not reported its model yet", coming=True)
     return Condition(State.EJECTED if facts.ejected else State.READY, facts.ejected, coming=True)

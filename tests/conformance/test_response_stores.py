@@ -192,11 +192,11 @@ async def test_nothing_is_found_after_its_time(open_store: OpenStore) -> None:
 async def test_a_store_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "r.db", 10, AGE)
     await store.close()
-    with pytest.raises(Unavailable, match="store of responses"):
+    with pytest.raises(Unavailable, match="response store is not available"):
         await store.get(NEW.id, "me")
     lost = RedisStore("redis://127.0.0.1:1/0", 10, AGE)
     for call in (lost.add(NEW), lost.get(NEW.id, "me"), lost.beat(NEW.id, EventChunk(0)), lost.events(NEW.id, -1)):
-        with pytest.raises(Unavailable, match="store of responses"):
+        with pytest.raises(Unavailable, match="response store is not available"):
             await call
     await lost.close()
 

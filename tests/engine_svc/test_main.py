@@ -139,7 +139,7 @@ async def test_an_engine_that_hangs_ends_the_process() -> None:
         assert process.stderr is not None
         lines = (await process.stderr.read()).decode().splitlines()
         assert "on_step" in "".join(lines)  # shows where it hangs
-        assert "the process ends with code 70" in lines[-1]
+        assert "the process exits with code 70" in lines[-1]
 
 
 async def _outcome(stub: Any) -> grpc.StatusCode:

@@ -23,7 +23,7 @@ def test_the_first_log_line_says_what_fits() -> None:
 def test_and_what_a_draft_model_takes() -> None:
     assert "draft" not in INFO.summary()
     said = dataclasses.replace(INFO, draft_cache_bytes=3 * 2**20).summary()
-    assert said.endswith("; 3.0 MiB of its memory are the draft model's")
+    assert said.endswith("; 3.0 MiB of its memory are for the draft model")
 
 
 def test_and_what_states_take_and_cost() -> None:

@@ -20,7 +20,7 @@ async def test_recurrent_models_take_no_guesses_back(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     options = engine_options(speculative_config={"method": "ngram"})
-    with pytest.raises(StartupError, match="--speculative-config does not go with FakeForCausalLM: its recurrent"):
+    with pytest.raises(StartupError, match="--speculative-config is not supported for FakeForCausalLM: its recurrent"):
         await EngineWorker(executor, ModelOptions(model=str(tmp_path)), options).load()
     assert executor.closed
 

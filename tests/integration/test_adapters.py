@@ -110,7 +110,9 @@ def test_an_engine_that_dies_gets_its_adapters_back(fleet: Fleet) -> None:
     victim = fleet.stack.children()["engine"]
     os.kill(victim, signal.SIGKILL)
     log, deadline = fleet.stack.log, time.monotonic() + 2 * WAIT_SECONDS
-    while fleet.ask("d", PROMPTS[0]) == wanted and "got the adapter d of the others" not in _all_logs(log):
+    while fleet.ask(
+        "d", PROMPTS[0]
+    ) == wanted and "has loaded the adapter d, as the other workers have" not in _all_logs(log):
         assert time.monotonic() < deadline, "the new engine has no adapter"
         time.sleep(0.5)
     assert fleet.ask("d", PROMPTS[0]) == wanted

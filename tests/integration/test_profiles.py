@@ -19,7 +19,7 @@ PROFILES: dict[str, tuple[str, dict[str, str], str | None]] = {
     "throughput": (
         ("--max-num-seqs 2048 --max-num-batched-tokens 16384 --enable-chunked-prefill --enable-prefix-caching "
         f"--num-scheduler-steps 5 --gpu-memory-utilization 0.95 --quantization awq {_FP8_FAST}"),
-        _FLASH, "--quantization awq reads checkpoints that are quantized so",
+        _FLASH, "--quantization awq is for checkpoints that are already quantized",
     ),
     "latency": (
         ("--max-num-seqs 128 --max-num-batched-tokens 4096 --enable-prefix-caching --gpu-memory-utilization 0.85 "
@@ -44,7 +44,7 @@ PROFILES: dict[str, tuple[str, dict[str, str], str | None]] = {
     "tensor parallelism": (
         ("--tensor-parallel-size 4 --quantization awq --kv-cache-dtype fp8 --max-num-seqs 1024 "
         "--enable-chunked-prefill --enable-prefix-caching --gpu-memory-utilization 0.9"),
-        _V1, "--quantization awq reads checkpoints that are quantized so",
+        _V1, "--quantization awq is for checkpoints that are already quantized",
     ),
     "tools": (
         ("--enable-auto-tool-choice --tool-call-parser llama3_json --enable-prefix-caching --max-num-seqs 256 "

@@ -118,7 +118,7 @@ def test_a_run_that_is_cut_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "goes on from there" in said
+    assert "Run the same command again" in said
     assert not (tmp_path / "out.jsonl").exists()
     assert len(list((tmp_path / "state" / "quire").iterdir())) == 1
     before = partial.read_bytes().splitlines()[1:]

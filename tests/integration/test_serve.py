@@ -178,7 +178,7 @@ def test_unsupported_architecture(tiny_llama: Path, tmp_path: Path) -> None:
     answer = run("serve", str(tmp_path), "--port", str(free_port()))
     assert answer.returncode == 1
     assert "StrangeForCausalLM" in answer.stderr
-    assert "docs/models.md has what is" in answer.stderr
+    assert "docs/models.md lists what is supported" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 

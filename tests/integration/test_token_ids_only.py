@@ -169,12 +169,12 @@ def test_equal_embeddings_are_found_in_the_cache_and_no_others(client: httpx.Cli
 @pytest.mark.parametrize(
     ("fields", "parameter", "message"),
     [
-        ({"prompt_embeds": "!"}, "prompt_embeds", "no base64"),
+        ({"prompt_embeds": "!"}, "prompt_embeds", "not valid base64"),
         ({"prompt_embeds": {"a": 1}}, "prompt_embeds", "Expected"),
-        ({"prompt_embeds": [""]}, "prompt_embeds", "no safetensors"),
+        ({"prompt_embeds": [""]}, "prompt_embeds", "not a safetensors file"),
         ({"prompt_embeds": []}, "prompt", "prompt is empty"),
         ({}, "prompt", "prompt is empty"),
-        ({"prompt_embeds": ["x"], "prompt_logprobs": 1}, "prompt_logprobs", "no tokens"),
+        ({"prompt_embeds": ["x"], "prompt_logprobs": 1}, "prompt_logprobs", "not tokens"),
         ({"prompt_embeds": ["x"] * 2000}, "prompt", "2000 prompts"),
     ],
 )

@@ -63,7 +63,7 @@ async def test_http(pages: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healthcheck, "_SECONDS", WAIT_SECONDS)
     assert await asyncio.to_thread(check_http, f"{pages}/good") == ""
     assert "503" in await asyncio.to_thread(check_http, f"{pages}/bad")
-    assert "no http address" in check_http("file:///etc/passwd")
+    assert "not an http address" in check_http("file:///etc/passwd")
 
 
 @pytest.mark.parametrize(

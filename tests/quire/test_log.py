@@ -89,12 +89,12 @@ def test_the_terminal_stays_the_supervisors(tmp_path: Path) -> None:
     [
         (None, "cannot be read: .*No such file"),
         ("{", "cannot be read: Expecting"),
-        ("[1]", "has no object in it"),
-        ("{}", "cannot be followed: dictionary doesn't specify a version"),
-        ('{"version": 1, "root": {"handlers": ["none"]}}', "cannot be followed: .*none"),
-        ('{"version": 1, "handlers": {"one": {"class": "no.such.Class"}}}', "cannot be followed: .*'one'.*no"),
+        ("[1]", "must contain an object"),
+        ("{}", "cannot be applied: dictionary doesn't specify a version"),
+        ('{"version": 1, "root": {"handlers": ["none"]}}', "cannot be applied: .*none"),
+        ('{"version": 1, "handlers": {"one": {"class": "no.such.Class"}}}', "cannot be applied: .*'one'.*no"),
         ('{"version": 1, "handlers": {"one": {"class": "logging.FileHandler", "filename": "/none/log"}}}',
-         "cannot be followed: .*'one'.*/none/log"),
+         "cannot be applied: .*'one'.*/none/log"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, content: str | None, said: str) -> None:

@@ -90,7 +90,7 @@ def test_lists_are_taken_as_they_are(tmp_path: Path) -> None:
 def test_only_what_the_affinity_allows_is_used(tmp_path: Path) -> None:
     half = machine(tmp_path, nodes=2, cores=4, allowed={1, 2, 3})
     assert place_rank("auto", half) == Placement(3)  # one node is left
-    with pytest.raises(StartupError, match="names 0, 7, and this process may run on 1, 2, 3 alone"):
+    with pytest.raises(StartupError, match="names 0, 7, but this process may only run on 1, 2, 3"):
         place_rank("0-1,7", half)
 
 
@@ -108,11 +108,11 @@ def test_the_older_control_groups_limit_threads_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bind", "message"),
     [
-        ("numa", "neither auto, all, nobind nor lists"),
-        ("", "neither auto, all, nobind nor lists"),
-        ("0-1|", "neither auto, all, nobind nor lists"),
-        ("3-1", "neither auto, all, nobind nor lists"),
-        ("0-99999999999", "neither auto, all, nobind nor lists"),
+        ("numa", "must be auto, all, nobind, or lists"),
+        ("", "must be auto, all, nobind, or lists"),
+        ("0-1|", "must be auto, all, nobind, or lists"),
+        ("3-1", "must be auto, all, nobind, or lists"),
+        ("0-99999999999", "must be auto, all, nobind, or lists"),
         ("0|1", "names 2 lists of processors for 1 ranks"),
     ],
 )
@@ -122,7 +122,9 @@ def test_a_wrong_list_says_what_is_right(tmp_path: Path, bind: str, message: str
 
 
 def test_more_threads_than_the_list_has_processors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="--cpu-threads 3, but --cpu-threads-bind 0-1 leaves a rank 2 processors"):
+    with pytest.raises(
+        StartupError, match="--cpu-threads is 3, but --cpu-threads-bind 0-1 leaves each rank only 2 processors"
+    ):
         place_rank("0-1", machine(tmp_path), threads=3)
 
 

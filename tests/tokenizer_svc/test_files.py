@@ -101,7 +101,7 @@ def test_templates_that_are_no_text(folder: Path) -> None:
     file.write_bytes(b"\xe9")
     with pytest.raises(StartupError, match="a chat template cannot be read: UnicodeDecodeError"):
         read_tokenizer_files(folder)
-    with pytest.raises(StartupError, match=r"--chat-template .*: no template can be read there"):
+    with pytest.raises(StartupError, match=r"--chat-template .*: no template can be read from it"):
         choose_templates(files, TokenizerOptions(chat_template=str(file)))
 
 

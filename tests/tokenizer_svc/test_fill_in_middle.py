@@ -29,5 +29,5 @@ def test_each_family_has_its_marks(special: tuple[str, ...], expected: str) -> N
 
 
 def test_a_model_without_them_cannot() -> None:
-    with pytest.raises(InvalidRequest, match="fill in a middle"):
+    with pytest.raises(InvalidRequest, match="fill-in-the-middle"):
         with_hole(knowing("<|fim_prefix|>", "<|fim_suffix|>"), "a", "b")

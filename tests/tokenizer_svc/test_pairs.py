@@ -96,7 +96,7 @@ async def test_the_second_text_alone_is_cut_where_the_file_says_so(tmp_path: Pat
     options = EncodeOptions(truncation=Truncation(40))
     (pair,) = await encoder.encode_pairs([SHORT], [LONG], options, 0, 0)
     assert list(pair.token_ids) == reference(SHORT, LONG, truncation="only_second", max_length=40)["input_ids"]
-    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens leaves 37"):
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens leaves only 37"):
         await encoder.encode_pairs([LONG], [SHORT], options, 0, 0)
 
 
@@ -134,5 +134,5 @@ def test_score_templates_write_pairs() -> None:
     assert told == ["[Judge.]Judge.a?|one"]
     own = score_texts(templates, pairs[:1], variables={}, template="{{ messages[1].content }}", max_chars=100)
     assert own == ["one"]
-    with pytest.raises(TemplateRejection, match="more than 10 characters together"):
+    with pytest.raises(TemplateRejection, match="more than 10 characters in total"):
         score_texts(templates, pairs, variables={}, template=None, max_chars=10)

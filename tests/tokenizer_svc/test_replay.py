@@ -145,4 +145,4 @@ def test_too_many_kept_tokens_are_refused(byte_codec: TextCodec) -> None:
     frame.opens.add(stream_id=1, skip_special_tokens=True, kept_special_tokens=["<|im_end|>"] * 65)
     frame.tokens.add(stream_id=1, token_ids=[1])
     (delta,) = DetokenizeSession(byte_codec).answer(frame).deltas
-    assert delta.error == "kept_special_tokens may have 64 entries at most."
+    assert delta.error == "kept_special_tokens may have at most 64 entries."

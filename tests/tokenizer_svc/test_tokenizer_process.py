@@ -105,7 +105,7 @@ async def test_bad_requests(service: Service) -> None:
     own = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user"}]', chat_template="x")
     await fails(stub.RenderChat(own, timeout=SECONDS), bad, "--trust-request-chat-template")
     pairs = tokenizer_pb2.EncodePairsRequest
-    wrong = ((["a"] * 2, ["b"] * 3, "no pairs"), ([], ["b"], "no pairs"), (["a"], ["b"] * 1025, "1025"))
+    wrong = ((["a"] * 2, ["b"] * 3, "cannot be paired"), ([], ["b"], "cannot be paired"), (["a"], ["b"] * 1025, "1025"))
     for firsts, seconds, part in wrong:
         await fails(stub.EncodePairs(pairs(first_texts=firsts, second_texts=seconds), timeout=SECONDS), bad, part)
     await fails(stub.EncodePairs(pairs(first_texts=["x" * 4000], second_texts=["x"]), timeout=SECONDS), bad, "4001")
@@ -239,7 +239,7 @@ async def test_no_chat_template_and_no_constraints(folders: dict[str, Path]) -> 
     assert (await running.stub.Encode(tokenizer_pb2.EncodeRequest(texts=["so"]), timeout=SECONDS)).sequences
     request = tokenizer_pb2.RenderChatRequest(messages_json=b'[{"role":"user","content":"hi"}]')
     call = running.stub.RenderChat(request, timeout=SECONDS)
-    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "text in place of messages", "--chat-template")
+    await fails(call, grpc.StatusCode.FAILED_PRECONDITION, "text instead of messages", "--chat-template")
     assert await running.close() == 0
 
 

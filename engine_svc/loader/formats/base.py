@@ -57,7 +57,7 @@ class LoadFormat(ABC):
     def _read_extra(cls, options: LoadOptions) -> msgspec.Struct:
         given, flag = options.model_loader_extra_config, "--model-loader-extra-config"
         if given and not cls.extra_config.__struct_fields__:
-            raise StartupError(f"{flag}: --load-format {options.load_format} takes no settings; leave it out.")
+            raise StartupError(f"{flag}: --load-format {options.load_format} has no settings; leave it out.")
         try:
             check_object(given, cls.extra_config)
             return msgspec.convert(given, cls.extra_config)

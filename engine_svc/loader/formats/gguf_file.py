@@ -52,8 +52,8 @@ class GgufFile(CheckpointFormat):
         found = folder if is_gguf(folder) else model_in(folder)
         if found is None:
             raise StartupError(
-                f"--load-format gguf: {folder} has no *.gguf file. Of a repository on a hub, name the file that is "
-                "meant: OWNER/NAME:FILE.gguf, or OWNER/NAME:Q4_K_M."
+                f"--load-format gguf: {folder} has no *.gguf file. For a repository on a hub, name the file: "
+                "OWNER/NAME:FILE.gguf, or OWNER/NAME:Q4_K_M."
             )
         self._file = found
 
@@ -111,7 +111,7 @@ class GgufFile(CheckpointFormat):
         if key == KEYS_OF_VECTORS:
             other = self._model.tensors.get(f"blk.{layer}.{VALUES_OF_VECTORS}.weight")
             if other is None:
-                raise ValueError(f"the file lacks blk.{layer}.{VALUES_OF_VECTORS}.weight, which goes with it")
+                raise ValueError(f"the file lacks blk.{layer}.{VALUES_OF_VECTORS}.weight, which belongs to it")
             both = [widened(_values(files[each.file], each), each) for each in (stored, other)]
             return [keys_and_values(*both)]
         values = _values(files[stored.file], stored)

@@ -96,7 +96,7 @@ class NumpyCache(TorchFiles):
                     draft.rename(folder)
             except OSError as error:
                 shutil.rmtree(draft, ignore_errors=True)
-                logger.warning("no copies of the weights in %s: %s", folder, error)
+                logger.warning("cannot store copies of the weights in %s: %s", folder, error)
             else:
                 return folder, copies
         return None
@@ -148,7 +148,7 @@ def _read(folder: Path, copies: _Copies) -> Iterator[tuple[str, TensorSlice]]:
             tensor = torch.from_numpy(array).view(getattr(torch, copy.dtype))
         except (OSError, EOFError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise StartupError(
-                f"{folder / copy.file}, the copy of {name}, cannot be read: {error}. Remove {folder} to have all "
-                "copies made anew."
+                f"{folder / copy.file}, the copy of {name}, cannot be read: {error}. Remove {folder} to recreate all "
+                "copies."
             ) from error
         yield name, HeldTensor(tensor)

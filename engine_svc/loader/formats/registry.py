@@ -40,8 +40,8 @@ def format_named(name: str) -> type[LoadFormat]:
     found = load_entry(_FLAG, FORMATS, name) if name in FORMATS else load_plugin(_FLAG, FORMATS, _PLUGINS, name)
     if not (isinstance(found, type) and issubclass(found, LoadFormat)) or inspect.isabstract(found):
         raise StartupError(
-            f"{_FLAG} {name}: {found!r} is no class that derives from engine_svc.loader.formats.base.LoadFormat and "
-            "has all of its methods."
+            f"{_FLAG} {name}: {found!r} must be a class that derives from engine_svc.loader.formats.base.LoadFormat "
+            "and implements its methods."
         )
     return found
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _HINT = (
-    " Its .bin files are pickles, which can run code: convert them to safetensors, or say --load-format pt, which "
-    "reads the tensors of such files and runs nothing."
+    " Its .bin files are pickles, which can run code: convert them to safetensors, or use --load-format pt, which "
+    "reads only the tensors in them and runs nothing."
 )
 
 

@@ -44,8 +44,8 @@ class ShardedState(LoadFormat):
         files = [file for file in self.found("*.safetensors") if self._rank_of(file) is not None]
         if not files:
             raise StartupError(
-                f"{self.folder} has no files {self._pattern}. `quire save-sharded-state` writes them; their names may "
-                "be given as pattern in --model-loader-extra-config."
+                f"{self.folder} has no files named {self._pattern}. `quire save-sharded-state` writes them; set "
+                "pattern in --model-loader-extra-config if they have other names."
             )
         return files
 
@@ -60,9 +60,9 @@ class ShardedState(LoadFormat):
         if ranks != set(range(count)):
             held = ", ".join(map(str, sorted(rank for rank in ranks if rank is not None)))
             raise StartupError(
-                f"{self.folder} has the files of the ranks {held}; --tensor-parallel-size x --pipeline-parallel-size, "
-                f"which are {count} here, need those of 0 to {count - 1}. Save them anew for as many ranks, or run as "
-                "many as they were saved for."
+                f"{self.folder} has the files of the ranks {held}, but --tensor-parallel-size x "
+                f"--pipeline-parallel-size is {count}, which needs those of 0 to {count - 1}. Save them again for "
+                "that many ranks, or run as many ranks as they were saved for."
             )
         own = [file for file in files if self._rank_of(file) == groups.rank]
         load_parameters(model, self.shard(own), self.options.use_tqdm_on_load and groups.rank == 0)
@@ -88,7 +88,9 @@ def check_shared(layout: ParallelLayout) -> None:
         StartupError: ranks hold whole experts. Files do not say which, and their placement may be chosen differently.
     """
     if layout.expert > 1:
-        raise StartupError("--load-format sharded_state does not go with --enable-expert-parallel: leave one out.")
+        raise StartupError(
+            "--load-format sharded_state cannot be combined with --enable-expert-parallel: leave one of them out."
+        )
 
 
 class Shard(TensorSource):

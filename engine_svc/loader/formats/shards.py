@@ -22,9 +22,9 @@ def tensor_files(folder: Path, index: str) -> Mapping[str, Path]:
         weight_map: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         names = {str(tensor): str(name) for tensor, name in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StartupError(f"{path} is no index of a checkpoint: {type(error).__name__}: {error}") from error
+        raise StartupError(f"{path} is not a checkpoint index: {type(error).__name__}: {error}") from error
     if strange := [name for name in names.values() if Path(name).name != name or name in ("", "..")]:
-        raise StartupError(f"{path} names {strange[0]!r}, which is not a file of the folder.")
+        raise StartupError(f"{path} names {strange[0]!r}, which is not a file in the folder.")
     return {tensor: folder / name for tensor, name in names.items()}
 
 
@@ -37,6 +37,6 @@ def shard_files(folder: Path, index: str) -> list[Path]:
     files = sorted(set(tensor_files(folder, index).values()))
     if missing := [file.name for file in files if not file.exists()]:
         raise StartupError(
-            f"{folder} is not complete: {', '.join(missing[:3])} is missing, of {len(files)} files that {index} names."
+            f"{folder} is incomplete: {', '.join(missing[:3])} is missing ({index} names {len(files)} files)."
         )
     return files

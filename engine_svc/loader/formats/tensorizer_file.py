@@ -38,9 +38,7 @@ class Tensorizer(CheckpointFormat):
             return ()
         file = self.folder / self.extra.tensorizer_uri
         if not file.is_file():
-            raise StartupError(
-                f"{file} does not exist. Name the file as tensorizer_uri in --model-loader-extra-config."
-            )
+            raise StartupError(f"{file} does not exist. Set tensorizer_uri in --model-loader-extra-config to the file.")
         return (file,)
 
     def names(self) -> Mapping[str, Path]:
@@ -80,4 +78,4 @@ class Tensorizer(CheckpointFormat):
             ):  # fmt: skip
                 yield opened
         except (OSError, ValueError, RuntimeError) as error:
-            raise StartupError(f"{place} cannot be read as a file of tensorizer: {error}") from error
+            raise StartupError(f"{place} cannot be read as a tensorizer file: {error}") from error

@@ -71,9 +71,9 @@ def read_tensors(file: Path, location: str | dict[str, str]) -> dict[str, torch.
     except Exception as error:  # the file may be anything, and torch raises many kinds of errors
         if type(error).__name__ == "UnpicklingError":
             raise StartupError(
-                f"{file} holds more than tensors, or is no file of torch.save. It is a pickle, and to read all of it "
-                "would be to run what is in it, which Quire never does. Convert it to safetensors where you trust it. "
-                f"({str(error).splitlines()[0][:200]})"
+                f"{file} contains more than tensors, or was not written by torch.save. It is a pickle, and reading "
+                "all of it would run code in it, which Quire never does. If you trust the file, convert it to "
+                f"safetensors. ({str(error).splitlines()[0][:200]})"
             ) from error
         raise StartupError(f"{file} cannot be read: {str(error)[:500]}") from error
     return _checked(file, found, location)
@@ -91,17 +91,17 @@ def _checked(file: Path, found: Any, location: str | dict[str, str]) -> dict[str
     import torch
 
     if not isinstance(found, dict):
-        raise StartupError(f"{file} holds {type(found).__name__}; expected tensors by name.")
+        raise StartupError(f"{file} contains {type(found).__name__}; expected a dictionary of tensors.")
     is_for_meta = "meta" in (location.values() if isinstance(location, dict) else (location,))
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise StartupError(
-                f"{file}: {name!r} is {type(value).__name__}; expected a tensor. Where the weights are a part of what "
-                "was saved, save that part alone."
+                f"{file}: {name!r} is {type(value).__name__}; expected a tensor. If the weights are only a part of "
+                "what was saved, save just that part."
             )
         is_sparse = value.layout is not torch.strided
         if is_sparse or (value.is_meta and not is_for_meta):
-            kind = "is sparse" if is_sparse else "has no values: it was on the device meta"
+            kind = "is sparse" if is_sparse else "has no values: it was on the meta device"
             raise StartupError(f"{file}: {name} {kind}. Save a tensor with all of its values.")
     return found
 
@@ -117,11 +117,11 @@ def _map_location(text: str) -> str | dict[str, str]:
     try:
         mapping = json.loads(text)
     except ValueError as error:
-        raise StartupError(f"{_FLAG} {text} is not JSON: {error}.") from error
+        raise StartupError(f"{_FLAG} {text} is not valid JSON: {error}.") from error
     if not all(isinstance(device, str) for device in mapping.values()):
-        raise StartupError(f'{_FLAG} {text}: expected names of devices, such as {{"cuda:1": "cuda:0"}}.')
+        raise StartupError(f'{_FLAG} {text}: expected device names, such as {{"cuda:1": "cuda:0"}}.')
     if "" not in mapping:
         return dict(mapping)
     if len(mapping) > 1:
-        raise StartupError(f'{_FLAG} {text}: "" stands for all devices, and takes no other beside it.')
+        raise StartupError(f'{_FLAG} {text}: "" stands for all devices and cannot be combined with others.')
     return str(mapping[""])

@@ -83,7 +83,7 @@ class LocalServer(grpc.aio.Server):
             listener.bind(place)
         except OSError as error:  # another process has the name but not the port; gRPC still works
             listener.close()
-            logger.warning("callers of this machine have to use gRPC: %s", error)
+            logger.warning("callers on this machine must use gRPC: %s", error)
             return
         server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=_BACKLOG)
         self._listeners.append(server)
@@ -110,7 +110,7 @@ class LocalServer(grpc.aio.Server):
             if frame is not None and is_own_user(connection.transport.get_extra_info("socket")):
                 await self._answer(connection, _call.decode(frame.payload))
         except (TimeoutError, msgspec.MsgspecError):
-            logger.warning("a caller on this machine did not say what it wants")
+            logger.warning("a caller on this machine did not send a valid call")
         finally:
             connection.close()
 

@@ -73,9 +73,9 @@ def test_ranks_may_differ(tmp_path: Path) -> None:
     assert [folder.parts[module].rank for module in (Q, DOWN)] == [2, 8]
     assert folder.parts[DOWN].scale == 0.5
     assert folder.rank == 8
-    assert "has rank 8, and --max-lora-rank is 7; start the server with --max-lora-rank 8" in refusal(tmp_path, 7)
+    assert "has rank 8, but --max-lora-rank is 7; start the server with --max-lora-rank 8" in refusal(tmp_path, 7)
     write_adapter(tmp_path, tensors, 2, rank_pattern={"down_proj": 9})
-    assert f"{DOWN}.lora_A.weight has rank 8 (its shape is [8, 10]), and adapter_config.json says 9" in refusal(
+    assert f"{DOWN}.lora_A.weight has rank 8 (its shape is [8, 10]), but adapter_config.json says 9" in refusal(
         tmp_path
     )
 
@@ -94,23 +94,26 @@ def test_the_head_and_the_embedding_may_come_whole(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"r": 0}, "a rank is at least 1"),
+        ({"r": 0}, "ranks must be at least 1"),
         ({"r": "4"}, "Expected `int`"),
-        ({"rank_pattern": {"q": -1}}, "a rank is at least 1"),
+        ({"rank_pattern": {"q": -1}}, "ranks must be at least 1"),
         ({"lora_alpha": None}, "Expected `float`"),
-        ({"use_dora": True}, "use_dora is not served: weights taken apart into magnitude and direction"),
+        ({"use_dora": True}, "use_dora is not supported: weights decomposed into magnitude and direction"),
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
-        ({"lora_bias": True}, "lora_bias is not served"),
+        ({"lora_bias": True}, "lora_bias is not supported"),
         ({"modules_to_save": ["score"]}, "modules_to_save names 'score'"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication is not served"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices is not served"),
-        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters is not served"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not served"),
-        ({"use_qalora": True}, "use_qalora is not served"),
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4', which changes the base's"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is not supported"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters is not supported"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not supported"),
+        ({"use_qalora": True}, "use_qalora is not supported"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights is 'pissa_niter_4', which changes the base model's",
+        ),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA'"),
-        ({"kasa_config": {"beta": 1}}, "kasa_config is not served"),
-        ({"alpha_pattern": {"(": 1}}, "which is no regular expression"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config is not supported"),
+        ({"alpha_pattern": {"(": 1}}, "which is not a valid regular expression"),
         ({"alpha_pattern": {f"a{index}$": 1 for index in range(65)}}, "at most 64"),
         ({"invented": 1}, "setting 'invented', which is not known"),
     ],
@@ -123,23 +126,26 @@ def test_what_is_not_served_is_named(tmp_path: Path, given: dict[str, Any], word
     ("tensors", "words"),
     [
         ({}, "has no tensors"),
-        (low_rank({"model.layers.9.mlp.up_proj": (8, 6)}), "model.layers.9.mlp.up_proj, which the model has not"),
-        (low_rank({Q: (8, 7)}), f"{Q}.lora_A.weight has the shape [4, 7], and the model needs [4, 6]"),
-        (low_rank({Q: (9, 6)}), f"{Q}.lora_B.weight has the shape [9, 4], and the model needs [8, 4]"),
-        (dict(list(PARTS.items())[1:]), "and not the other part of its pair"),
-        (PARTS | {f"{PREFIX}{Q}.lora_A.weight": np.ones((3, 6), np.float32)}, "do not go together"),
+        (low_rank({"model.layers.9.mlp.up_proj": (8, 6)}), "model.layers.9.mlp.up_proj, which the model does not have"),
+        (low_rank({Q: (8, 7)}), f"{Q}.lora_A.weight has the shape [4, 7], but the model needs [4, 6]"),
+        (low_rank({Q: (9, 6)}), f"{Q}.lora_B.weight has the shape [9, 4], but the model needs [8, 4]"),
+        (dict(list(PARTS.items())[1:]), "but not the other tensor of its pair"),
+        (PARTS | {f"{PREFIX}{Q}.lora_A.weight": np.ones((3, 6), np.float32)}, "do not match: expected"),
         (
             PARTS | {f"{PREFIX}{Q}.lora_magnitude_vector": np.ones(8, np.float32)},
             "lora_magnitude_vector', which is not",
         ),
-        (PARTS | {f"{PREFIX}{Q}.bias": np.ones(8, np.float32)}, ".bias', which is not served"),
-        (PARTS | {"q_proj.lora_A.weight": np.ones((4, 6), np.float32)}, "names begin with base_model.model."),
-        (PARTS | {f"{PREFIX}lm_head.weight": np.ones((41, 6), np.float32)}, "[41, 6], and the model needs [40, 6]"),
+        (PARTS | {f"{PREFIX}{Q}.bias": np.ones(8, np.float32)}, ".bias', which is not supported"),
+        (PARTS | {"q_proj.lora_A.weight": np.ones((4, 6), np.float32)}, "names must begin with base_model.model."),
+        (PARTS | {f"{PREFIX}lm_head.weight": np.ones((41, 6), np.float32)}, "[41, 6], but the model needs [40, 6]"),
         (PARTS | {f"{PREFIX}score.weight": np.ones((2, 6), np.float32)}, "whole weights of lm_head and embed_tokens"),
         ({name: value.astype(np.float64) for name, value in PARTS.items()}, "is of type F64"),
         ({name: value[None] for name, value in PARTS.items()}, "vectors and matrices"),
-        ({name: value[0] for name, value in PARTS.items()}, "do not go together"),
-        (EMBEDDING | low_rank({"model.embed_tokens": (6, 40)}), "both as a linear layer's and as an embedding's"),
+        ({name: value[0] for name, value in PARTS.items()}, "do not match: expected"),
+        (
+            EMBEDDING | low_rank({"model.embed_tokens": (6, 40)}),
+            "of a linear layer and of an embedding for the same module",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, tensors: dict[str, Any], words: str) -> None:
@@ -147,7 +153,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, tensors: dict[str, An
 
 
 def test_files_that_are_missing_or_none_are_named(tmp_path: Path) -> None:
-    assert "is no folder" in refusal(tmp_path / "nowhere")
+    assert "is not a folder" in refusal(tmp_path / "nowhere")
     assert "adapter_config.json cannot be read" in refusal(tmp_path)
     weights = write_adapter(tmp_path, PARTS) / "adapter_model.safetensors"
     whole = weights.read_bytes()
@@ -156,12 +162,12 @@ def test_files_that_are_missing_or_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"")
     assert "safe_serialization=True" in refusal(tmp_path)
     os.mkfifo(weights)
-    assert "is no ordinary file" in refusal(tmp_path)
+    assert "is not a regular file" in refusal(tmp_path)
     weights.unlink()
     weights.write_bytes(whole[:-1])
-    assert "it is damaged or cut off" in refusal(tmp_path)
+    assert "it is damaged or truncated" in refusal(tmp_path)
     weights.write_bytes(whole + b"more")
-    assert "4 bytes behind its tensors" in refusal(tmp_path)
+    assert "4 extra bytes after its tensors" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     assert "is damaged" in refusal(tmp_path)
     (tmp_path / "adapter_config.json").write_text(" " * (2**20 + 1))

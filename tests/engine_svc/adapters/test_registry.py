@@ -40,7 +40,7 @@ def test_adapters_come_are_replaced_and_go(tmp_path: Path) -> None:
     second = served.read("a", str(tmp_path / "y"), "other")
     assert second.key != first.key
     assert second.revision != first.revision
-    with pytest.raises(InvalidRequest, match="another adapter's name, of x"):
+    with pytest.raises(InvalidRequest, match="already the name of the adapter in x"):
         served.put(second)
     assert served.put(second, in_place=True) is first
     versions.append(served.version)
@@ -49,7 +49,7 @@ def test_adapters_come_are_replaced_and_go(tmp_path: Path) -> None:
     versions.append(served.version)
     assert versions == sorted(set(versions))
     assert served.find("a") is None
-    with pytest.raises(NotFound, match="No adapter is called 'a'"):
+    with pytest.raises(NotFound, match="No adapter is named 'a'"):
         served.remove("a")
 
 
@@ -109,7 +109,7 @@ def test_adapters_of_the_options_may_lie_anywhere(tmp_path: Path) -> None:
     adapter_folder(tmp_path / "x")
     served.read_at_start(LoraModule("a", str(tmp_path / "x"), "told"))
     assert [each.base_model_name for each in served.adapters] == ["told"]
-    with pytest.raises(StartupError, match=r"--lora-modules b: .* is no folder"):
+    with pytest.raises(StartupError, match=r"--lora-modules b: .* is not a folder"):
         served.read_at_start(LoraModule("b", str(tmp_path / "nowhere")))
 
 

@@ -38,7 +38,7 @@ def test_auto_takes_what_there_is_and_hugging_face_first(folder: Path) -> None:
 
 def test_none(tmp_path: Path) -> None:
     assert find_model_config(tmp_path, ModelFormOptions()) == {}
-    with pytest.raises(StartupError, match=r"no model folder: it has no config\.json nor params\.json"):
+    with pytest.raises(StartupError, match=r"not a model folder: it has no config\.json nor params\.json"):
         read(tmp_path)
     with pytest.raises(StartupError, match=r"it has no params\.json\."):
         read(tmp_path, config_format="mistral")
@@ -113,7 +113,7 @@ def test_what_else_params_say(more: dict[str, Any], expected: dict[str, Any]) ->
         ({"vision_encoder": {"a": 1}}, "images"),
         ({"llama_4_scaling": {"beta": 0.1}}, "positions"),
         ({"moe": {"num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1}}, "num_shared_experts"),
-        ({"sliding_window": [4, 8]}, "2 lengths"),
+        ({"sliding_window": [4, 8]}, "2 sizes"),
         ({"quantization": {"qformat_weight": "strange"}}, "strange"),
     ],
 )

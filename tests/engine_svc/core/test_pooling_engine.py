@@ -235,7 +235,7 @@ def test_one_that_sleeps_gives_its_memory_back_and_gets_on_with_what_waited() ->
     engine.add(1, request(1, timeout_seconds=None))
     assert not engine.has_work
     assert engine.load().status.asleep == (KV_CACHE, WEIGHTS)
-    with pytest.raises(Conflict, match="not there"):
+    with pytest.raises(Conflict, match="not in memory"):
         engine.rest.resume()
     engine.rest.wake_up((WEIGHTS,))
     assert engine.load().status.asleep == (KV_CACHE,)

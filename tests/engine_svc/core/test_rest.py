@@ -157,7 +157,7 @@ def test_without_memory_it_sleeps_on_until_there_is_some(command: type[RestoreWe
     collected = run(engine, steps=2)
     engine.rest.sleep(SleepLevel.WEIGHTS_KEPT)
     executor.no_memory_for = command
-    with pytest.raises(FailedPrecondition, match="so it sleeps on: Not enough memory"):
+    with pytest.raises(FailedPrecondition, match="so the engine stays asleep: Not enough memory"):
         engine.rest.wake_up(PARTS)
     assert engine.load().status.asleep == (("kv_cache", "weights") if command is RestoreWeights else ("kv_cache",))
     assert not engine.has_work

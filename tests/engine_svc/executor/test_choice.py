@@ -49,5 +49,5 @@ def test_what_is_named_is_taken(machine: Any) -> None:
 
 def test_ranks_that_do_not_fit_have_to_be_spread_by_something(machine: Any) -> None:
     machine(2, False)
-    with pytest.raises(StartupError, match=r"4 ranks need a GPU each, and this machine has 2\. Install quire\[ray\]"):
+    with pytest.raises(StartupError, match=r"4 ranks need one GPU each, but this machine has 2\. Install quire\[ray\]"):
         choose_executor(ParallelOptions(tensor_parallel_size=4), "auto")

@@ -39,8 +39,8 @@ def test_a_launch_is_read_from_what_torchrun_says() -> None:
     ("environment", "secret", "why"),
     [
         ({}, "secret", "'RANK' is missing"),
-        (ENVIRONMENT | {"MASTER_PORT": "x"}, "secret", "'x' is missing, or no number"),
-        (ENVIRONMENT | {"WORLD_SIZE": "4"}, "secret", "4 ranks are launched, and the options describe 2"),
+        (ENVIRONMENT | {"MASTER_PORT": "x"}, "secret", "'x' is missing or not a number"),
+        (ENVIRONMENT | {"WORLD_SIZE": "4"}, "secret", "4 ranks are launched, but the options describe 2"),
         (ENVIRONMENT, None, "needs --rank-secret"),
     ],
 )

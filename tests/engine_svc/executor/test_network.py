@@ -70,7 +70,8 @@ def test_ranks_may_come_by_an_address_of_version_6() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "rank", "why"), [(b"another", 1, "does not know the secret"), (SECRET, 7, "rank 7 is not waited for")]
+    ("secret", "rank", "why"),
+    [(b"another", 1, "does not know the ranks' secret"), (SECRET, 7, "rank 7 is not expected")],
 )
 def test_others_are_refused_and_hold_nobody_up(
     listener: RankListener, secret: bytes, rank: int, why: str, caplog: pytest.LogCaptureFixture
@@ -78,12 +79,12 @@ def test_others_are_refused_and_hold_nobody_up(
     with socket.create_connection((HOST, listener.port)) as silent:
         silent.shutdown(socket.SHUT_WR)
         strangers = [come(listener, secret, rank)]
-        with pytest.raises(TimeoutError, match="ranks 1 have not come"):
+        with pytest.raises(TimeoutError, match="ranks 1 have not connected"):
             listener.accept({1}, 1.0, nothing)
         welcome = come(listener, SECRET, 1)
         (arrival,) = listener.accept({1}, SECONDS, nothing).values()
     assert why in caplog.text
-    assert "it went away" in caplog.text
+    assert "it disconnected" in caplog.text
     arrival.channel.close()
     for thread, ends in (*strangers, welcome):
         thread.join(SECONDS)
@@ -107,13 +108,13 @@ def test_a_rank_does_not_serve_a_worker_that_does_not_know_the_secret() -> None:
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with pytest.raises(PermissionError, match="does not know the secret"):
+        with pytest.raises(PermissionError, match="does not know the ranks' secret"):
             connect(HOST, impostor.getsockname()[1], SECRET, 1, 0, SECONDS)
         thread.join(SECONDS)
 
 
 def test_who_does_not_come_in_time_is_named(listener: RankListener) -> None:
-    with pytest.raises(TimeoutError, match=r"ranks 1, 3 have not come in 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"ranks 1, 3 have not connected within 0\.1 s"):
         listener.accept({1, 3}, 0.1, nothing)
     with pytest.raises(TimeoutError, match="there is no worker at 127"):
         connect(HOST, free_port(), SECRET, 1, 0, 0.1)

@@ -62,7 +62,7 @@ def loaded(folder: Path, **given: Any) -> Iterator[Executor]:
 def test_what_has_no_room_says_so(cluster: Any, folder: Path) -> None:
     with pytest.raises(StartupError, match="must name 2 bundles"), loaded(folder, ray_bundle_indices="0,1"):
         pass
-    with pytest.raises(StartupError, match="write numbers between commas"), loaded(folder, ray_bundle_indices="a"):
+    with pytest.raises(StartupError, match="expected comma-separated numbers"), loaded(folder, ray_bundle_indices="a"):
         pass
 
 

@@ -197,7 +197,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
     check(written)
     (last,) = written.file.parent.glob("*-00003-of-*")
     last.unlink()
-    with pytest.raises(StartupError, match=r"model-00003-of-00003\.gguf is missing, of 3 files"):
+    with pytest.raises(StartupError, match=r"model-00003-of-00003\.gguf is missing .*has 3 files"):
         answers(written.file)
 
 
@@ -230,11 +230,13 @@ def test_where_answers_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [
-    ("rwkv7", "read are llama, .*mamba"), ("gptj", "llama.cpp has no more than a name for it"),
+    ("rwkv7", "supported are llama, .*mamba"), ("gptj", "llama.cpp itself only has a name for it"),
 ])  # fmt: skip
 def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> None:
     file = write_metadata(tmp_path / "m.gguf", {}, name)
-    with pytest.raises(StartupError, match=rf"m\.gguf: the architecture '{name}' is not read.*{reason}.*safetensors"):
+    with pytest.raises(
+        StartupError, match=rf"m\.gguf: the architecture '{name}' is not supported.*{reason}.*safetensors"
+    ):
         read_model_config(file, ModelFormOptions())
 
 
@@ -245,10 +247,10 @@ def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> N
      r"blk\.0\.ssm_conv1d\.bias: shape \[176\] in the checkpoint does not begin with 152"),
     ("falcon", {"falcon.feed_forward_length": 128},
      r"blk\.0\.ffn_down\.weight.*: shape \[64, 272\] in the checkpoint, expected \[64, 136\]"),
-    ("jamba", {b"blk.3.ffn_gate_inp": b"blk.2.ffn_gate_inp"}, r"layers \[1, 2\] of a Jamba; expected them"),
+    ("jamba", {b"blk.3.ffn_gate_inp": b"blk.2.ffn_gate_inp"}, r"layers \[1, 2\] of a Jamba model; expected evenly"),
     ("deepseek-v3", {b"blk.1.attn_v_b": b"blk.1.attn_w_b"},
-     r"blk\.1\.attn_k_b\.weight of \[4, 16, 24\]: the file lacks blk\.1\.attn_v_b\.weight, which goes with it"),
-    ("lfm2", {}, r"not a whole GGUF file: the tensor \S+ of \S+ \[.*\] would end at byte \d+, and the file has \d+"),
+     r"blk\.1\.attn_k_b\.weight of \[4, 16, 24\]: the file lacks blk\.1\.attn_v_b\.weight, which belongs to it"),
+    ("lfm2", {}, r"not a whole GGUF file: the tensor \S+ of \S+ \[.*\] would end at byte \d+, but the file has \d+"),
 ])  # fmt: skip
 def test_files_that_contradict_themselves(
     tmp_path: Path, family: str, change: dict[Any, Any], message: str
@@ -279,7 +281,7 @@ def test_types_that_are_not_read(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(StartupError, match=r"m\.gguf: blk\.0\.attn_q\.weight is of type IQ2_XXS.*Take .*Q4_K_M"):
+    with pytest.raises(StartupError, match=r"m\.gguf: blk\.0\.attn_q\.weight is of type IQ2_XXS.*Use .*Q4_K_M"):
         read_model_config(file, ModelFormOptions())
 
 
@@ -297,12 +299,12 @@ def test_metadata_that_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "number", "message"), [
     ("attention.head_count", 0, "attention.head_count is 0; expected a number above 0"),
-    ("embedding_length", 1 << 31, "embedding_length comes to 2147483648, which is more than 256"),
-    ("feed_forward_length", 1 << 31, "feed_forward_length comes to 2147483648, which is more than 256"),
-    ("attention.key_length", 1 << 31, "attention.key_length comes to 8589934592, which is more than 256"),
-    ("block_count", 1 << 31, "block_count comes to 2147483648, which is more than 4096"),
-    ("expert_count", 1 << 31, "expert_count comes to 2147483648, which is more than 4096"),
-    ("context_length", 1 << 31, "context_length comes to 2147483648, which is more than 16777216"),
+    ("embedding_length", 1 << 31, "embedding_length is 2147483648; it must be at most 256"),
+    ("feed_forward_length", 1 << 31, "feed_forward_length is 2147483648; it must be at most 256"),
+    ("attention.key_length", 1 << 31, "attention.key_length is 8589934592; it must be at most 256"),
+    ("block_count", 1 << 31, "block_count is 2147483648; it must be at most 4096"),
+    ("expert_count", 1 << 31, "expert_count is 2147483648; it must be at most 4096"),
+    ("context_length", 1 << 31, "context_length is 2147483648; it must be at most 16777216"),
 ])  # fmt: skip
 def test_dimensions_that_the_tensors_do_not_have(tmp_path: Path, key: str, number: int, message: str) -> None:
     """Memory is not allocated just because a header says so."""

@@ -42,7 +42,7 @@ def test_too_little_memory_names_the_length_that_fits() -> None:
 
 def test_the_length_is_what_memory_holds_where_none_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     assert size_kv_cache(changed(max_model_len=161), EngineOptions()) == KvCacheSize(10, 160, 160)
-    assert "the longest sequence is 160 tokens" in caplog.text
+    assert "the longest sequence is limited to 160 tokens" in caplog.text
     assert "Raise --kv-cache-memory-bytes" in caplog.text
 
 
@@ -65,7 +65,7 @@ def test_windows_hold_a_length_that_is_no_whole_number_of_blocks() -> None:
 
 def test_states_take_their_memory_first() -> None:
     assert size_kv_cache(changed(state_bytes=2500), EngineOptions()).num_blocks == 7
-    with pytest.raises(StartupError, match="those of 3 sequences take") as caught:
+    with pytest.raises(StartupError, match="those of 3 sequences need") as caught:
         size_kv_cache(changed(state_bytes=10_000), engine_options(max_num_seqs=3))
     assert "Lower --max-num-seqs, or raise --kv-cache-memory-bytes" in str(caught.value)
     with pytest.raises(StartupError, match="--swap-space does not support models with recurrent layers"):

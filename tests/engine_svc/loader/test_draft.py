@@ -44,7 +44,7 @@ def test_another_family_may_guess(folders: dict[str, Path]) -> None:
 
 def test_targets_that_nothing_can_guess_for(folders: dict[str, Path]) -> None:
     assert "recurrent layers" in refusal(folders["bamba"], folders["llama"])
-    assert "Say --disable-sliding-window" in refusal(folders["mistral"], folders["llama"])
+    assert "Set --disable-sliding-window" in refusal(folders["mistral"], folders["llama"])
 
 
 def test_drafts_that_are_none(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_as_much_memory_holds_as_many_times_the_tokens(model_folder: ModelFolder
 @pytest.mark.parametrize(
     ("changes", "options", "words"),
     [
-        ({}, shared(), "1 have each of this model's 2 key-value heads"),
+        ({}, shared(), "1 ranks have each of this model's 2 key-value heads"),
         (ONE_HEAD, shared(4, decode_context_parallel_size=3), "3 does not divide --tensor-parallel-size 4"),
         (ONE_HEAD, shared(model_impl="transformers"), "does not support"),
     ],

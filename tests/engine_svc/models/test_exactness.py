@@ -138,7 +138,7 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["StrangeForCausalLM"], "model_type": "strange"}, "StrangeForCausalLM"),
         ({"architectures": ["BigBirdForCausalLM"], "model_type": "big_bird"}, "attention interface"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"qk_ln": True}}, "attn_config has qk_ln True"),
-        ({"architectures": ["PhiForCausalLM"], "tie_word_embeddings": True}, "outputs that have a bias"),
+        ({"architectures": ["PhiForCausalLM"], "tie_word_embeddings": True}, "output layer with a bias"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"alibi": False}}, "attn_config has alibi False"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),
     ],

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hidden_size": ({"hidden_size": 32}, r"hidden_size in config\.json is 32; expected 64"),
     "vocab_size": ({"vocab_size": 100}, r"vocab_size in config\.json is 100; expected 160"),
     "num_hidden_layers": ({"num_hidden_layers": 2}, "is 2; expected 1 for eagle3"),
-    "layers": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, r"reads what comes to three layers, \[1, 2, 9\]"),
+    "layers": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, r"reads the inputs of three layers, here \[1, 2, 9\]"),
     "intermediate_size": ({"intermediate_size": 48}, "mlp.down_proj.weight: shape"),
     "draft_vocab_size": ({"draft_vocab_size": 30}, "shape"),
 }  # fmt: skip
@@ -187,9 +187,9 @@ def test_heads_of_other_models_are_refused(field: str, tmp_path: Path, model_fol
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("llama", {}, "LlamaForCausalLM has no layers for multi-token prediction"),
+        ("llama", {}, "Multi-token prediction is not supported for LlamaForCausalLM"),
         ("deepseek-v3", {"num_nextn_predict_layers": None}, "num_nextn_predict_layers in config.json is None"),
-        ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor of model\.layers\.3\.\*"),
+        ("deepseek-v3", {"num_nextn_predict_layers": 1}, r"the checkpoint has no tensor model\.layers\.3\.\*"),
     ],
 )
 def test_models_without_such_layers_are_refused(

@@ -137,7 +137,7 @@ def test_a_step_that_raises_is_not_run_again(model_folder: ModelFolder, monkeypa
             engine.add(key, GenerationRequest("r", PROMPTS[key], SHORT))
         errors = [delta.error for _ in range(3) for delta in engine.step() if delta.is_final]
         assert len(errors) == 2
-        assert all("failed while it ran this request" in str(error) for error in errors)
+        assert all("failed while running this request" in str(error) for error in errors)
         assert len(calls) == 3
         assert tokens(run(engine, PROMPTS, SHORT)) == expected
 
@@ -208,7 +208,7 @@ def test_kimi_linear_with_positions_is_refused(model_folder: ModelFolder) -> Non
 )
 def test_other_activations_of_recurrent_layers_are_refused(model_folder: ModelFolder, family: str, field: str) -> None:
     written = json.loads((model_folder(family) / "config.json").read_text())
-    with pytest.raises(StartupError, match="the activation 'gelu'; that of recurrent layers"):
+    with pytest.raises(StartupError, match="the activation 'gelu'; for recurrent layers"):
         config_for(written | {field: "gelu"})
 
 

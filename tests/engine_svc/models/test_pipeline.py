@@ -206,7 +206,7 @@ def test_heads_that_read_other_stages_are_refused(model_folder: ModelFolder) -> 
     folder = model_folder("llama")
     given = staged(2, speculative_config={"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2})
     with (
-        pytest.raises(StartupError, match=r"eagle3 guesses by .* --pipeline-parallel-size"),
+        pytest.raises(StartupError, match=r"eagle3 uses the inputs .* --pipeline-parallel-size"),
         running_engine(folder, **given),
     ):
         pass

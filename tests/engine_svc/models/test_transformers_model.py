@@ -63,17 +63,17 @@ def test_windows_are_those_of_masks() -> None:
     [(bidirectional_mask_function, None), (chunked_causal_mask_function(12, torch.zeros(1, dtype=torch.int64)), 12)],
 )
 def test_other_masks_are_refused(mask_function: Any, size: int | None) -> None:
-    with pytest.raises(StartupError, match="neither causal nor of sliding windows"):
+    with pytest.raises(StartupError, match="neither causal nor sliding windows"):
         _mark(mask_function, size)
 
 
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ({"mask": torch.zeros(1, 1, 2, 2)}, "a mask of its own"),
-        ({"mask": _mark(causal_mask_function) * 2}, "a mask of its own"),
-        ({"is_causal": False}, "attend to those behind them"),
-        ({"position_bias": torch.zeros(1)}, "it wants position_bias"),
+        ({"mask": torch.zeros(1, 1, 2, 2)}, "needs its own mask"),
+        ({"mask": _mark(causal_mask_function) * 2}, "needs its own mask"),
+        ({"is_causal": False}, "attend to later ones"),
+        ({"position_bias": torch.zeros(1)}, "it needs position_bias"),
     ],
 )
 def test_calls_that_ask_for_more_are_refused(named: dict[str, Any], words: str) -> None:

@@ -191,10 +191,10 @@ def test_experts_are_no_part_of_it_by_themselves(model_folder: ModelFolder) -> N
 @pytest.mark.parametrize(
     ("plans", "words"),
     [
-        ({"base_model_tp_plan": None}, "no plan by which ranks share its layers"),
+        ({"base_model_tp_plan": None}, "no plan for dividing its layers among ranks"),
         (
             {"base_model_tp_plan": {"layers.*.mlp.up_proj": "sequence_parallel"}},
-            r"model\.layers\.\*\.mlp\.up_proj by 'sequence_parallel', which is not supported",
+            r"model\.layers\.\*\.mlp\.up_proj among ranks by 'sequence_parallel', which is not supported",
         ),
         ({"num_attention_heads": 1, "num_key_value_heads": 1}, "q_proj has 1 heads, which cannot be divided"),
     ],
@@ -209,10 +209,10 @@ def test_plans_that_are_not_known(
 @pytest.mark.parametrize(
     ("plans", "words"),
     [
-        ({"base_model_pp_plan": None}, "no plan by which stages share its layers"),
+        ({"base_model_pp_plan": None}, "no plan for dividing its layers into stages"),
         (
             {"base_model_pp_plan": {"layers": (["hidden_states", "memory"], ["hidden_states"])}},
-            r"model\.layers that it makes hidden_states of hidden_states, memory",
+            r"model\.layers turns hidden_states, memory into hidden_states",
         ),
         ({"base_model_pp_plan": {"blocks": (["hidden_states", "attention_mask"], ["hidden_states"])}}, "blocks"),
     ],
@@ -261,12 +261,12 @@ def test_parameters_that_stand_in_one_tensor_are_refused_in_other_styles(
     }
     monkeypatch.setattr(transformers.HrmTextConfig, "base_model_tp_plan", plan)
     groups = ParallelGroups(ParallelLayout(tensor=2), 0, tensor=fake_group)
-    with pytest.raises(StartupError, match=r"has .*gate_up_proj.* in a form of which ranks cannot read their parts"):
+    with pytest.raises(StartupError, match=r"has .*gate_up_proj.* in a form that ranks cannot read in parts"):
         read_share(tmp_path, groups)
 
 
 def test_layers_that_take_more_than_hidden_states_are_refused(tmp_path: Path) -> None:
     """Gemma 3n's layers also take per-layer embeddings, which belong to another stage."""
     _save(tiny_configuration("gemma3n_text"), tmp_path)
-    with pytest.raises(StartupError, match=r"does not run: .*\. It may do so without --pipeline-parallel-size"):
+    with pytest.raises(StartupError, match=r"cannot run: .*\. It may run without --pipeline-parallel-size"):
         read_share(tmp_path, ParallelGroups(ParallelLayout(pipeline=2), 1), pipeline_parallel_size=2)

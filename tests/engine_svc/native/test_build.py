@@ -57,7 +57,7 @@ def test_each_level_is_compiled_once(sources: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         first = library("avx2")
     assert first.parent == sources.parent / "cache" / "quire"
-    assert caplog.messages == ["compiling the CPU kernels for avx2, which is done once"]
+    assert caplog.messages == ["compiling the CPU kernels for avx2 (only done once)"]
     assert all("-mavx2" in each.read_text() for each in first.parent.glob("objects/*.o"))
     assert calls(sources) == ["one.cpp", "two.cpp"]
     assert library("avx2") == first
@@ -124,7 +124,7 @@ def test_a_compiler_that_fails_leaves_nothing(sources: Path) -> None:
 
 def test_a_compiler_that_is_not_there_is_named(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    with pytest.raises(NativeUnavailable, match=r"building them failed: .*/nowhere/g"):
+    with pytest.raises(NativeUnavailable, match=r"compiling them failed: .*/nowhere/g"):
         library("avx2")
 
 

@@ -42,7 +42,7 @@ def test_a_partition_is_taken_as_it_is_given() -> None:
     ("layers", "stages", "partition", "words"),
     [
         (3, 4, None, "--pipeline-parallel-size 4: the model has 3 layers"),
-        (22, 2, "10,11", "these are 21 layers, and the model has 22; expected 2 numbers of layers, such as 11,11"),
+        (22, 2, "10,11", "these are 21 layers, but the model has 22; expected 2 numbers of layers, such as 11,11"),
         (22, 2, "22", "one for each stage"),
         (22, 2, "22,0", "none of them 0"),
         (22, 2, "ten,12", "10,12|11,11"),

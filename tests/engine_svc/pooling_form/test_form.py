@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[list[str], dict[str, Any], str]] = {
         ["Transformer", "Pooling", "Normalize", "Dense"],
         _MEAN | {"3_Dense__config": {"in_features": 1, "out_features": 1}}, "order .*Normalize, Dense is not supported",
     ),
-    "prompts": (["Transformer"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "are not texts"),
+    "prompts": (["Transformer"], {"config_sentence_transformers": {"prompts": {"query": 3}}}, "must map names"),
     "prompts that are not pooled": (
         ["Transformer", "Pooling"],
         {"1_Pooling__config": {"pooling_mode": "mean", "include_prompt": False},
@@ -192,15 +192,15 @@ def test_no_module_leads_out_of_the_folder(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[str, PoolingOptions, dict[str, Any], str]] = {
-    "nothing said": ("Unknown", PoolingOptions(runner="pooling"), {}, "says not what the model is for"),
+    "nothing said": ("Unknown", PoolingOptions(runner="pooling"), {}, "does not tell what the model is for"),
     "none": ("Qwen3ForCausalLM", PoolingOptions(runner="pooling", convert="none"), {}, "generates text"),
     "no classes": ("Qwen3ForCausalLM", PoolingOptions(convert="classify"), {}, "classifier_from_token"),
-    "task": ("BertModel", PoolingOptions(pooler_config={"task": "classify"}), {}, "none of this model's"),
-    "step": ("BertModel", PoolingOptions(pooler_config={"pooling_type": "STEP"}), {}, "classes of tokens"),
+    "task": ("BertModel", PoolingOptions(pooler_config={"task": "classify"}), {}, "not supported by this model"),
+    "step": ("BertModel", PoolingOptions(pooler_config={"pooling_type": "STEP"}), {}, "classify tokens"),
     "labels": ("BertForSequenceClassification", PoolingOptions(), {"num_labels": "x"}, "num_labels is 'x'"),
     "label": (
         "BertForTokenClassification", PoolingOptions(pooler_config={"returned_token_ids": [5]}), {"num_labels": 3},
-        "has 5, and the model has 3 classes",
+        "has 5, but the model has 3 classes",
     ),
     "function": (
         "BertForSequenceClassification", PoolingOptions(), {"sbert_ce_default_activation_function": "torch.nn.GELU"},

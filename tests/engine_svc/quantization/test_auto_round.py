@@ -62,8 +62,8 @@ def test_models(model_folder: ModelFolder, tmp_path: Path, packing: str) -> None
         ({"packing_format": "auto_round:ipex"}, "packing_format is 'auto_round:ipex'"),
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
         ({"bits": 5}, "bits is 5"),
-        ({"packing_format": "auto_awq", "bits": 8}, "bits is 8, of which this is supported: 4"),
-        ({"extra_config": ["lm_head"]}, "extra_config is not settings"),
+        ({"packing_format": "auto_awq", "bits": 8}, "bits is 8; supported: 4"),
+        ({"extra_config": ["lm_head"]}, "extra_config must map"),
         ({"extra_config": {"lm_head": {"group_size": 0}}}, "group_size is 0"),
     ],
 )

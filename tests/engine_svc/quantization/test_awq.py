@@ -52,9 +52,9 @@ def test_names_that_lead_here(model_folder: ModelFolder, tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bits": 8}, "bits is 8, of which this is supported: 4"),
+        ({"bits": 8}, "bits is 8; supported: 4"),
         ({"zero_point": False}, "zero_point is False"),
-        ({"version": "gemv"}, "version is 'gemv', of which this is supported: gemm, exllama"),
+        ({"version": "gemv"}, "version is 'gemv'; supported: gemm, exllama"),
         ({"group_size": "128"}, "group_size is '128'"),
     ],
 )

@@ -197,7 +197,7 @@ def test_models_on_load(model_folder: ModelFolder, tmp_path: Path, wanted: dict[
 
 
 def test_the_load_format_alone_is_refused(model_folder: ModelFolder) -> None:
-    with pytest.raises(StartupError, match="--load-format bitsandbytes goes with --quantization bitsandbytes"):
+    with pytest.raises(StartupError, match="--load-format bitsandbytes needs --quantization bitsandbytes"):
         load(model_folder("llama"), load_format="bitsandbytes")
 
 
@@ -225,7 +225,7 @@ def state(**fields: Any) -> torch.Tensor:
     [
         ({STATE: torch.tensor([1], dtype=torch.uint8)}, r"bitsandbytes__nf4 does not describe a matrix of codes"),
         ({STATE: state(blocksize=0)}, r"does not describe a matrix of codes: ValueError: a size is less than 1"),
-        ({STATE: state(quant_type="fp4")}, r"down_proj\.weight has codes of fp4, and the configuration says otherwise"),
+        ({STATE: state(quant_type="fp4")}, r"down_proj\.weight has codes of fp4, but the configuration says otherwise"),
         ({STATE: state(shape=[64, 64])}, r"down_proj\.weight: 3072 bytes are not codes of 64 times 64 weights"),
         ({STATE: state(blocksize=48)}, r"weight\.absmax: blocks of 48 values do not fit rows of 96"),
         ({STATE: state(blocksize=32)}, r"weight\.absmax: 96 blocks of 32 are not 64 times 96 values"),

@@ -111,9 +111,9 @@ def test_dummy_weights(model_folder: ModelFolder, tmp_path: Path) -> None:
     [
         ({"activation_scheme": "sometimes"}, "activation_scheme is 'sometimes'"),
         ({"fmt": "e5m2"}, "fmt is 'e5m2'"),
-        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], not a block's"),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\]; expected \[outputs, inputs\]"),
         ({"weight_block_size": "128x128"}, "weight_block_size is '128x128'"),
-        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head', not a list"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; expected a list"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:

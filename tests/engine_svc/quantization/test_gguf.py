@@ -71,7 +71,7 @@ def test_each_matrix_has_its_own_type() -> None:
 
 
 def test_only_files_have_types() -> None:
-    with pytest.raises(StartupError, match=r"no \.gguf file"):
+    with pytest.raises(StartupError, match=r"not a \.gguf file"):
         create_method(None, {"quant_method": "gguf"}, ModelForm(ops(), torch.bfloat16))
 
 

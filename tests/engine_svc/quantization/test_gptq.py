@@ -61,7 +61,7 @@ def test_one_group_of_all_inputs() -> None:
 def test_inputs_of_no_group_are_refused() -> None:
     tensors = {**gptq(torch.randn(8, 64)).tensors, "g_idx": torch.full((64,), 4)}
     layer = Gptq.of_checkpoint(SETTINGS | {"desc_act": True}, FORM).layer(LINEAR)
-    with pytest.raises(ValueError, match="g_idx names groups 4 to 4, of 4 that there are"):
+    with pytest.raises(ValueError, match="g_idx names groups 4 to 4, but there are 4 groups"):
         layer.weight(tensors)
 
 
@@ -99,15 +99,15 @@ def test_which_modules_are_quantized(settings: dict[str, Any], place: Place, is_
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bits": 5}, "bits is 5, of which this is supported: 2, 3, 4, 8"),
+        ({"bits": 5}, "bits is 5; supported: 2, 3, 4, 8"),
         ({"bits": "4"}, "bits is '4'"),
-        ({"group_size": 0}, "group_size is 0, not a number of inputs"),
-        ({"checkpoint_format": "bitblas"}, "checkpoint_format is 'bitblas', of which this is supported: gptq, gptq_v2"),
+        ({"group_size": 0}, "group_size is 0; expected a number of inputs"),
+        ({"checkpoint_format": "bitblas"}, "checkpoint_format is 'bitblas'; supported: gptq, gptq_v2"),
         ({"desc_act": "yes"}, "desc_act is 'yes'"),
-        ({"dynamic": {"(": {}}}, "dynamic has '\\(', which is no pattern"),
-        ({"dynamic": {"x": 3}}, "dynamic says 3 of 'x'"),
+        ({"dynamic": {"(": {}}}, "dynamic has '\\(', which is not a valid pattern"),
+        ({"dynamic": {"x": 3}}, "dynamic has 3 for 'x'"),
         ({"dynamic": {"x": {"bits": 7}}}, "bits is 7"),
-        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head', not a list"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'; expected a list"),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], words: str) -> None:

@@ -64,10 +64,10 @@ def test_which_modules_are_quantized(skipped: list[str] | None, place: Place, is
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (settings(4, 64, axis=0), "axis is 0, of which this is supported: 1"),
+        (settings(4, 64, axis=0), "axis is 0; supported: 1"),
         (settings(5, 64), "nbits is 5"),
         (settings(4, 64, quant_zero=True), "quant_zero is True"),
-        ({"quant_config": {"self_attn.q_proj": {}}}, "settings of single modules are not supported"),
+        ({"quant_config": {"self_attn.q_proj": {}}}, "settings for single modules are not supported"),
     ],
 )
 def test_wrong_settings(said: dict[str, Any], words: str) -> None:
@@ -86,8 +86,8 @@ def test_wrong_settings(said: dict[str, Any], words: str) -> None:
         ({"W_q": torch.zeros(32, 64, dtype=torch.int64)}, r"x\.W_q: type torch\.int64 .* expected torch\.uint8"),
         ({"scale": torch.zeros(3, 1)}, r"x\.scale: shape \[3, 1\]"),
         ({"scale": torch.tensor(1.0)}, r"x\.scale: shape \[\]"),
-        ({"shape": torch.tensor([64.0, 64.0])}, r"shape is \[64\.0, 64\.0\], not a number of outputs"),
-        ({"shape": torch.tensor(64)}, "shape is 64, not a number of outputs and one of inputs"),
+        ({"shape": torch.tensor([64.0, 64.0])}, r"shape is \[64\.0, 64\.0\]; expected \[outputs, inputs\]"),
+        ({"shape": torch.tensor(64)}, r"shape is 64; expected \[outputs, inputs\]"),
         ({"shape": torch.tensor([64, 96])}, r"groups of 64 values do not fit rows of 96"),
     ],
 )

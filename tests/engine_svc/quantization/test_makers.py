@@ -111,13 +111,13 @@ def test_quarks_layers_of_different_forms() -> None:
 @pytest.mark.parametrize(
     ("method", "settings", "words"),
     [
-        (ModelOpt, {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ', of which this is supported: FP8"),
+        (ModelOpt, {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; supported: FP8"),
         (ModelOpt, {}, "quant_algo is None"),
         (ModelOpt, {"quant_algo": "FP8", "ignore": "lm_head"}, "ignore is 'lm_head'"),
         (Quark, {"global_quant_config": {"weight": {"dtype": "int4"}}}, "dtype is 'int4'"),
         (Quark, {"global_quant_config": {"weight": FP8 | {"qscheme": "per_group"}}}, "qscheme is 'per_group'"),
         (Quark, {"global_quant_config": {"weight": FP4 | {"group_size": 16}}}, "group_size is 16"),
-        (Quark, {"global_quant_config": {"weight": FP8}, "exclude": ["re:("]}, "is no pattern"),
+        (Quark, {"global_quant_config": {"weight": FP8}, "exclude": ["re:("]}, "is not a valid pattern"),
     ],
 )
 def test_wrong_settings(method: type[ModelOpt | Quark], settings: dict[str, Any], words: str) -> None:

@@ -37,7 +37,7 @@ def test_an_unknown_method() -> None:
 
 
 def test_a_checkpoint_of_another_method() -> None:
-    with pytest.raises(StartupError, match=r"--quantization gptq: .*already, by awq\. Leave it out"):
+    with pytest.raises(StartupError, match=r"--quantization gptq: .*already quantized, by awq\. Leave it out"):
         create_method("gptq", {"quant_method": "awq"}, FORM)
 
 
@@ -49,12 +49,12 @@ def test_a_checkpoint_of_another_method() -> None:
     ],
 )
 def test_settings_of_another_kind(settings: dict[str, Any]) -> None:
-    with pytest.raises(StartupError, match=f"has a value that {settings['quant_method']} cannot have"):
+    with pytest.raises(StartupError, match=f"has an invalid value for {settings['quant_method']}"):
         create_method(None, settings, FORM)
 
 
 def test_a_method_that_only_reads() -> None:
-    with pytest.raises(StartupError, match="--quantization awq reads checkpoints that are quantized so"):
+    with pytest.raises(StartupError, match="--quantization awq is for checkpoints that are already quantized"):
         create_method("awq", None, FORM)
 
 

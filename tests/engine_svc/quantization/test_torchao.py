@@ -111,12 +111,12 @@ def test_models_on_load(model_folder: ModelFolder, tmp_path: Path, form: str) ->
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({}, "quant_type is None, not a configuration of torchao's"),
-        ({"quant_type": "int4wo"}, "quant_type is 'int4wo', not a configuration"),
+        ({}, "quant_type is None; expected a torchao configuration"),
+        ({"quant_type": "int4wo"}, "quant_type is 'int4wo'; expected a torchao configuration"),
         (settings("UIntXWeightOnlyConfig"), "torchao's UIntXWeightOnlyConfig is not supported; Int8WeightOnlyConfig"),
         (
             settings("Int4WeightOnlyConfig", int4_packing_format={"_data": "TILE_PACKED_TO_4D"}),
-            "int4_packing_format is 'TILE_PACKED_TO_4D', of which this is supported: PLAIN",
+            "int4_packing_format is 'TILE_PACKED_TO_4D'; supported: PLAIN",
         ),
         (settings("Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e5m2"}), "weight_dtype is 'float8_e5m2'"),
         ({**BYTES, "include_input_output_embeddings": True}, "include_input_output_embeddings is True"),
@@ -129,5 +129,5 @@ def test_wrong_settings(said: dict[str, Any], words: str) -> None:
 
 def test_groups_that_do_not_fit_on_load() -> None:
     layer = TorchAo.on_load("torchao", ModelForm(PlainOps(), torch.float32, HALVES)).layer(LINEAR)
-    with pytest.raises(ValueError, match="100 inputs are no whole groups of 32"):
+    with pytest.raises(ValueError, match="100 inputs are not a multiple of the group size 32"):
         layer.weight({"weight": torch.randn(8, 100)})

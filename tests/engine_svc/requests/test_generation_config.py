@@ -53,7 +53,7 @@ def test_vllm_means_neutral_but_stops_all_the_same(folder: Path) -> None:
 @pytest.mark.parametrize("wrong", ["</s>", 2.5, [2, None], True])
 def test_an_end_that_is_no_token(folder: Path, wrong: Any) -> None:
     write(folder, "generation_config.json", {"eos_token_id": wrong})
-    with pytest.raises(StartupError, match=r"eos_token_id is .*; expected the id of a token"):
+    with pytest.raises(StartupError, match=r"eos_token_id is .*; expected a token id"):
         read(folder, EngineOptions())
 
 
@@ -98,7 +98,7 @@ def test_missing_files_are_empty_and_broken_ones_are_told(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[" * 100_000, "is not JSON"), ('{"top_k": NaN}', "top_k is nan"), ('{"top_k": 1e400}', "top_k is inf")],
+    [("[" * 100_000, "is not valid JSON"), ('{"top_k": NaN}', "top_k is nan"), ('{"top_k": 1e400}', "top_k is inf")],
 )
 def test_what_json_alone_may_say(folder: Path, content: str, message: str) -> None:
     (folder / "generation_config.json").write_text(content)

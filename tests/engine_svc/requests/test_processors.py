@@ -40,11 +40,11 @@ def test_a_pattern_that_is_none_ends_the_start() -> None:
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (LogitsProcessorCall(f"{OWN}.Missing"), "no class derived"), (LogitsProcessorCall("nowhere.X"), "No module"),
-        (LogitsProcessorCall("pathlib.Path"), "no class derived"), (LogitsProcessorCall("Successor"), "no module"),
+        (LogitsProcessorCall(f"{OWN}.Missing"), "not a class derived"), (LogitsProcessorCall("nowhere.X"), "No module"),
+        (LogitsProcessorCall("pathlib.Path"), "not a class derived"), (LogitsProcessorCall("Successor"), "no module"),
         (LogitsProcessorCall(f"{OWN}.Successor"), "TypeError.*step"),
         (LogitsProcessorCall(f"{OWN}.Successor", b"[1]", b'{"stride": 2}'), "TypeError.*stride"),
-        (LogitsProcessorCall(f"{OWN}.Successor", b"[" * 5000), "cannot be made"),
+        (LogitsProcessorCall(f"{OWN}.Successor", b"[" * 5000), "cannot be created"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(call: LogitsProcessorCall, why: str) -> None:

@@ -35,11 +35,11 @@ def test_what_is_refused() -> None:
     assert "--enable-prompt-embeds" in refused(GOOD, replace(LIMITS, prompt_embeds_size=0))
     assert "not as both" in refused(GOOD, prompt_token_ids=[1])
     assert "prompt_logprobs" in refused(GOOD, sampling=SamplingParameters(prompt_logprobs=0))
-    assert "float64; taken are" in refused(PromptEmbeds("float64", 4, bytes(32)))
+    assert "float64; supported are" in refused(PromptEmbeds("float64", 4, bytes(32)))
     for size in (0, 3, 2**32 - 1):
         assert f"{size} values" in refused(PromptEmbeds("float32", size, bytes(12)))
     assert "one row" in refused(PromptEmbeds("float32", 4, b""))
-    assert "whole ones" in refused(PromptEmbeds("float32", 4, bytes(17)))
+    assert "complete rows" in refused(PromptEmbeds("float32", 4, bytes(17)))
     assert "at most" in refused(PromptEmbeds("float32", 4, bytes(MAX_PROMPT_EMBEDS_BYTES + 16)))
     assert "maximum context length is 8 tokens" in refused(PromptEmbeds("float32", 4, bytes(16 * 8)))
     assert "max_tokens is 6" in refused(GOOD, sampling=SamplingParameters(max_tokens=6))

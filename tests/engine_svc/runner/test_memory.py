@@ -36,7 +36,7 @@ def test_never_more_than_is_free() -> None:
 def test_who_holds_what() -> None:
     with pytest.raises(StartupError, match=r"allows this process 16.0 GiB of 80.0 GiB.* need 20.0 GiB.* or raise"):
         gpu_budget(memory(free=60, held=18, peak=20), 0.2)
-    with pytest.raises(StartupError, match=r"the driver hold 60.0 GiB, and 2.0 GiB are free.* or end what else"):
+    with pytest.raises(StartupError, match=r"the driver hold 60.0 GiB, and 2.0 GiB are free.* or stop other processes"):
         gpu_budget(memory(free=2, held=18, peak=20), 0.9)
 
 

@@ -44,11 +44,11 @@ def test_an_extension_stands_before_either() -> None:
 @pytest.mark.parametrize(
     ("worker", "extension", "why"),
     [
-        ("Own", "", "--worker-cls Own: 'Own' names no module"),
+        ("Own", "", "--worker-cls Own: 'Own' has no module"),
         ("no.such.Class", "", "--worker-cls no.such.Class: no.such cannot be imported"),
-        (f"{HERE}.not_a_class", "", "is no class"),
-        (f"{HERE}.Extension", "", "is no class derived from engine_svc.runner.runner.Runner"),
-        ("auto", f"{HERE}.Missing", "--worker-extension-cls .*Missing is no class"),
+        (f"{HERE}.not_a_class", "", "is not a class"),
+        (f"{HERE}.Extension", "", "is not a class derived from engine_svc.runner.runner.Runner"),
+        ("auto", f"{HERE}.Missing", "--worker-extension-cls .*Missing is not a class"),
         ("auto", f"{HERE}.Own", "derives from Runner"),
         ("auto", f"{HERE}.WithInit", "has an __init__ of its own"),
         ("auto", "builtins.bool", "--worker-extension-cls builtins.bool: "),

@@ -78,9 +78,9 @@ def test_a_processor_that_fails_fails_its_own_sequence(folder: Path, how: str) -
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("Successor", "names no module"), ("no.such.Class", "No module named"), (f"{OWN}.Missing", "no class derived"),
-        (f"{OWN}.not_a_class", "no class derived"), (f"{OWN}:Abstract", "has no method apply"),
-        ("pathlib.Path", "no class derived from quire.logits_processor.LogitsProcessor"),
+        ("Successor", "has no module"), ("no.such.Class", "No module named"), (f"{OWN}.Missing", "not a class derived"),
+        (f"{OWN}.not_a_class", "not a class derived"), (f"{OWN}:Abstract", "has no method apply"),
+        ("pathlib.Path", "not a class derived from quire.logits_processor.LogitsProcessor"),
     ],
 )  # fmt: skip
 def test_what_is_no_processor_ends_the_start(name: str, why: str) -> None:

@@ -190,7 +190,7 @@ async def test_a_broken_adapter_fails_its_requests_alone(tmp_path: Path) -> None
         assert await tokens(engine, "b") == wanted(b)  # it is read a second time
         adapter_folder(tmp_path / "a", seed=2)
         error = await refusal(engine, generation(PROMPT, model="a"))
-        assert "its files are others than those that were loaded" in error.message
+        assert "its files have changed since it was loaded" in error.message
         await load(engine, "a", a, in_place=True)
         assert await tokens(engine, "a") == wanted(a)
 
@@ -266,7 +266,7 @@ async def test_a_worker_without_adapters_says_so(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"lora_modules": ("a=/nowhere",)}, "--lora-modules has no effect without --enable-lora"),
-        ({"enable_lora": True, "lora_modules": ("a=/nowhere",)}, "--lora-modules a: /nowhere is no folder"),
+        ({"enable_lora": True, "lora_modules": ("a=/nowhere",)}, "--lora-modules a: /nowhere is not a folder"),
         ({"enable_lora": True, "lora_modules": ("fake=/nowhere",)}, "fake is the model's own name"),
     ],
 )
@@ -277,6 +277,6 @@ async def test_what_cannot_be_served_ends_the_start(given: dict[str, Any], words
 
 
 async def test_a_model_that_takes_no_adapters_says_so_at_the_start() -> None:
-    with pytest.raises(StartupError, match="FakeForCausalLM takes no adapters"):
+    with pytest.raises(StartupError, match="FakeForCausalLM does not support adapters"):
         async with running_engine(enable_lora=True):
             pass

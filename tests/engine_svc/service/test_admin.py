@@ -137,7 +137,7 @@ async def test_a_wait_that_is_too_long_changes_nothing() -> None:
         await runs(engine)
         error = await refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20))
         assert isinstance(error, DeadlineExceeded)
-        assert "1 requests have not ended" in error.message
+        assert "1 requests have not finished" in error.message
         assert tokens(await generate(engine, generation(PROMPT, max_tokens=2))) == expected(PROMPT, 2)
         await ask(engine, pause=admin_pb2.Pause(leaving=KEEP))
         error = await refused(engine, pause=admin_pb2.Pause(leaving=WAIT, wait_ms=20))

@@ -543,7 +543,7 @@ async def test_embeddings_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPa
     async with running_engine() as engine:
         loop, request = engine.worker.loop, GenerationRequest("r", [], prompt_embeds=embeds)
         key = loop.submit(request, Deaf())
-        with pytest.raises(Overloaded, match="100 bytes of prompt_embeds"):
+        with pytest.raises(Overloaded, match="the limit is 100 bytes"):
             loop.submit(request, Deaf())
         loop.submit(GenerationRequest("other", [1, 2]), Deaf())
         loop.detach(key)

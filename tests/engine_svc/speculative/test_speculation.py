@@ -235,7 +235,7 @@ def test_a_worker_goes_on_without_what_guesses(at_end: bool, caplog: pytest.LogC
     assert [collected.tokens[key, 0] for key in range(len(PROMPTS))] == [
         expected(prompt, 12 + key) for key, prompt in enumerate(PROMPTS)
     ]
-    assert caplog.text.count("goes on without speculation") == 1
+    assert caplog.text.count("continues without speculation") == 1
     assert engine.load().counters.draft_failures == 1
     before = len(machine.plans)
     engine.add(99, request([5], max_tokens=10))
@@ -294,4 +294,4 @@ def test_the_log_says_now_and_then_what_it_brings(caplog: pytest.LogCaptureFixtu
         run(engine)
     lines = [record.getMessage() for record in caplog.records if "speculation:" in record.getMessage()]
     assert lines
-    assert "100% of these right: 4.9" in lines[-1]
+    assert "100% of these tokens were right: 4.9" in lines[-1]

@@ -32,7 +32,7 @@ def test_a_token_that_is_another_is_told(tmp_path: Path) -> None:
     one, other = [token for token, token_id in vocabulary.items() if token_id in (300, 301)]
     vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(StartupError, match=r"its token 300 is .* Take a draft of the model's own family"):
+    with pytest.raises(StartupError, match=r"its token 300 is .* Use a draft of the model's own family"):
         check("quire-demo", tmp_path)
 
 
@@ -40,7 +40,7 @@ def test_without_a_tokenizer_sizes_count(tmp_path: Path) -> None:
     shutil.copytree(BOX / "quire-demo-draft", tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
     check("quire-demo", tmp_path)
-    with pytest.raises(StartupError, match="vocabulary of 4096 tokens, and the model one of 5000"):
+    with pytest.raises(StartupError, match="vocabulary of 4096 tokens, but the model has one of 5000"):
         check("quire-demo", tmp_path, 5000)
 
 

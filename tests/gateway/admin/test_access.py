@@ -172,7 +172,7 @@ async def test_a_gateways_process_listens_on_loopback_and_ends_with_its_clients_
         process.terminate()
         _, said = await asyncio.wait_for(process.communicate(), WAIT_SECONDS)
         assert process.returncode == 0
-        assert f"--server-dev-mode: whoever reaches port {port} can" in said.decode()
+        assert f"--server-dev-mode: anyone who can reach port {port} can" in said.decode()
     finally:
         if process.returncode is None:
             process.kill()

@@ -108,7 +108,7 @@ async def test_health_and_metrics_tell_who_sleeps(stack: AdminStack) -> None:
     await stack.ask("/sleep?level=2")
     health = await stack.gateway.client.get("/health")
     assert health.status_code == 503
-    assert "served now: no engine worker is ready (it sleeps (level 2" in health.json()["error"]["message"]
+    assert "served now: no engine worker is ready (it is asleep (level 2" in health.json()["error"]["message"]
     text = (await stack.gateway.client.get("/metrics")).text
     assert metric(text, "quire_engine_sleep_state", "discard_all") == 2
     told = await stack.ask("/workers", method="GET")
@@ -121,7 +121,7 @@ async def test_tags_wake_one_part_after_the_other(stack: AdminStack) -> None:
     await stack.ask("/sleep?level=2")
     wrong = await stack.ask("/wake_up?tags=kv_cache", 409)
     assert wrong["error"]["param"] == "tags"
-    assert "(0 of 2 workers have done it.)" in wrong["error"]["message"]
+    assert "(0 of 2 workers succeeded.)" in wrong["error"]["message"]
     assert (await stack.ask("/wake_up?tags=weights"))["tags"] == ["weights"]
     refused = await stack.ask("/resume", 409)
     assert stack.workers[0] in refused["error"]["message"] or stack.workers[1] in refused["error"]["message"]
@@ -149,7 +149,7 @@ async def test_requests_are_waited_for(stack: AdminStack) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
     found, tasks = await started(stack, 1500, streams=2)
     late = await stack.ask("/pause?mode=wait&timeout_seconds=0.3", 504)
-    assert "have not ended" in late["error"]["message"]
+    assert "have not finished" in late["error"]["message"]
     await stack.ask("/pause?mode=abort")
     assert await asyncio.gather(*tasks) == ["abort"] * 2
 

@@ -358,7 +358,7 @@ async def test_documents_are_for_the_template(gateway: GatewayStack) -> None:
 
 
 async def test_a_suffix_needs_a_model_that_was_taught_to_fill_in(gateway: GatewayStack) -> None:
-    for prompt, told in (("A", "no tokens for it"), ([65], "texts")):
+    for prompt, told in (("A", "no tokens for it"), ([65], "text prompts")):
         response = await gateway.post("/v1/completions", {"prompt": prompt, "suffix": "Z"})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "suffix"

@@ -39,6 +39,6 @@ async def test_runs() -> None:
 
 @pytest.mark.parametrize(("word", "count"), [("nothing", "0"), ("longer", "257")])
 async def test_a_word_of_too_few_or_too_many_tokens(word: str, count: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"'{word}', which comes to {count} tokens") as refused:
+    with pytest.raises(InvalidRequest, match=f"'{word}', which has {count} tokens") as refused:
         await runs("cat", word)
     assert refused.value.parameter == "bad_words"

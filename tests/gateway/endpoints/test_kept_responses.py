@@ -132,7 +132,7 @@ async def test_what_is_not_kept_is_not_found(shared: Shared, start_replicas: Sta
     async with start_replicas(1) as replicas:
         none = await answer(replicas.gateway, store=True)
         assert none["store"] is False
-        await not_found(replicas.gateway, none["id"], "keeps no responses")
+        await not_found(replicas.gateway, none["id"], "does not store responses")
 
 
 async def not_found(gateway: Gateway, identity: str, named: str) -> None:
@@ -180,7 +180,7 @@ async def test_in_the_background(shared: Shared) -> None:
 async def test_followers_get_the_rest_as_it_comes(shared: Shared) -> None:
     started = await begun(shared)
     waiting = await shared.one.post("/v1/responses", ASKED | {"previous_response_id": started["id"]})
-    assert (waiting.status_code, "not ended" in waiting.text) == (400, True)
+    assert (waiting.status_code, "not finished" in waiting.text) == (400, True)
     following = [asyncio.create_task(follow(gateway, started["id"], 2)) for gateway in (shared.one, shared.other)]
     for stream_of_it in shared.router.live:
         stream_of_it.hold = None
@@ -273,13 +273,13 @@ async def test_what_is_wrong_is_named(shared: Shared) -> None:
     whole = await answer(shared.one)
     for query, named in (
         ("stream=maybe", "stream"), ("stream=true&starting_after=-1", "starting_after"),
-        ("starting_after=1", "stream=true"), ("stream=true", "not kept"),
+        ("starting_after=1", "stream=true"), ("stream=true", "not stored"),
     ):  # fmt: skip
         wrong = await shared.one.client.get(f"/v1/responses/{whole['id']}?{query}")
         assert wrong.status_code == 400
         assert named in wrong.json()["error"]["message"]
     unkept = await shared.one.post("/v1/responses", ASKED | {"background": True, "store": False})
-    assert (unkept.status_code, "store: false" in unkept.text) == (400, True)
+    assert (unkept.status_code, "store is false" in unkept.text) == (400, True)
 
 
 async def test_what_a_response_was_asked_with(shared: Shared) -> None:

@@ -216,7 +216,7 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"tool_choice": {"type": "tool", "name": "h"}}, "'h'"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "tool"}, "tools": TOOLS}, '{"type": "tool", "name": "…"}'),
-        ({"stop_sequences": [""]}, "stop_sequences needs"),
+        ({"stop_sequences": [""]}, "stop_sequences must"),
         ({"thinking": {"type": "enabled", "budget_tokens": -5}}, "thinking.budget_tokens is -5"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort is 'huge'"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},

@@ -39,7 +39,7 @@ ANSWERS = {
     "half a call": f"{THOUGHT}{F}\n{G[:-30]}",
     "text behind calls": f"{THOUGHT}<{F}\n{G}\n so <",
     "thought alone": "hm, § hm\n",
-    "half a character": f"{THOUGHT}so 🙂",
+    "unpaired surrogate": f"{THOUGHT}so 🙂",
     "nothing": "§",
 }
 MOST = 400
@@ -79,7 +79,7 @@ async def differently_cut(replicas: Replicas, *names: str) -> AsyncIterator[Gate
     """Yields the gateway once for each way to cut the tokens of these answers into pieces."""
     gateway, state = replicas.gateway, replicas.routers[0].state
     tokens = {name: (await gateway.post("/tokenize", {"prompt": ANSWERS[name]})).json()["tokens"] for name in names}
-    state.outputs = [ids[:-2] if name == "half a character" else ids for name, ids in tokens.items()]
+    state.outputs = [ids[:-2] if name == "unpaired surrogate" else ids for name, ids in tokens.items()]
     for state.piece in CUTS:
         yield gateway
 

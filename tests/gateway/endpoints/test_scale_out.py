@@ -272,7 +272,7 @@ async def test_thinking_is_found_in_parts_too(start_replicas: StartReplicas) -> 
         assert whole["choices"][0]["message"]["reasoning"] == "well"
         assert told(await in_parts(gateway, chat)) == told(whole)
         generated = {"choices": [{"index": 0, "token_ids": spelled}]}
-        assert "prompt_token_ids is needed" in await refusal(
+        assert "prompt_token_ids is required" in await refusal(
             gateway, "/v1/chat/completions/derender", {"generate_response": generated}
         )
 
@@ -280,8 +280,8 @@ async def test_thinking_is_found_in_parts_too(start_replicas: StartReplicas) -> 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({}, "generate_response is needed"),
-        ({"stream": True}, "generate_chunk is needed"),
+        ({}, "generate_response is required"),
+        ({"stream": True}, "generate_chunk is required"),
         ({"generate_response": {"choices": []}}, "indexes 0, 1"),
         ({"generate_response": {"choices": [{"index": 1, "token_ids": [1]}]}}, "indexes 0, 1"),
         ({"generate_response": {"choices": [{"index": 0, "token_ids": [-1]}]}}, "out of vocabulary"),
@@ -289,7 +289,7 @@ async def test_thinking_is_found_in_parts_too(start_replicas: StartReplicas) -> 
         ({"generate_response": {"choices": [{"index": 0}], "output_mode": "text"}}, "output_mode"),
         ({"generate_response": {"choices": [{"index": 0}], "request_id": "ü"}}, "request_id"),
         ({"generate_response": {"choices": [{"index": 0, "token_ids": [1]}]},
-          "chat_request": {"messages": [], "echo": True}}, "messages needs 1"),
+          "chat_request": {"messages": [], "echo": True}}, "messages must have 1"),
         ({"generate_response": {"choices": [{"index": 0, "token_ids": [1]}]},
           "chat_request": {"messages": [{"content": "A"}], "add_generation_prompt": False}}, "messages[0].role"),
         ({"stream": True, "generate_chunk": {"choices": [{"index": 0}, {"index": 1}]}}, "one choice"),
@@ -306,7 +306,7 @@ async def test_responses_have_to_be_alike(split: GatewayStack) -> None:
     one = {"choices": [{"index": 0, "token_ids": [1]}]}
     two = {"choices": [{"index": 0, "token_ids": [1]}, {"index": 1, "token_ids": [1]}]}
     path = "/v1/completions/derender"
-    assert "how many choices" in await refusal(split, path, {"generate_responses": [one, two]})
+    assert "same number of choices" in await refusal(split, path, {"generate_responses": [one, two]})
     assert "an entry for each" in await refusal(split, path, {"generate_responses": [one], "prompt_tokens": [1, 2]})
     assert "generate_responses" in await refusal(split, path, {})
     answer = await post(split, path, {"generate_responses": [one], "prompt_tokens": [40]})

@@ -144,7 +144,7 @@ async def test_embeddings_need_an_engine_that_takes_them(gateway: GatewayStack) 
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt_embeds")
     assert "--enable-prompt-embeds" in response.json()["error"]["message"]
     response = await gateway.post("/v1/chat/completions", CHAT | {"prompt_embeds": "AAAA"})
-    assert "is for /v1/completions" in response.json()["error"]["message"]
+    assert "use /v1/completions" in response.json()["error"]["message"]
     for name in ("echo", "return_prompt_text"):
         response = await gateway.post("/v1/completions", {"prompt": "", "prompt_embeds": "AAAA", name: True})
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)

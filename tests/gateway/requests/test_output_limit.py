@@ -73,7 +73,7 @@ async def test_what_does_not_fit_is_told_in_openais_words(
     assert all(number in error["message"] for number in numbers)
 
 
-@pytest.mark.parametrize(("most", "part"), [(10, "max_tokens allows 10"), (4050, "generation config")])
+@pytest.mark.parametrize(("most", "part"), [(10, "max_tokens allows only 10"), (4050, "generation config")])
 async def test_least_tokens_above_the_most_say_where_that_comes_from(
     limited: GatewayStack, most: int, part: str
 ) -> None:

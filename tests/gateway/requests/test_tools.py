@@ -87,7 +87,7 @@ def test_what_finds_the_thinking_may_find_the_calls_too() -> None:
 
 MALFORMED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": []}, "tools", "empty"),
-    ({"tools": [function("f")] * 2}, "tools", "two functions 'f'"),
+    ({"tools": [function("f")] * 2}, "tools", "two functions named 'f'"),
     ({"tools": [function(f"f{number}") for number in range(MAX_TOOLS + 1)]}, "tools", "1025"),
     ({"tools": [{"type": "function"}]}, "tools", r"tools\[0\].function is missing"),
     ({"tools": [{"type": "function", "name": "f"}]}, "tools", r"tools\[0\].function is missing"),

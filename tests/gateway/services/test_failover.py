@@ -211,7 +211,7 @@ async def test_no_router_is_up(start_replicas: StartReplicas, stream: bool, monk
         await asyncio.wait_for(reader.task, WAIT_SECONDS)
         assert reader.error is not None
         assert reader.error["code"] == 503
-        assert "not complete" in reader.error["message"]
+        assert "incomplete" in reader.error["message"]
         health = await replicas.gateway.client.get("/health")
         assert (health.status_code, "router" in health.text) == (503, True)
 

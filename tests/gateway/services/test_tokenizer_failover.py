@@ -230,7 +230,7 @@ async def test_no_replica_comes_back(start_stack: StartStack, monkeypatch: pytes
         assert "tokenizer service cannot be reached" in response.json()["error"]["message"]
         await asyncio.wait_for(reader.task, WAIT_SECONDS)
         assert reader.error is not None
-        assert (reader.error["code"], "not complete" in reader.error["message"]) == (503, True)
+        assert (reader.error["code"], "incomplete" in reader.error["message"]) == (503, True)
         await eventually(lambda: not stack.router.live, "the router is not told")
 
 

@@ -62,9 +62,9 @@ def test_the_plugin_of_the_documentation(tmp_path: Path) -> None:
         ("1 +", "cannot be loaded: SyntaxError"),
         ("import no_such_module", "cannot be loaded: ModuleNotFoundError.*no_such_module"),
         ("def register(parsers): raise KeyError('x')", "cannot be loaded: KeyError"),
-        (MINE + "def register(parsers): parsers.register('hermes', Mine)", "'hermes', which exists already"),
+        (MINE + "def register(parsers): parsers.register('hermes', Mine)", "'hermes', which already exists"),
         ("def register(parsers): parsers.register('mine', dict)", "a class that derives from"),
-        (ABSTRACT + "def register(parsers): parsers.register('mine', ToolParser)", "has all of its methods"),
+        (ABSTRACT + "def register(parsers): parsers.register('mine', ToolParser)", "implements its methods"),
     ],
 )
 def test_a_plugin_that_is_wrong_is_refused(tmp_path: Path, text: str, why: str) -> None:

@@ -39,7 +39,7 @@ def test_lines_are_found_by_their_numbers(tmp_path: Path) -> None:
         (LINE | {"custom_id": "b", "body": {"stream": True}}, "stream"),
         (LINE | {"custom_id": "b", "body": [1]}, "line 2"),
         (LINE | {"custom_id": ""}, "custom_id"),
-        (LINE, "is line 1's too"),
+        (LINE, "is also used in line 1"),
     ],
 )
 def test_a_line_that_is_none_is_named(tmp_path: Path, line: dict[str, Any] | str, named: str) -> None:

@@ -61,7 +61,7 @@ def test_answers_do_not_replace_their_requests(tmp_path: Path, monkeypatch: pyte
     requests = tmp_path / "in.jsonl"
     requests.write_text('{"custom_id": "r0", "url": "/v1/completions", "body": {}}')
     (tmp_path / "link.jsonl").symlink_to(requests)
-    with pytest.raises(StartupError, match=r"--input-file \S*in.jsonl and --output-file \S*.jsonl are one file"):
+    with pytest.raises(StartupError, match=r"--input-file \S*in.jsonl and --output-file \S*.jsonl are the same file"):
         run.main(BatchOptions(str(requests), str(tmp_path / output)), gateway=GatewayOptions())
     assert json.loads(requests.read_text())["url"] == "/v1/completions"
     assert not list(tmp_path.glob("*.partial"))
@@ -69,11 +69,11 @@ def test_answers_do_not_replace_their_requests(tmp_path: Path, monkeypatch: pyte
 
 def test_an_address_takes_no_answers_to_its_own_requests() -> None:
     address = "http://127.0.0.1:9/in.jsonl?signed=secret"
-    with pytest.raises(StartupError, match="are one file") as caught:
+    with pytest.raises(StartupError, match="are the same file") as caught:
         run.main(BatchOptions(address, address), gateway=GatewayOptions())
     assert "secret" not in str(caught.value)
 
 
 def test_an_output_that_cannot_be_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="no file in a folder"):
+    with pytest.raises(StartupError, match="must be a file in an existing folder"):
         run.main(BatchOptions("in.jsonl", str(tmp_path / "missing" / "out.jsonl")))

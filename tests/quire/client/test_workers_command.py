@@ -125,7 +125,7 @@ async def test_an_unknown_request(start_router: StartRouter) -> None:
     router = await start_router()
     answer = await workers(address_of(router), "--explain", "nobody")
     assert answer.status == 1
-    assert answer.stderr.startswith("Error: No placement of request 'nobody' is remembered")
+    assert answer.stderr.startswith("Error: The placement of request 'nobody' is not known")
 
 
 async def test_watch_shows_changes_until_interrupted(start_engine: StartEngine, start_router: StartRouter) -> None:

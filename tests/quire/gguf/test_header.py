@@ -87,10 +87,10 @@ MANY = 1 << 60
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "cannot be read"),
     "another magic": (b"PK\3\4" + bytes(64), "begins with"),
-    "a version to come": (header(version=9), "version 9"),
+    "a version to come": (header(version=9), "version is 9"),
     "big-endian": (MAGIC + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
     "many tensors": (header(tensors=MANY) + bytes(64), "announces 1152921504606846976 tensors"),
-    "many entries": (header(entries=MANY) + bytes(64), "announces 1152921504606846976 entries"),
+    "many entries": (header(entries=MANY) + bytes(64), "announces 1152921504606846976 metadata entries"),
     "a long text": (header(entries=1) + struct.pack("<Q", MANY) + bytes(64), "a text of 1152921504606846976 bytes"),
     "a long list": (
         header(entries=1) + text(b"k") + struct.pack("<IIQ", 9, 4, MANY) + bytes(64), "k: it announces .* numbers"
@@ -106,12 +106,12 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an empty tensor": (tensor([0, 4]), "would end at byte"),
     "a tensor far away": (tensor([4], offset=MANY), "would end at byte"),
     "an unknown type": (tensor([32], kind=5), "number 5"),
-    "a part of a block": (tensor([40], kind=8), "t has rows of 40 values, and Q8_0 has blocks of 32"),
+    "a part of a block": (tensor([40], kind=8), "t has rows of 40 values, but Q8_0 has blocks of 32"),
     "an alignment of nothing": (
         header(entries=1) + text(b"general.alignment") + struct.pack("<II", 4, 0) + bytes(64), "general.alignment is 0"
     ),
     "two of one name": (
-        header(tensors=2) + 2 * (text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 0)) + bytes(256), "have one name"
+        header(tensors=2) + 2 * (text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 0)) + bytes(256), "have the same name"
     ),
 }  # fmt: skip
 

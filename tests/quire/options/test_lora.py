@@ -75,8 +75,8 @@ def test_another_process_gets_the_same_options() -> None:
     [
         ("a", "has no path"),
         ("a=", "has no path"),
-        ("=/x", "1 to 256 characters"),
-        ("a,b=/x", "1 to 256 characters"),
+        ("=/x", "1 to 256 of the characters"),
+        ("a,b=/x", "1 to 256 of the characters"),
         ("{", "is not JSON"),
         ("[1]", "an adapter must be an object"),
         ('{"name": "a"}', "missing required field `path`"),

@@ -103,20 +103,20 @@ def test_special_tokens_may_stand_for_themselves(backend: GuidanceBackend) -> No
 MALFORMED: list[tuple[Any, str]] = [
     ([], "an object"),
     ({}, "format.type is 'None'"),
-    ({"format": {"type": "poem"}}, "'poem'; it is one of const_string"),
+    ({"format": {"type": "poem"}}, "'poem'; it must be one of const_string"),
     ({"format": {"type": ["or"]}}, "one of const_string"),
     ({"format": {"type": "const_string"}}, "format.value must be a string"),
-    ({"format": {"type": "json_schema", "json_schema": []}}, "format.json_schema is no JSON schema"),
+    ({"format": {"type": "json_schema", "json_schema": []}}, "format.json_schema is not a JSON schema"),
     ({"format": {"type": "json_schema", "json_schema": {"type": "strange"}}}, "cannot be followed"),
-    ({"format": {"type": "or", "elements": []}}, "format.elements must be a list"),
+    ({"format": {"type": "or", "elements": []}}, "format.elements must be a non-empty list"),
     ({"format": {"type": "or", "elements": [VALUE, {"type": "tag"}]}}, r"format.elements\[1\].begin"),
-    ({"format": TRIGGERED | {"triggers": [""]}}, r"format.triggers\[0\] is no text"),
-    ({"format": TRIGGERED | {"triggers": ["x"]}}, r"format.tags\[0\].begin starts with none"),
-    ({"format": TRIGGERED | {"tags": [7]}}, r"format.tags\[0\] is no tag"),
+    ({"format": TRIGGERED | {"triggers": [""]}}, r"format.triggers\[0\] must be a non-empty string"),
+    ({"format": TRIGGERED | {"triggers": ["x"]}}, r"format.tags\[0\].begin does not start with any"),
+    ({"format": TRIGGERED | {"tags": [7]}}, r"format.tags\[0\] must be an object"),
     ({"format": {"type": "regex", "pattern": "(a"}}, "cannot be followed"),
-    ({"structures": {}, "triggers": ["a"]}, "structures must be a list"),
-    ({"structures": [1], "triggers": ["a"]}, r"structures\[0\] is no object"),
-    ({"structures": [{"begin": "<call"}], "triggers": ["<call"]}, "json_schema is no JSON schema"),
+    ({"structures": {}, "triggers": ["a"]}, "structures must be a non-empty list"),
+    ({"structures": [1], "triggers": ["a"]}, r"structures\[0\] must be an object"),
+    ({"structures": [{"begin": "<call"}], "triggers": ["<call"]}, "json_schema is not a JSON schema"),
 ]  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_nesting_has_a_bound(backend: GuidanceBackend) -> None:
     form: dict[str, Any] = VALUE
     for _ in range(30):
         form = {"type": "sequence", "elements": [form]}
-    with pytest.raises(InvalidRequest, match="nested more than 16 deep"):
+    with pytest.raises(InvalidRequest, match="nested more than 16 levels deep"):
         grammar_of(backend, {"format": form})
 
 

@@ -146,8 +146,8 @@ BYTES: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "
     ({"tokenizer.ggml.pre": "of-tomorrow"}, "rules 'of-tomorrow'.*--tokenizer"),
     ({"tokenizer.ggml.merges": ["a b c"]}, "not all pairs"),
     ({"tokenizer.ggml.merges": ["a c"]}, "cannot be built"),
-    ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "1 tokens have texts that others have"),
-    ({"tokenizer.ggml.bos_token_id": 7}, "bos_token_id is 7, of 3 tokens"),
+    ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "1 tokens have the same text as another"),
+    ({"tokenizer.ggml.bos_token_id": 7}, "bos_token_id is 7, but there are only 3 tokens"),
     ({"tokenizer.ggml.model": "llama"}, "scores does not have a number for each token"),
 ])  # fmt: skip
 def test_tokenizers_that_cannot_be_read(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -127,8 +127,8 @@ def test_a_collector_that_is_away_is_a_line(caplog: pytest.LogCaptureFixture, mo
     tracer.close()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "traces do not reach http://there:4317 and are dropped meanwhile; requests are served on",
-        "traces reach http://there:4317 again",
+        "traces cannot be sent to http://there:4317 and are dropped for now; requests are still served",
+        "traces are sent to http://there:4317 again",
     ]
 
 
@@ -157,7 +157,7 @@ def test_wrong_options_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         TracingOptions(None, ("all",)).check()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
     with (
-        pytest.raises(StartupError, match=r"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'; there are grpc and"),
+        pytest.raises(StartupError, match=r"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'http/json'; it must be grpc or"),
         open_tracer("router", TracingOptions("http://there:4317")),
     ):
         pass

@@ -207,7 +207,10 @@ async def test_workers_with_other_block_sizes_are_known_by_what_they_hold(
             assert known == {each.address: 199 // size * size * (each is engines[chat]) for each in engines}
     errors = running.router.metrics.get_sample_value("quire_router_prediction_error_blocks_bucket", {"le": "0.0"})
     assert errors == len(prompts)
-    assert "in 5 ways, by blocks of 16, 32, 48, 64, 80 tokens, of which the 4 most usual are looked up" in caplog.text
+    assert (
+        "in 5 different ways, with block sizes of 16, 32, 48, 64, 80 tokens; only the 4 most common are looked up"
+        in caplog.text
+    )
 
 
 async def test_a_cold_prefix_is_shared_with_workers_of_another_block_size(

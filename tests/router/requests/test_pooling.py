@@ -86,7 +86,7 @@ async def test_what_the_workers_have_no_room_for_waits_and_tenants_take_turns(
     for number, tenant in enumerate(("a", "a", "b")):
         jobs.append(begin(pool(running, request([number], tenant=tenant, request_id=f"{tenant}{number}"))))
         await eventually(lambda number=number: dispatcher.waiting.waiting == number + 1, "it does not wait")
-    with pytest.raises(Overloaded, match="wait already"):
+    with pytest.raises(Overloaded, match="are already waiting"):
         await pool(running, request([9] * 5, tenant="a"))
     engine.pooling.release()
     await asyncio.gather(*jobs)

@@ -112,7 +112,7 @@ READY = Facts(
         ({"retired": True}, State.DRAINING, "no longer announced"),
         ({"connected": False, "trouble": "refused"}, State.UNREACHABLE, "refused"),
         ({"connected": False, "was_connected": False}, State.STARTING, "no connection"),
-        ({"stalled": True}, State.UNREACHABLE, "does not end the step"),
+        ({"stalled": True}, State.UNREACHABLE, "stuck in a step"),
         ({"late": True}, State.UNREACHABLE, "no heartbeat"),
         ({"health": Health.NOT_SERVING}, State.DRAINING, "NOT_SERVING"),
         ({"health": Health.NOT_SERVING, "was_serving": False}, State.STARTING, "is loading the model"),

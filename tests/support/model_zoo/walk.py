@@ -64,7 +64,7 @@ def _say(folder: Path) -> list[list[int]]:
 def _reason(error: StartupError) -> str | None:
     """The part of the message between the architecture and the reference to the page of all models."""
     _, found, rest = str(error).partition("is not supported: ")
-    return rest.removesuffix(". docs/models.md has what is.") if found else None
+    return rest.removesuffix(". docs/models.md lists what is supported.") if found else None
 
 
 def _save(config: transformers.PretrainedConfig, folder: Path) -> Path:

@@ -83,13 +83,13 @@ def test_a_truncated_file(tmp_path: Path, name: str) -> None:
 
 
 def test_files_of_tensorizer(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"model\.tensors does not exist\. Name the file as tensorizer_uri"):
+    with pytest.raises(StartupError, match=r"model\.tensors does not exist\. Set tensorizer_uri"):
         make(tmp_path, "tensorizer").files()
     (tmp_path / "other.tensors").write_bytes((original / "model.tensors").read_bytes())
     other = {"model_loader_extra_config": {"tensorizer_uri": "other.tensors", "verify_hash": True}}
     assert {*make(tmp_path, "tensorizer", **other).names().values()} == {tmp_path / "other.tensors"}
     (tmp_path / "other.tensors").write_bytes(b"broken" * 100)
-    with pytest.raises(StartupError, match=r"other\.tensors cannot be read as a file of tensorizer"):
+    with pytest.raises(StartupError, match=r"other\.tensors cannot be read as a tensorizer file"):
         make(tmp_path, "tensorizer", **other).names()
 
 

@@ -41,7 +41,7 @@ def test_names_of_quantized_tensors() -> None:
 
 @pytest.mark.parametrize(
     ("params", "words"),
-    [(None, "has no params.json"), ("{}", "lacks 'n_heads'"), ("[1]", "no JSON object"), ("{", "cannot be read")],
+    [(None, "has no params.json"), ("{}", "lacks 'n_heads'"), ("[1]", "not a JSON object"), ("{", "cannot be read")],
 )
 def test_without_its_parameters(tmp_path: Path, params: str | None, words: str) -> None:
     if params:

@@ -91,9 +91,9 @@ def test_a_rank_reads_its_own_files_alone(two_ranks: Path, tmp_path: Path) -> No
 
 
 def test_other_options_than_it_was_saved_with(two_ranks: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"ranks 0, 1; .* which are 4 here, need those of 0 to 3"):
+    with pytest.raises(StartupError, match=r"ranks 0, 1, but .* is 4, which needs those of 0 to 3"):
         load_rank(two_ranks, 0, 4)
-    with pytest.raises(StartupError, match=r"torch.float32 \[.*\], and the model's is torch.bfloat16"):
+    with pytest.raises(StartupError, match=r"torch.float32 \[.*\], but the model's is torch.bfloat16"):
         load_rank(two_ranks, 0, 2, dtype="bfloat16")
     folder = Path(shutil.copytree(two_ranks, tmp_path / "model"))
     next(folder.glob("model-rank-0-part-1.*")).unlink()
@@ -108,7 +108,7 @@ def test_names_of_ones_own(two_ranks: Path, tmp_path: Path) -> None:
     for file in two_ranks.iterdir():
         shutil.copy(file, tmp_path / file.name.replace("model-rank-", "r").replace("-part-", "p"))
     load_rank(tmp_path, 0, 2, model_loader_extra_config={"pattern": "r{rank}p{part}.safetensors"})
-    with pytest.raises(StartupError, match=r"has no files model-rank-\{rank\}-part-\{part\}\.safetensors"):
+    with pytest.raises(StartupError, match=r"has no files named model-rank-\{rank\}-part-\{part\}\.safetensors"):
         load_rank(tmp_path, 0, 2)
 
 
@@ -117,7 +117,7 @@ def test_names_of_ones_own(two_ranks: Path, tmp_path: Path) -> None:
     [
         ("sharded_state", {"patern": "x"}, "patern is not known. Did you mean pattern"),
         ("sharded_state", {"pattern": 3}, "Expected `str`"),
-        ("safetensors", {"pattern": "x"}, "safetensors takes no settings"),
+        ("safetensors", {"pattern": "x"}, "safetensors has no settings"),
     ],
 )
 def test_unknown_settings_are_refused(tmp_path: Path, name: str, extra: dict[str, Any], words: str) -> None:
@@ -126,11 +126,11 @@ def test_unknown_settings_are_refused(tmp_path: Path, name: str, extra: dict[str
 
 
 def test_what_cannot_be_saved(original: Path, two_ranks: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="has safetensors files already"):
+    with pytest.raises(StartupError, match="already has safetensors files"):
         save(original, two_ranks)
-    with pytest.raises(StartupError, match="--load-format dummy holds no checkpoint that could be divided"):
+    with pytest.raises(StartupError, match="--load-format dummy has no checkpoint that could be divided"):
         save(original, tmp_path / "a", load_format="dummy")
-    with pytest.raises(StartupError, match=r"model\.gguf has configuration and tokenizer in itself"):
+    with pytest.raises(StartupError, match=r"model\.gguf contains the configuration and tokenizer"):
         save(write_metadata(tmp_path / "model.gguf", {}), tmp_path / "a")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["OPTForCausalLM"]}))
     with pytest.raises(StartupError, match="OPTForCausalLM"):

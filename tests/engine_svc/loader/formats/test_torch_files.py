@@ -75,7 +75,7 @@ def test_shards(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     check(torch_files(tmp_path))
     (tmp_path / "b.bin").unlink()
-    with pytest.raises(StartupError, match=r"b\.bin is missing, of 3 files"):
+    with pytest.raises(StartupError, match=r"b\.bin is missing .*names 3 files"):
         read(torch_files(tmp_path))
 
 
@@ -87,7 +87,7 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, name: str, archive: bool) -
     torch.save(content, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=archive)
     source = torch_files(tmp_path, name)
     for attempt in (lambda: read(source), source.names):
-        with pytest.raises(StartupError, match=r"pytorch_model\.bin holds more than tensors.*Quire never does"):
+        with pytest.raises(StartupError, match=r"pytorch_model\.bin contains more than tensors.*Quire never does"):
             attempt()
     assert not witness.exists()
     pickle.loads(pickle.dumps(Malice(witness)))
@@ -97,9 +97,9 @@ def test_code_in_a_pickle_never_runs(tmp_path: Path, name: str, archive: bool) -
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([TENSORS["a"]], "holds list; expected tensors by name"),
+        ([TENSORS["a"]], "contains list; expected a dictionary of tensors"),
         ({"step": 3, **TENSORS}, "'step' is int; expected a tensor"),
-        ({"model": TENSORS}, "'model' is dict.*save that part alone"),
+        ({"model": TENSORS}, "'model' is dict.*save just that part"),
         ({"a": torch.eye(2).to_sparse()}, "a is sparse"),
         ({"a": torch.ones(2, device="meta")}, "a has no values"),
     ],
@@ -117,7 +117,7 @@ def test_broken_files(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"model\.pt cannot be read"):
         read(torch_files(tmp_path))
     file.write_bytes(b"not at all")
-    with pytest.raises(StartupError, match=r"model\.pt holds more than tensors, or is no file of torch"):
+    with pytest.raises(StartupError, match=r"model\.pt contains more than tensors, or was not written by torch"):
         read(torch_files(tmp_path))
 
 
@@ -132,8 +132,8 @@ def test_where_tensors_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("places", "words"),
     [
-        ("{", "is not JSON"),
-        ('{"cuda:1": 0}', "expected names of devices"),
+        ("{", "is not valid JSON"),
+        ('{"cuda:1": 0}', "expected device names"),
         ('{"": "cpu", "cuda": "cpu"}', "stands for all devices"),
         ("nowhere", "cannot be read.*nowhere"),
     ],
