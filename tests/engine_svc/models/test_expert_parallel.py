@@ -249,7 +249,7 @@ def test_experts_move_while_serving(
             assert ranks.each(lambda _, engine: tokens(run(engine, PROMPTS, SAMPLING))) == [expected] * 2
     else:
         check(folder, **options)
-    found = re.findall(r"balancedness ([\d.]+) is ([\d.]+) now", capfd.readouterr().err)
+    found = re.findall(r"balancedness went from ([\d.]+) to ([\d.]+)", capfd.readouterr().err)
     before, after = (float(each) for each in found[0])
     assert before < 0.65
     assert after > before + 0.15
