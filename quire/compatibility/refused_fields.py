@@ -21,8 +21,8 @@ _NO_TRANSFER = "Quire does not move KV cache between servers at a client's reque
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
-        "functions": Refused("use tools instead"),
-        "function_call": Refused("use tool_choice instead", ("none",)),
+        "functions": Refused("tools replaces it"),
+        "function_call": Refused("tool_choice replaces it", ("none",)),
         "modalities": Refused(_TEXT_ONLY, (["text"],)),
         "audio": Refused(_TEXT_ONLY),
         "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),

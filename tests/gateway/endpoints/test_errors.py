@@ -97,8 +97,8 @@ ONLY_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": []}, "tools", "empty"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice", "--enable-auto-tool-choice"),
     ({"tool_choice": "auto"}, "tool_choice", "needs tools"),
-    ({"functions": [{"name": "f"}]}, "functions", "use tools instead"),
-    ({"function_call": "auto"}, "function_call", "use tool_choice instead"),
+    ({"functions": [{"name": "f"}]}, "functions", "tools replaces it"),
+    ({"function_call": "auto"}, "function_call", "tool_choice replaces it"),
     ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
 ]
 ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
