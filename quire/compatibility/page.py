@@ -171,9 +171,14 @@ def _capability_row(name: str, shown: str, known: Mapping[str, Row]) -> Row:
     return Row(name, WORKS, "", f"tests/{shown.replace('::', '::test_')}")
 
 
+def _reason(row: Row) -> str:
+    """The reason without the words that the status column has already."""
+    return _escaped(row.reason.removeprefix("It has no effect. "))
+
+
 def _table(title: str, rows: Sequence[Row]) -> str:
     lines = "".join(
-        f"| `{row.name}` | {row.status} | {_escaped(row.reason)} | {row.test and f'`{row.test}`'} |\n" for row in rows
+        f"| `{row.name}` | {row.status} | {_reason(row)} | {row.test and f'`{row.test}`'} |\n" for row in rows
     )
     counts = ", ".join(f"{count} {status}" for status, count in _counts(rows))
     return f"\n## {title}\n\n{len(rows)}: {counts}.\n\n| name | status | reason | test |\n|---|---|---|---|\n{lines}"
