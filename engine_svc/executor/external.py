@@ -44,16 +44,11 @@ def read_launch(options: ParallelOptions, environment: Mapping[str, str] = os.en
     Raises:
         StartupError: this process was not launched as a rank, or the launch does not match the options.
     """
-    try:
-        rank, world_size, master_port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-        address = environment["MASTER_ADDR"]
-        local_rank = int(environment.get("LOCAL_RANK", "0"))
-    except (KeyError, ValueError) as error:
-        raise StartupError(
-            f"--distributed-executor-backend external_launcher: {error} is missing or not a number; RANK, "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT are needed. Start every rank with torchrun (docs/scaling.md), "
-            "or use mp."
-        ) from error
+    environment = {"LOCAL_RANK": "0", **environment}
+    names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK")
+    rank, world_size, master_port, local_rank = (_number(environment, name) for name in names)
+    if not (address := environment.get("MASTER_ADDR", "")):
+        raise _not_launched("MASTER_ADDR is missing")
     if world_size != options.num_ranks:
         raise StartupError(f"{world_size} ranks are launched, but the options describe {options.num_ranks}.")
     if not options.executor.rank_secret:
@@ -63,6 +58,23 @@ def read_launch(options: ParallelOptions, environment: Mapping[str, str] = os.en
         )
     port = options.executor.rank_port or master_port + 1
     return Launch(rank, world_size, local_rank, address, port, options.executor.rank_secret.encode())
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """The value of one of the launcher's variables."""
+    value = environment.get(name)
+    if value is None:
+        raise _not_launched(f"{name} is missing")
+    if not value.isdecimal():
+        raise _not_launched(f"{name} is {value!r}, not a number")
+    return int(value)
+
+
+def _not_launched(why: str) -> StartupError:
+    return StartupError(
+        f"--distributed-executor-backend external_launcher: {why}; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are "
+        "needed. Start every rank with torchrun (docs/scaling.md), or use mp."
+    )
 
 
 def obey(launch: Launch) -> None:

@@ -38,8 +38,9 @@ def test_a_launch_is_read_from_what_torchrun_says() -> None:
 @pytest.mark.parametrize(
     ("environment", "secret", "why"),
     [
-        ({}, "secret", "'RANK' is missing"),
-        (ENVIRONMENT | {"MASTER_PORT": "x"}, "secret", "'x' is missing or not a number"),
+        ({}, "secret", "RANK is missing"),
+        (ENVIRONMENT | {"MASTER_PORT": "x"}, "secret", "MASTER_PORT is 'x', not a number"),
+        (ENVIRONMENT | {"MASTER_ADDR": ""}, "secret", "MASTER_ADDR is missing"),
         (ENVIRONMENT | {"WORLD_SIZE": "4"}, "secret", "4 ranks are launched, but the options describe 2"),
         (ENVIRONMENT, None, "needs --rank-secret"),
     ],
