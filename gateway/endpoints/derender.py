@@ -218,20 +218,27 @@ class _Job:
         """Returns what the chunk adds to the answer; None for a chunk without a choice.
 
         Raises:
-            Unavailable: its tokens were not detokenized separately from earlier ones, or the output ended before it.
+            InvalidRequest: the output has ended before the chunk, for example at a stop string.
+            Unavailable: its tokens were not detokenized separately from earlier ones.
             QuireError: its tokens could not be detokenized.
         """
         told = self.body.generate_chunk
         parts = len(self._parts(told)) if told else 0
-        choice = None
+        choice, has_ended = None, False
         async with state.read_by(self.request.receive):
             if parts:
                 async for update in updates(state):
                     choice, parts = answer.taken(update), parts - 1
+                    has_ended = update.finish is not None
                     if not parts:
                         break
         if state.error:
             raise state.error
+        if parts and has_ended:
+            raise InvalidRequest(
+                "The output ends within the tokens of stream_state, for example at a stop string: no chunk follows.",
+                parameter="generate_chunk",
+            )
         if parts:
             raise Unavailable("The chunk could not be detokenized separately from earlier ones; send it again.")
         return choice if told and told.choices else None

@@ -241,6 +241,18 @@ async def test_characters_of_several_tokens_survive_the_cuts_of_a_stream(split: 
     assert text == "grüße €"
 
 
+async def test_no_chunk_follows_a_stop_string(split: GatewayStack) -> None:
+    spelled = (await post(split, "/tokenize", {"prompt": "one stop two"}))["tokens"]
+    chunk = {"choices": [{"index": 0, "token_ids": spelled[-1:]}]}
+    body = {
+        "stream": True, "generate_chunk": chunk, "stream_state": {"token_ids": spelled[:-1]},
+        "completion_request": {"prompt": "", "stop": "stop"},
+    }  # fmt: skip
+    assert "stop string" in await refusal(split, "/v1/completions/derender", body)
+    body["completion_request"] = {"prompt": ""}
+    await post(split, "/v1/completions/derender", body)
+
+
 async def test_calls_of_tools_are_found_in_parts_too(start_replicas: StartReplicas) -> None:
     options = ToolOptions(tool_call_parser="hermes", enable_auto_tool_choice=True)
     call = '<tool_call>\n{"name": "f", "arguments": {"a": [1, 2]}}\n</tool_call>'
