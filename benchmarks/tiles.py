@@ -1,16 +1,22 @@
 """Finds the fastest tiles for kernels on this GPU: `python -m benchmarks.tiles --shapes llama-3.1-8b --kernels row`.
 
-The tiles that kernels are launched with are in engine_svc/kernels (`single_row_tiles`, `decode_tiles`) and in
-engine_svc/attention/triton.py (keys of a part), chosen by what this printed on an H100. There are so many weights and
-KV caches that none is in the GPU's cache when its turn comes.
+The tiles that kernels are launched with are in engine_svc/kernels (`single_row_tiles`, `coded_row_tiles`,
+`coded_tiles`, `int8_tiles`, `decode_tiles`) and in engine_svc/attention/triton.py (keys of a part), chosen by what this
+printed on an H100. There are so many weights and KV caches that none is in the GPU's cache when its turn comes.
+
+Kernels are compiled in several processes first, which takes longer than measuring them.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +26,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from benchmarks.attention import Case
 from benchmarks.machine import heading
 from benchmarks.models import SHAPES
+from benchmarks.tiles_coded import FORMS, code_candidates, int8_candidates, random_codes
 from benchmarks.timing import RECORDED_CALLS, best_seconds
 from engine_svc.attention.base import AttentionMetadata, AttentionOptions
 from engine_svc.attention.context import ContextPart
@@ -32,10 +39,13 @@ from engine_svc.kernels.tiles import Tiles
 
 _BYTES = 300_000_000  # total size of the weights, or caches, that take turns
 _BLOCK_SIZE, _SHOWN, _DEVICE = 64, 6, torch.device("cuda")
-Candidate = tuple[str, Callable[[torch.Tensor], Any]]  # its name, and a call with a weight or a cache
+Candidate = tuple[str, Callable[[Any], Any]]  # its name, and a call with a weight or a cache
 
 
-def fastest(turns: Sequence[torch.Tensor], candidates: Iterator[Candidate]) -> str:
+Measure = Callable[[Sequence[Any], Iterator[Candidate]], str]  # what is printed of candidates, given their turns
+
+
+def fastest(turns: Sequence[Any], candidates: Iterator[Candidate]) -> str:
     """Microseconds of the best candidates, with their names. Those that cannot be compiled are left out."""
     found = []
     for name, call in candidates:
@@ -48,7 +58,22 @@ def fastest(turns: Sequence[torch.Tensor], candidates: Iterator[Candidate]) -> s
     return ", ".join(f"{time:.1f} ({name})" for time, name in sorted(found)[:_SHOWN])
 
 
-def _each(call: Callable[[torch.Tensor], Any], turns: Sequence[torch.Tensor]) -> None:
+def _compile_share(arguments: argparse.Namespace, index: int) -> None:
+    """Compiles one of `processes` shares of all candidates, into Triton's cache."""
+    counter = itertools.count()
+
+    def compile_some(turns: Sequence[Any], candidates: Iterator[Candidate]) -> str:
+        for _, call in candidates:
+            if next(counter) % arguments.processes == index:
+                with suppress(OutOfResources, PTXASError):
+                    call(turns[0])
+        return ""
+
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        _tune(arguments, compile_some)
+
+
+def _each(call: Callable[[Any], Any], turns: Sequence[Any]) -> None:
     for turn in turns:
         call(turn)
 
@@ -81,14 +106,14 @@ def row_candidates(size: int, form: dict[str, Any]) -> Iterator[Candidate]:
             yield "now: " * (tiles == now) + str(tile), partial(single_row_product, hidden, tiles=tiles, **form)
 
 
-def tune_rows(shape: dict[str, Any]) -> None:
+def tune_rows(shape: dict[str, Any], measure: Measure) -> None:
     """Tunes products of one row: tiles of outputs and inputs, and warps."""
     for name, outputs, size, form in row_products(shape):
         weights = [_random(outputs, size) for _ in range(max(2, _BYTES // (2 * outputs * size)))]
-        print(f"| {name} of one row | {outputs} x {size} | {fastest(weights, row_candidates(size, form))} |")
+        print(f"| {name} of one row | {outputs} x {size} | {measure(weights, row_candidates(size, form))} |")
 
 
-def tune_experts(shape: dict[str, Any]) -> None:
+def tune_experts(shape: dict[str, Any], measure: Measure) -> None:
     """Tunes the tiles of one token's two expert products: the first with the second unchanged, then vice versa."""
     size, chosen = shape["hidden_size"], shape["num_experts_per_tok"]
     inner = shape.get("moe_intermediate_size", shape["intermediate_size"])
@@ -112,7 +137,7 @@ def tune_experts(shape: dict[str, Any]) -> None:
 
     for is_first in (True, False):
         name = "gate_up" if is_first else "down"
-        print(f"| {chosen} experts, {name} | {size}, {inner} inside | {fastest(turns, candidates(is_first))} |")
+        print(f"| {chosen} experts, {name} | {size}, {inner} inside | {measure(turns, candidates(is_first))} |")
 
 
 def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Iterator[Candidate]:
@@ -146,7 +171,7 @@ def decode_candidates(query: torch.Tensor, metadata: AttentionMetadata) -> Itera
             yield f"parts of {part}, {tiles.keys} keys, {tiles.warps} warps, {tiles.stages} stages", attend
 
 
-def tune_decode(shape: dict[str, Any]) -> None:
+def tune_decode(shape: dict[str, Any], measure: Measure) -> None:
     """Tunes decode attention: keys of a part and of a tile, warps, and stages."""
     heads, kv_heads, dim = shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
     for sequences, context in itertools.product((1, 8, 32), (1024, 8192)):
@@ -155,26 +180,63 @@ def tune_decode(shape: dict[str, Any]) -> None:
         count = max(2, _BYTES // (4 * blocks * _BLOCK_SIZE * kv_heads * dim))
         caches = [_random(2, blocks, _BLOCK_SIZE, kv_heads, dim) for _ in range(count)]
         candidates = decode_candidates(_random(sequences, heads, dim), metadata)
-        print(f"| decode of {sequences} | at {context} | {fastest(caches, candidates)} |")
+        print(f"| decode of {sequences} | at {context} | {measure(caches, candidates)} |")
+
+
+def tune_codes(shape: dict[str, Any], measure: Measure) -> None:
+    """Tunes products of one row and of few rows with weights in codes."""
+    for name, outputs, size, form in row_products(shape):
+        if name == "head":
+            continue
+        for grid, rows in itertools.product(FORMS, (1, 8, 32, 64)):
+            if grid == "int8" and rows > 1:
+                continue
+            weights = [random_codes(grid, outputs, size, _DEVICE) for _ in range(max(2, _BYTES // (outputs * size)))]
+            hidden = _random(rows, 2 * size if rows == 1 and "activation" in form else size)
+            found = measure(weights, code_candidates(grid, hidden, form if rows == 1 else {}))
+            print(f"| {name} of {rows} in {grid} | {outputs} x {size} | {found} |", flush=True)
+
+
+def tune_int8(shape: dict[str, Any], measure: Measure) -> None:
+    """Tunes products of int8 rows with int8 weights."""
+    for name, outputs, size, _ in row_products(shape):
+        if name == "head":
+            continue
+        for rows in (8, 32, 64, 256, 8192):
+            count = 1 if rows == 8192 else max(2, _BYTES // (outputs * size))
+            weights = [torch.randint(-127, 128, (outputs, size), device=_DEVICE).to(torch.int8) for _ in range(count)]
+            found = measure(weights, int8_candidates(_random(rows, size), outputs))
+            print(f"| {name} of {rows} in int8 | {outputs} x {size} | {found} |", flush=True)
 
 
 _SHAPES = [name for name, shape in SHAPES.items() if "head_dim" in shape]  # all except latent attention
-_TUNED = {"row": tune_rows, "experts": tune_experts, "decode": tune_decode}
+_TUNED = {"row": tune_rows, "experts": tune_experts, "decode": tune_decode, "codes": tune_codes, "int8": tune_int8}
+
+
+def _tune(arguments: argparse.Namespace, measure: Measure) -> None:
+    for shape in arguments.shapes:
+        print(f"`{shape}`\n\n| kernel | of | µs |\n|---|---|---|")
+        for kernel in arguments.kernels:
+            _TUNED[kernel](SHAPES[shape], measure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=["qwen3-0.6b"])
     parser.add_argument("--kernels", nargs="+", choices=_TUNED, default=["row", "decode"])
+    parser.add_argument("--processes", type=int, default=min(14, os.cpu_count() or 1), help="that compile")
     arguments = parser.parse_args()
     for shape in arguments.shapes:
         if "experts" in arguments.kernels and "num_experts_per_tok" not in SHAPES[shape]:
             parser.error(f"{shape} has no experts")
+    context = multiprocessing.get_context("spawn")
+    compilers = [context.Process(target=_compile_share, args=(arguments, each)) for each in range(arguments.processes)]
+    for compiler in compilers:
+        compiler.start()
+    for compiler in compilers:
+        compiler.join()
     print(heading())
-    for shape in arguments.shapes:
-        print(f"`{shape}`\n\n| kernel | of | µs |\n|---|---|---|")
-        for kernel in arguments.kernels:
-            _TUNED[kernel](SHAPES[shape])
+    _tune(arguments, fastest)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Sums are integers, so tile shapes and the order of summation do not change a row
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ import triton.language as tl
 from engine_svc.kernels.matrix import place_of_tile
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
-_FEW_ROWS = 64  # up to this many rows are one tile, which reads the weights once
+_FEW_ROWS, _MANY_ROWS = 64, 256
 _BAND = 8  # tiles of rows that go through the weights side by side
 
 
@@ -60,22 +62,22 @@ def _multiply_kernel(
     row, column = place_of_tile(tl.program_id(0), rows, outputs, TILE_M, TILE_N, BAND)
     present = row < rows
     within = column < outputs
-    sums = tl.zeros([TILE_M, TILE_N], tl.int32)
+    sums = tl.zeros([TILE_N, TILE_M], tl.int32)  # outputs are more than rows, and the tensor cores' first operand
     for begin in range(0, size, TILE_K):
         k = begin + tl.arange(0, TILE_K)
         inside = k < size
-        codes = tl.load(code_ptr + row[:, None] * size + k[None, :], mask=present[:, None] & inside[None, :], other=0)
+        codes = tl.load(code_ptr + row[None, :] * size + k[:, None], mask=present[None, :] & inside[:, None], other=0)
         weight = tl.load(
             weight_ptr + column[:, None] * size + k[None, :], mask=within[:, None] & inside[None, :], other=0
         )
-        sums = tl.dot(codes, tl.trans(weight), sums, out_dtype=tl.int32)
+        sums = tl.dot(weight, codes, sums, out_dtype=tl.int32)
     scale = tl.load(scale_ptr + row, mask=present, other=0.0)
     weight_scale = tl.load(weight_scale_ptr + column, mask=within, other=0.0)
-    result = sums.to(tl.float32) * scale[:, None] * weight_scale[None, :]
+    result = sums.to(tl.float32) * scale[None, :] * weight_scale[:, None]
     if BIAS:
-        result += tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)[None, :]
-    place = row[:, None] * outputs + column[None, :]
-    tl.store(output_ptr + place, result.to(output_ptr.dtype.element_ty), mask=present[:, None] & within[None, :])
+        result += tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)[:, None]
+    place = row[None, :] * outputs + column[:, None]
+    tl.store(output_ptr + place, result.to(output_ptr.dtype.element_ty), mask=present[None, :] & within[:, None])
 
 
 def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,13 +92,33 @@ def quantize_rows(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scale
 
 
-def tile_shape(rows: int) -> tuple[int, int, int]:
-    """Rows, outputs and inputs of a tile: few rows need many programs to read the weights, many rows larger tiles."""
-    return (_FEW_ROWS, 32, 128) if rows <= _FEW_ROWS else (128, 64, 128)
+class Int8Tiles(NamedTuple):
+    """The tile that a program computes, and how the kernel is compiled."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def int8_tiles(rows: int) -> Int8Tiles:
+    """The tiles for a number of rows: about the fastest that benchmarks/tiles.py tries on an H100.
+
+    Few rows are one tile, which reads the weights once, in many programs.
+    """
+    if rows <= _FEW_ROWS:
+        return Int8Tiles(max(16, triton.next_power_of_2(rows)), 64, 256, 4, 5)
+    return Int8Tiles(128, 64, 128, 8, 4) if rows <= _MANY_ROWS else Int8Tiles(128, 128, 128, 4, 3)
 
 
 def int8_product(
-    hidden: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None, wide: bool
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    wide: bool,
+    tiles: Int8Tiles | None = None,
 ) -> torch.Tensor:
     """Each row times the matrix.
 
@@ -106,6 +128,7 @@ def int8_product(
         weight_scale: float32 [outputs]
         bias: [outputs]
         wide: returns float32, else the dtype of `hidden`.
+        tiles: None means those of `int8_tiles`.
 
     Returns:
         [rows, outputs]
@@ -113,9 +136,10 @@ def int8_product(
     (rows, size), outputs = hidden.shape, len(weight)
     codes, scale = quantize_rows(hidden)
     output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)
-    tile_m, tile_n, tile_k = tile_shape(rows)
+    tile_m, tile_n, tile_k, warps, stages = tiles or int8_tiles(rows)
     _multiply_kernel[(triton.cdiv(rows, tile_m) * triton.cdiv(outputs, tile_n),)](
         codes, scale, weight, weight_scale, bias, output, rows, outputs, size, BIAS=bias is not None,
-        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, BAND=_BAND, num_warps=4, launch_pdl=begins_early(), num_stages=3,
+        TILE_M=tile_m, TILE_N=tile_n, TILE_K=tile_k, BAND=_BAND, num_warps=warps, launch_pdl=begins_early(),
+        num_stages=stages,
     )  # fmt: skip
     return output

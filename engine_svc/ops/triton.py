@@ -6,14 +6,18 @@ depend on that number, the matrix products are Triton kernels too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from triton import next_power_of_2
 
 from engine_svc.kernels import activation as activation_kernels
 from engine_svc.kernels import low_rank
 from engine_svc.kernels.activation import NamedActivation
-from engine_svc.kernels.coded import PackedCodes, coded_product, grouped_coded_product
+from engine_svc.kernels.coded import FEW_ROWS, PackedCodes, coded_product, dequantized, grouped_coded_product
 from engine_svc.kernels.experts import (
     MANY_ROWS,
     MOST_ROWS,
@@ -30,6 +34,8 @@ from engine_svc.kernels.norm import rms_norm
 from engine_svc.kernels.rotary import rotate, rotate_pairs
 from engine_svc.kernels.routing import choose_experts
 from engine_svc.kernels.single_row import Norm, most_rows, single_row_product
+from engine_svc.kernels.single_row_coded import MOST_ROWS as MOST_CODED_ROWS
+from engine_svc.kernels.single_row_coded import coded_row_product, takes_rows
 from engine_svc.kernels.single_row_experts import Stack, single_row_experts
 from engine_svc.ops.base import (
     Activation,
@@ -47,7 +53,7 @@ from engine_svc.ops.base import (
     activate,
 )
 from engine_svc.ops.grids import INT8
-from engine_svc.ops.packing_triton import pack_codes, packed_rows
+from engine_svc.ops.packing_triton import ROW_ALIGNMENT, pack_codes, pack_int8, packed_rows
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, tensors_of
 
@@ -58,17 +64,38 @@ class TritonOps(PlainOps):
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
         if isinstance(weight, Int8Weight):
-            return _int8_matrix(weight, bias)
+            return self._int8_matrix(weight, bias)
         if isinstance(weight, torch.Tensor) and weight.stride(1) == 1:
-            return _plain_matrix(super().matrix(weight, bias), weight, bias)
-        if not isinstance(weight, CodedWeight):
-            return super().matrix(weight, bias)
+            return _with_rows(super().matrix(weight, bias), _SingleRow(single_row_product, weight, bias))
+        if isinstance(weight, CodedWeight):
+            return self._coded_matrix(weight, bias)
+        return super().matrix(weight, bias)
+
+    def _int8_matrix(self, weight: Int8Weight, bias: torch.Tensor | None) -> MatrixProduct:
+        packed = pack_int8(weight)
+
+        def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
+            return int8_product(hidden, packed.codes[0].view(torch.int8), packed.scale[0, :, 0], bias, wide)
+
+        many = MatrixProduct(product, packed.held())
+        if self.batch_invariant or weight.shape[-1] % ROW_ALIGNMENT:
+            return many
+        return _with_rows(many, _SingleRow(coded_row_product, packed, bias))
+
+    def _coded_matrix(self, weight: CodedWeight, bias: torch.Tensor | None) -> MatrixProduct:
         packed = pack_codes(weight)
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-            return coded_product(hidden, packed, bias, wide=wide, tile=self._tile(len(hidden), 1))
+            if len(hidden) > FEW_ROWS and not self.batch_invariant:
+                output = F.linear(hidden, dequantized(packed, hidden.dtype), bias)
+                return output.float() if wide else output
+            tile = TILE_M if self.batch_invariant else max(TILE_M, next_power_of_2(len(hidden)))
+            return coded_product(hidden, packed, bias, wide=wide, tile=tile, in_parts=not self.batch_invariant)
 
-        return MatrixProduct(product, packed.held(), packed_rows(packed, weight.grid))
+        many = MatrixProduct(product, packed.held(), packed_rows(packed, weight.grid))
+        if self.batch_invariant or not takes_rows(packed):
+            return many
+        return _with_rows(many, _SingleRow(coded_row_product, packed, bias))
 
     def shrink(
         self, hidden: torch.Tensor, matrices: torch.Tensor, ranks: torch.Tensor, tiles: RowTiles, *, sharing: int = 1
@@ -86,7 +113,7 @@ class TritonOps(PlainOps):
     def experts(self, gate_up: Weight, down: Weight, form: ExpertsForm = ExpertsForm()) -> ExpertsProduct:
         """See Ops.experts."""
         count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
-        alone = None if self.batch_invariant else _stacks_of_rows(first, second, form)
+        alone = None if self.batch_invariant else _experts_of_one(first, second, form)
         most = MANY_ROWS if isinstance(first, PackedCodes) or first.dtype == torch.float32 else MOST_ROWS
 
         def product(
@@ -97,7 +124,7 @@ class TritonOps(PlainOps):
         ) -> torch.Tensor:
             tokens, chosen = expert_ids.shape
             if tokens == 1 and alone is not None and adapters is None:
-                return single_row_experts(hidden, *alone, weights, expert_ids.contiguous(), _named(form.activation))
+                return alone(hidden, weights, expert_ids.contiguous())
             rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count, most))
             sharing = chosen  # how many rows read the same inputs
             if form.weighs_inputs:
@@ -212,35 +239,44 @@ class InvariantTritonOps(TritonOps):
 class _SingleRow:
     """See RowProduct."""
 
-    weight: torch.Tensor
+    compute: Callable[..., torch.Tensor]  # single_row_product, or the same for codes
+    weight: torch.Tensor | PackedCodes
     bias: torch.Tensor | None
-    most_rows: int
+
+    @property
+    def most_rows(self) -> int:
+        """See RowProduct."""
+        return most_rows(self.weight) if isinstance(self.weight, torch.Tensor) else MOST_CODED_ROWS
+
+    def __call__(self, hidden: torch.Tensor, **around: Any) -> torch.Tensor:
+        """The product, with the fused operations that `around` names."""
+        return self.compute(hidden, self.weight, self.bias, **around)
 
     def of_norm(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
         """See RowProduct.of_norm."""
-        return single_row_product(hidden, self.weight, self.bias, norm=Norm(residual, weight, epsilon))
+        return self(hidden, norm=Norm(residual, weight, epsilon))
 
     def of_activated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """See RowProduct.of_activated."""
-        return single_row_product(gate_up, self.weight, self.bias, activation=_named(activation))
+        return self(gate_up, activation=_named(activation))
 
     def add_to(self, total: torch.Tensor, hidden: torch.Tensor, added: torch.Tensor) -> None:
         """See RowProduct.add_to."""
-        single_row_product(hidden, self.weight, self.bias, total=total, added=added)
+        self(hidden, total=total, added=added)
 
 
-def _plain_matrix(many: MatrixProduct, weight: torch.Tensor, bias: torch.Tensor | None) -> MatrixProduct:
+def _with_rows(many: MatrixProduct, row: _SingleRow) -> MatrixProduct:
     """Adds a separate kernel for few rows to the product `many`."""
-    most = most_rows(weight)
+    most = row.most_rows
 
     def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
         if len(hidden) > most or hidden.stride(1) != 1:
             return many(hidden, wide=wide)
-        return single_row_product(hidden, weight, bias, wide=wide)
+        return row(hidden, wide=wide)
 
-    return MatrixProduct(product, many.held, row=_SingleRow(weight, bias, most))
+    return replace(many, compute=product, row=row)
 
 
 def _named(activation: Activation) -> NamedActivation:
@@ -248,15 +284,6 @@ def _named(activation: Activation) -> NamedActivation:
     if isinstance(activation, ClampedSwish):
         return NamedActivation("clamped", activation.slope, activation.limit)
     return NamedActivation(activation)
-
-
-def _int8_matrix(weight: Int8Weight, bias: torch.Tensor | None) -> MatrixProduct:
-    values, scale = weight.values.contiguous(), weight.scale.contiguous()
-
-    def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        return int8_product(hidden, values, scale, bias, wide)
-
-    return MatrixProduct(product, [values, scale])
 
 
 def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
@@ -267,13 +294,27 @@ def _stacked(weight: Weight) -> torch.Tensor | PackedCodes:
     return pack_codes(weight) if isinstance(weight, CodedWeight) else weight
 
 
-def _stacks_of_rows(
+def _experts_of_one(
     first: torch.Tensor | PackedCodes, second: torch.Tensor | PackedCodes, form: ExpertsForm
-) -> tuple[Stack, Stack] | None:
-    """The experts' matrices for the single-row kernel. None means a single row is computed as several are."""
-    if isinstance(first, PackedCodes) or isinstance(second, PackedCodes) or form.weighs_inputs or not form.is_gated:
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """The experts of a single token, given its hidden states, weights and ids. None means it is computed as several."""
+    if form.weighs_inputs or not form.is_gated:
         return None
-    return Stack(first, form.gate_up_bias), Stack(second, form.down_bias)
+    activation = _named(form.activation)
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        stacks = Stack(first, form.gate_up_bias), Stack(second, form.down_bias)
+        return lambda hidden, weights, ids: single_row_experts(hidden, *stacks, weights, ids, activation)
+    if not (isinstance(first, PackedCodes) and isinstance(second, PackedCodes)):
+        return None
+    if not (takes_rows(first) and takes_rows(second)):
+        return None
+
+    def coded(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        both = coded_row_product(hidden, first, form.gate_up_bias, expert_ids=ids[0])
+        results = coded_row_product(both, second, form.down_bias, activation=activation, expert_ids=ids[0])
+        return add_choices(results[None], weights)
+
+    return coded
 
 
 def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_experts: int) -> RowTiles:

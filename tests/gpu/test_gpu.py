@@ -207,14 +207,14 @@ def test_caches_of_8_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("grid", [INT4, INT8, E2M1, E4M3, E5M2], ids=lambda grid: grid.name)
-@pytest.mark.parametrize(("group", "rows"), [(32, 1), (128, 70)])
+@pytest.mark.parametrize(("group", "rows"), [(32, 1), (128, 2), (32, 20), (128, 20), (128, 70)])
 def test_products_with_codes(grid: Grid, group: int, rows: int) -> None:
     with torch.device("cuda"):
         weight = coded(grid, 200, 384, group=group, with_offset=True, ordered=True)
     hidden = torch.randn(rows, 384, device="cuda", dtype=HALF)
     found = TritonOps().matrix(weight, None)(hidden, wide=True).double()
-    expected = hidden.double() @ weight.wide(HALF).double().T
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+    expected = hidden.double() @ weight.wide(torch.float32).double().T
+    assert (found - expected).norm() / expected.norm() < 5e-3
 
 
 @pytest.mark.parametrize("size", [5, 300, 5000])

@@ -36,7 +36,7 @@ def coded(
     ("outputs", "size", "group", "with_offset", "ordered"),
     [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)],
 )
-@pytest.mark.parametrize("rows", [1, 18])
+@pytest.mark.parametrize("rows", [1, 18, 70])
 def test_matrix(grid: Grid, outputs: int, size: int, group: int, with_offset: bool, ordered: bool, rows: int) -> None:
     weight = coded(grid, outputs, size, group=group, with_offset=with_offset, ordered=ordered)
     hidden, bias = torch.randn(rows, size + 3)[:, :size], torch.randn(outputs)
@@ -67,9 +67,10 @@ every_ops = pytest.mark.parametrize("ops", [TritonOps(), InvariantTritonOps()], 
 @every_ops
 @pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 @pytest.mark.parametrize("ordered", [False, True])
-def test_experts(ops: Ops, grid: Grid, ordered: bool) -> None:
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_experts(ops: Ops, grid: Grid, ordered: bool, tokens: int) -> None:
     """Either stack may be coded while the other one is plain."""
-    experts, chosen, size, inner, tokens = 4, 2, 48, 40, 9
+    experts, chosen, size, inner = 4, 2, 48, 40
     gate_up = coded(grid, experts, 2 * inner, size, with_offset=True, ordered=ordered)
     down = coded(grid, experts, size, inner, ordered=ordered, seed=1)
     hidden = torch.randn(tokens, size)

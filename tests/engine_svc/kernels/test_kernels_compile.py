@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, norm, rotary, routing
 from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
-from engine_svc.kernels import single_row_experts, step_inputs, tiles
+from engine_svc.kernels import single_row_coded, single_row_experts, step_inputs, tiles
 
 def stack_of(compiled):  # bytes for each thread, of what its registers do not hold
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -150,7 +150,7 @@ products = [
 ] + [
     (single_row._single_row_kernel,
      {"SIZE": size, "SIZE_PADDED": triton.next_power_of_2(size), "BIAS": True, "INPUT": before, "RESIDUAL": before == 1,
-      "KIND": 0, "TOTAL": before == 0, "ADDED": before == 0, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
+      "ACTIVATION": 0, "TOTAL": before == 0, "ADDED": before == 0, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
      {"num_warps": tile.warps})
     for size, before in ((1024, 0), (2880, 1), (14336, 2))
     for tile in [single_row.single_row_tiles(size)]
@@ -167,9 +167,10 @@ products = [
     for size in (96, 14336)
 ] + [
     (int8._multiply_kernel,
-     {"BIAS": bias, "BAND": 8, **dict(zip(("TILE_M", "TILE_N", "TILE_K"), int8.tile_shape(rows)))},
-     {"num_warps": 4, "num_stages": 3})
+     {"BIAS": bias, "BAND": 8, "TILE_M": tile.rows, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
+     {"num_warps": tile.warps, "num_stages": tile.stages})
     for rows, bias in ((1, True), (500, False))
+    for tile in [int8.int8_tiles(rows)]
 ]
 for kernel, constants, options in products if element == cached else ():
     if element == "fp32" and kernel is matrix._product_kernel and not constants["BIAS"]:  # less of the same
@@ -189,27 +190,49 @@ for kernel, constants, options in products if element == cached else ():
     assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
     print(kernel.__name__, element, compiled.metadata.shared)
 
-kinds = [(0, 8.0, True, 128), (0, 128.0, False, 16), (1, 0.0, False, 128), (2, 0.0, False, 64), (3, 0.0, True, 32)]
-for kind, zero, nibbles, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
+kinds = [(0, 8, 4, 128), (0, 128, 8, 16), (1, 0, 8, 128), (2, 0, 8, 64), (3, 0, 4, 32)]
+for kind, zero, bits, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
     for given in (False, True):
-        flags = {"OFFSET": given, "ORDER": given, "BIAS": given, "SORTED": given}
-        constants = {"KIND": kind, "ZERO": zero, "NIBBLES": nibbles, "GROUP": group, **flags,
-                     "TILE_M": experts.tile_rows(500 if given else 1), "TILE_N": coded.TILE_N, "TILE_K": coded.TILE_K}
-        if not given:
-            constants |= dict.fromkeys(("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
-        if kind != 3:
-            constants["table_ptr"] = None
-        types = {"code_ptr": "*u8", "scale_ptr": "*fp32", "offset_ptr": "*fp32", "table_ptr": "*fp32",
-                 "order_ptr": "*i64", "row_ptr": "*i32", "expert_ptr": "*i32"}
-        signature = {
-            name: "constexpr" if name in constants else types.get(name, "*" + element) if name.endswith("_ptr")
-            else "i32" for name in coded._coded_kernel.arg_names
-        }
-        source = ASTSource(fn=coded._coded_kernel, signature=signature, constexprs=constants)
-        target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 2})
-        assert compiled.metadata.shared <= 96 * 1024, compiled.metadata.shared
-        print("coded", kind, group, given, compiled.metadata.shared)
+        form = {"KIND": kind, "ZERO": zero, "OFFSET": given, "ORDER": given}
+        without = dict.fromkeys(() if given else ("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
+        without |= {} if kind == 3 else {"table_ptr": None}
+        of_tile, (wide_n, wide_k) = coded.coded_tiles(given), coded._WIDE_TILE
+        alone = single_row_coded.coded_row_tiles(4096, bits)
+        in_tiles = form | {"NIBBLES": bits == 4, "GROUP": group}
+        words = {"WORDS_IN_GROUP": group * bits // 32 if given else 0, "SIZE": 4096, "SIZE_PADDED": 4096,
+                 "ROW_WORDS": 128 * bits, "BITS": bits, "INT8": (kind, bits, given) == (0, 8, False)}
+        row = {"INPUT": 2 if given else 1, "RESIDUAL": not given, "ACTIVATION": 0, "EXPERTS": given, "BIAS": given,
+               "TOTAL": not given, "ADDED": False, "added_ptr": None}
+        row |= dict.fromkeys(("residual_ptr", "norm_ptr") if given else ("id_ptr",))
+        coded_kernels = [
+            (coded._coded_kernel,
+             in_tiles | {"BIAS": given, "SORTED": given, "TILE_M": 64 if given else 16, "TILE_N": of_tile.outputs,
+                         "TILE_K": of_tile.inputs},
+             {"num_warps": of_tile.warps, "num_stages": of_tile.stages}),
+            (coded._wide_kernel, in_tiles | {"TILE_N": wide_n, "TILE_K": wide_k}, {"num_warps": 4}),
+            (coded._sum_kernel, {"BIAS": given, "COLUMNS": coded._COLUMNS}, {"num_warps": 4}),
+            (single_row_coded._coded_row_kernel,
+             form | words | row | {"TILE_N": alone.outputs, "TILE_W": alone.inputs * bits // 32},
+             {"num_warps": alone.warps}),
+        ]
+        types = {"code_ptr": "*u8", "weight_ptr": "*i32", "scale_ptr": "*fp32", "offset_ptr": "*fp32",
+                 "table_ptr": "*fp32", "part_ptr": "*fp32", "order_ptr": "*i64", "row_ptr": "*i32",
+                 "expert_ptr": "*i32", "id_ptr": "*i64"}
+        for kernel, constants, options in coded_kernels:
+            constants |= {name: None for name in without if name in kernel.arg_names}
+            signature = {
+                name: "constexpr" if name in constants else types.get(name, "*" + element) if name.endswith("_ptr")
+                else "fp32" if name in ("slope", "limit", "epsilon") else "i32" for name in kernel.arg_names
+            }
+            aligned = {
+                (place,): [["tt.divisibility", 16]] for place, name in enumerate(kernel.arg_names)
+                if name in ("size", "row_bytes", "input_stride") or name.endswith("_ptr") and name not in constants
+            }
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
+            assert stack_of(compiled) <= 512, (kernel.__name__, stack_of(compiled))
+            print(kernel.__name__, kind, group, given, compiled.metadata.shared)
 
 for tile in (16, 64) if (element, cached) == ("bf16", "bf16") else (64,) if element == "fp32" else ():
     for weight in {element, "bf16"}:
