@@ -199,8 +199,9 @@ class SlotBuffers:
 
         Tokens after a wrong draft are meaningless: they are overwritten before they are read.
         """
-        slots, positions = to_device_together((rows.slots, rows.num_tokens), self._device)
-        self.token_ids[slots, positions] = token_ids
+        width = self.token_ids.shape[1]
+        places = [slot * width + position for slot, position in zip(rows.slots, rows.num_tokens, strict=True)]
+        self.token_ids.view(-1)[to_device(places, self._device)] = token_ids
 
     def _put_drafts(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """Writes drafted tokens after the known ones."""

@@ -93,8 +93,20 @@ class Chooser(ABC):
         return found.scored(token_ids, own, named, wanted, is_normalised)
 
 
+def _greatest_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token of each row with the greatest logit, and whether that is not finite; the token is then 0."""
+    if logits.is_cuda:
+        # Triton is imported only where it is used.
+        from engine_svc.kernels.greatest import greatest_tokens
+
+        return greatest_tokens(logits)
+    best = logits.max(dim=-1)
+    broken = ~torch.isfinite(best.values)
+    return best.indices.masked_fill_(broken, 0), broken
+
+
 class TorchChooser(Chooser):
-    """Samples with torch operators, on any device."""
+    """Samples with torch operators, or on a GPU with Triton kernels."""
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
         self._device = device
@@ -109,8 +121,7 @@ class TorchChooser(Chooser):
         self, logits: torch.Tensor, slots: Sequence[int], num_tokens: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See Chooser.choose. Rows of the same method are drawn together."""
-        best = logits.max(dim=-1)
-        token_ids = best.indices
+        token_ids, broken = _greatest_tokens(logits)
         methods: dict[DrawMethod, list[int]] = {}
         for row, slot in enumerate(slots):
             if not self._parameters[slot].is_greedy:
@@ -125,8 +136,7 @@ class TorchChooser(Chooser):
                 to_device(keys, self._device),
                 method,
             )
-        broken = ~torch.isfinite(best.values)
-        return token_ids.masked_fill_(broken, 0), broken
+        return token_ids.masked_fill_(broken, 0) if methods else token_ids, broken
 
     def takes_parts(self, parameters: SamplingParameters) -> bool:
         """See Chooser.takes_parts."""
