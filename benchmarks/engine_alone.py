@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.load import Result, Timings, Workload
 from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor, create_executor
+from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.requests.outputs import SequenceDelta
 from engine_svc.requests.request import GenerationRequest
 from quire.options.base import build
@@ -33,16 +34,16 @@ class EngineAlone:
         options = build(EngineOptions, options_given)
         self._executor = executor or create_executor(options.parallel)
         spec = self._executor.load(ModelOptions(model=model), options)
-        num_blocks = spec.available_bytes // spec.bytes_per_block
-        self._executor.allocate(num_blocks)
+        size = size_kv_cache(spec, options)
+        self._executor.allocate(size.num_blocks)
         self._engine = Engine(
             self._executor,
             options,
             EngineFacts(
-                num_blocks=num_blocks,
+                num_blocks=size.num_blocks,
                 block_size=spec.block_size,
                 num_stages=spec.num_stages,
-                max_model_len=spec.max_model_len,
+                max_model_len=size.max_model_len,
                 windows=spec.windows,
                 shares_blocks=not spec.state_bytes,
                 max_num_batched_tokens=spec.max_num_batched_tokens,

@@ -64,7 +64,22 @@ SHAPES: dict[str, dict[str, Any]] = {
             "truncate": False, "original_max_position_embeddings": 4096,
         },
     },
+    # Three layers of the gated delta rule, then one of attention, in turn.
+    "olmo-hybrid-7b": {
+        "family": "OlmoHybrid", "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30, "linear_num_key_heads": 30,
+        "linear_num_value_heads": 30, "linear_key_head_dim": 96, "linear_value_head_dim": 192,
+        "linear_conv_kernel_dim": 4, "linear_allow_neg_eigval": True, "max_position_embeddings": 65536,
+    },
+    # Codestral Mamba: states only, in 128 heads of 64 numbers, which is the configuration's default.
+    "mamba2-7b": {
+        "family": "Mamba2", "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128,
+        "state_size": 128, "n_groups": 8, "conv_kernel": 4, "expand": 2,
+    },
 }  # fmt: skip
+
+# Shapes with layers that keep states.
+RECURRENT = ("olmo-hybrid-7b", "mamba2-7b")
 
 
 def build_config(shape: str, folder: Path) -> None:

@@ -162,10 +162,8 @@ class Runner:
         if self._answers is not None:
             self._answers.reserve(self._max_model_len + 1)
         blocks = -(-min(self._token_budget, self._max_model_len) // self._attention.shape.block_tokens)
-        self._allocate(blocks * len(self._groups), num_states=1)
-        # There is room for the states of only one sequence.
-        sequences = 1 if self._state_form.shapes else self._options.scheduler.max_num_seqs
-        self.warm_up(blocks * len(self._groups), sequences)
+        self._allocate(blocks * len(self._groups), num_states=0)  # all sequences share one state
+        self.warm_up(blocks * len(self._groups), self._options.scheduler.max_num_seqs)
         needed = torch.cuda.max_memory_reserved(self._device) - sum(cache.nbytes for cache in self._all_caches)
         self._later_bytes = self._measure_graphs()
         self._later_bytes -= torch.cuda.max_memory_reserved(self._device) - needed

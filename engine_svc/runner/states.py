@@ -5,6 +5,8 @@ A slot is not cleared between sequences: a sequence of which nothing is computed
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine_svc.memory import zeros_when_touched
@@ -19,6 +21,12 @@ class StateCache:
     """
 
     def __init__(self, form: StateForm, num_slots: int, device: torch.device) -> None:
+        """
+        Args:
+            num_slots: number of sequences that have states; 0 means that all use nobody's slot, as steps may whose
+                results do not matter.
+        """
+
         def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             size = (num_slots + 1, *shape)
             return zeros_when_touched(size, dtype) if device.type == "cpu" else torch.zeros(
@@ -35,4 +43,6 @@ class StateCache:
 
     def layers(self, sequences: StateMetadata) -> dict[int, LayerState]:
         """The state of each recurrent layer, for a step of these sequences."""
+        if not self.nobodys_slot:
+            sequences = replace(sequences, slots=torch.zeros_like(sequences.slots))
         return {layer: LayerState(*kept, sequences) for layer, kept in self._layers.items()}

@@ -30,6 +30,11 @@ SMALL: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
     },
     "gpt-oss-20b": {"num_local_experts": 4, "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "olmo-hybrid-7b": {
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+    },
+    "mamba2-7b": {"head_dim": 16, "num_heads": 8, "n_groups": 2},
 }  # fmt: skip
 
 
@@ -49,6 +54,14 @@ def test_sizes(shape: str, tmp_path: Path) -> None:
     outside = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
     assert read + outside == pytest.approx(count, rel=0.005)  # except norms and biases
     assert (used + config.vocab_size * config.hidden_size) / 1e9 == pytest.approx(active, rel=0.03)
+
+
+@pytest.mark.parametrize(("shape", "total"), [("olmo-hybrid-7b", 7.43), ("mamba2-7b", 7.285)])
+def test_sizes_of_recurrent_shapes(shape: str, total: float, tmp_path: Path) -> None:
+    build_config(shape, tmp_path)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    assert sum(each.numel() for each in model.parameters()) / 1e9 == pytest.approx(total, rel=0.005)
 
 
 def test_what_a_step_reads_of_its_context(tmp_path: Path) -> None:
@@ -76,8 +89,9 @@ def test_what_a_prompt_computes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SMALL)
 def test_small_ones_run(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = SHAPES[shape] | SMALL[shape]
-    small |= {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    common = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
+    common |= {"intermediate_size": 64} if "intermediate_size" in SHAPES[shape] else {}
+    small = SHAPES[shape] | common | SMALL[shape]
     monkeypatch.setitem(SHAPES, "small", small)
     build_config("small", tmp_path)
     with EngineAlone(str(tmp_path), load_format="dummy", device="cpu", max_model_len=256) as engine:

@@ -18,11 +18,14 @@ from safetensors.torch import load_file
 from engine_svc.adapters.adapter import read_adapter
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
+from engine_svc.executor.base import create_executor
+from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.ops.weights import Grid
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.graphs import CudaCapture
+from quire.options.model import ModelOptions
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
@@ -31,6 +34,7 @@ from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
+from tests.support.engine_options import engine_options
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
@@ -282,6 +286,29 @@ def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) 
         started = torch.cuda.max_memory_reserved()
         run_requests(engine, asked)
         assert torch.cuda.max_memory_reserved() <= started + (32 << 20)
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_a_start_takes_no_more_memory_than_reckoned(tmp_path: Path, family: str) -> None:
+    """The KV cache and the states get what is left besides a step in which all sequences sample."""
+    folder = make_model(tmp_path / family, family, vocab_size=16_000 if IS_EMULATED else 128_000)
+    options = engine_options(
+        device="cuda", max_num_seqs=8 if IS_EMULATED else 128, max_num_batched_tokens=64 if IS_EMULATED else 512,
+        max_model_len=256, enforce_eager=True, dtype="float32",
+    )  # fmt: skip
+    executor = create_executor(options.parallel)
+    try:
+        spec = executor.load(ModelOptions(model=str(folder)), options)
+        size = size_kv_cache(spec, options)
+        torch.cuda.reset_peak_memory_stats()
+        executor.allocate(size.num_blocks)
+        caches = size.num_blocks * spec.bytes_per_block + spec.state_bytes
+        taken = torch.cuda.max_memory_reserved() - caches
+    finally:
+        executor.close()
+    total = torch.cuda.get_device_properties().total_memory
+    reckoned = int(total * options.cache.gpu_memory_utilization) - spec.available_bytes
+    assert taken <= reckoned + (0 if IS_EMULATED else 64 << 20)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
