@@ -1,16 +1,22 @@
 """Recurrent layers: each program goes through one sequence's tokens in order, with its part of the state in registers.
 
 So a token's arithmetic is the same alone or among others, however a prompt is split and whatever else is in the batch.
-States of fewer than 32 bits are rounded after each token.
+States of fewer than 32 bits are rounded after each token. Convolutions are the exception: they need only the last few
+inputs, so the tiles of a sequence's tokens are computed in parallel, with the same arithmetic.
 
-The time for a prompt is the latency of its chain of tokens. So programs are single warps, which sum over a state
-without synchronization, and the next token's data is loaded while the current token is computed.
+The time for a sequence is the latency of its chain of tokens. So programs are single warps, which sum over a state
+without synchronization, and the next token's data is loaded while the current token is computed. Prompts have kernels
+of their own, in chunked_scan.py and chunked_delta.py, unless they must be batch-invariant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
+
+from engine_svc.kernels.overlap import await_inputs
 
 TILE_TOKENS = 16
 TILE_CHANNELS = 64
@@ -18,11 +24,13 @@ TILE_UNITS = 32
 WARPS = 1
 _NUMBERS = 1024  # the most numbers of a state per program: 32 registers of each thread
 _COLUMNS = 16  # the most columns of a state per program, so that all schedulers of a GPU have programs
-_NORM_EPSILON = tl.constexpr(1e-6)  # for queries and keys of the delta rule
+_PROGRAMS = 1 << 15  # a GPU runs some thousands at a time
+_FEWEST_SHARES = 8
+NORM_EPSILON = tl.constexpr(1e-6)  # for queries and keys of the delta rule
 
 
 @triton.jit
-def _softplus(value):
+def softplus(value):
     """log(1 + exp(value)), accurate also where the exponential is small beside 1."""
     small = tl.exp(-tl.abs(value))
     whole = 1.0 + small
@@ -31,7 +39,7 @@ def _softplus(value):
 
 
 @triton.jit
-def _sequence(start_ptr, slot_ptr, fresh_ptr):
+def sequence_of(start_ptr, slot_ptr, fresh_ptr):
     """The sequence of this program, by the first axis: its first token, its number of tokens, its slot, and whether the
     slot already holds a state of it (0 or 1)."""
     index = tl.program_id(0)
@@ -47,15 +55,15 @@ def _as_stored(value, state_ptr):
 
 
 @triton.jit
-def _held(held_ptr, row, column, rows, columns):
+def held_tile(held_ptr, row, column, rows, columns):
     """Loads a tile of a matrix in float32; 0 past its last row and column."""
     where = held_ptr + row[:, None] * columns + column[None, :]
     return tl.load(where, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _hold(held_ptr, values, row, column, rows, columns):
-    """Stores a tile; the counterpart of `_held`."""
+def hold_tile(held_ptr, values, row, column, rows, columns):
+    """Stores a tile; the counterpart of `held_tile`."""
     where = held_ptr + row[:, None] * columns + column[None, :]
     tl.store(where, values, mask=(row < rows)[:, None] & (column < columns)[None, :])
 
@@ -107,13 +115,18 @@ def convolve_kernel(
     TILE_T: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """One program per sequence and tile of channels."""
-    first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
+    """One program per sequence, tile of channels, and share of the sequence's tiles of tokens.
+
+    Only the first tile of tokens reads the old state, so its program can store the new one.
+    """
+    await_inputs()
+    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
     channel = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C)
     own = channel < channels
     before: tl.constexpr = TAPS - 1
+    tl.static_assert(before <= TILE_T)
     held_ptr = state_ptr + slot * before * channels
-    for begin in range(0, length, TILE_T):
+    for begin in range(tl.program_id(2) * TILE_T, length, tl.num_programs(2) * TILE_T):
         time = begin + tl.arange(0, TILE_T)
         inside = (time < length)[:, None] & own[None, :]
         total = tl.zeros([TILE_T, TILE_C], tl.float32)
@@ -139,6 +152,8 @@ def convolve_kernel(
                 input_ptr + (first + time)[:, None] * stride + channels + channel[None, :], mask=inside, other=0.0
             ).to(tl.float32)
         tl.store(output_ptr + (first + time)[:, None] * channels + channel[None, :], total, mask=inside)
+    if tl.program_id(2) > 0:
+        return
     tl.debug_barrier()  # all reads of the old state are done
     for kept in tl.static_range(before):
         seen = length - before + kept
@@ -176,12 +191,13 @@ def scan_channels_kernel(
     TILE_C: tl.constexpr,
 ):
     """One program per sequence and tile of channels."""
-    first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
+    await_inputs()
+    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
     channel, entry = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C), tl.arange(0, SIZE)
     own, kept = channel < channels, entry < size
     held_ptr = state_ptr + slot * size * channels
-    state = _held(held_ptr, entry, channel, size * is_known, channels)
-    rates = _held(rate_ptr, entry, channel, size, channels)
+    state = held_tile(held_ptr, entry, channel, size * is_known, channels)
+    rates = held_tile(rate_ptr, entry, channel, size, channels)
     skip = tl.load(skip_ptr + channel, mask=own, other=0.0)
     token = _first_of(first, length)
     next_hidden = _of_token(hidden_ptr, token, hidden_stride, channel, own)
@@ -198,12 +214,12 @@ def scan_channels_kernel(
         next_write = _of_token(write_ptr, token, write_stride, entry, kept)
         next_read = _of_token(read_ptr, token, read_stride, entry, kept)
         next_gate = _of_token(gate_ptr, token, gate_stride, channel, own)
-        step = _softplus(step)
+        step = softplus(step)
         state = state * tl.exp(step[None, :] * rates) + (step * hidden)[None, :] * write[:, None]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + (first + time) * channels + channel, output * gate * tl.sigmoid(gate), mask=own)
         state = _as_stored(state, state_ptr)
-    _hold(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
+    hold_tile(held_ptr, state, entry, channel, size * tl.minimum(length, 1), channels)
 
 
 @triton.jit
@@ -230,16 +246,23 @@ def scan_heads_kernel(
     dim,
     least,
     most,
+    few,
     HAS_BIAS: tl.constexpr,
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """One program per sequence, head, and tile of the head's numbers."""
-    first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
+    """One program per sequence, head, and tile of the head's numbers.
+
+    Sequences of more than `few` tokens are left out.
+    """
+    await_inputs()
+    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
+    if length > few:
+        return
     head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
     held_ptr = state_ptr + (slot * heads + head) * size * dim
-    state = _held(held_ptr, entry, column, size * is_known, dim)
+    state = held_tile(held_ptr, entry, column, size * is_known, dim)
     rate, skip = tl.load(rate_ptr + head), tl.load(skip_ptr + head)
     group, numbers = (head // sharing) * size + entry, head * dim + column
     bias = 0.0
@@ -260,17 +283,17 @@ def scan_heads_kernel(
         next_read = _of_token(read_ptr, token, read_stride, group, kept)
         if HAS_BIAS:
             step += bias
-        step = tl.minimum(tl.maximum(_softplus(step), least), most)
+        step = tl.minimum(tl.maximum(softplus(step), least), most)
         state = state * tl.exp(step * rate) + write[:, None] * (hidden * step)[None, :]
         output = tl.sum(state * read[:, None], 0) + hidden * skip
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = _as_stored(state, state_ptr)
-    _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
+    hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit
 def _unit(vector):
-    return vector * tl.rsqrt(tl.sum(vector * vector, 0) + _NORM_EPSILON)
+    return vector * tl.rsqrt(tl.sum(vector * vector, 0) + NORM_EPSILON)
 
 
 @triton.jit
@@ -304,16 +327,23 @@ def delta_kernel(
     dim,
     strongest,
     scale,
+    few,
     BY_KEY: tl.constexpr,
     SIZE: tl.constexpr,
     TILE_D: tl.constexpr,
 ):
-    """One program per sequence, value head, and tile of the head's numbers."""
-    first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
+    """One program per sequence, value head, and tile of the head's numbers.
+
+    Sequences of more than `few` tokens are left out.
+    """
+    await_inputs()
+    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
+    if length > few:
+        return
     head, column, entry = tl.program_id(1), tl.program_id(2) * TILE_D + tl.arange(0, TILE_D), tl.arange(0, SIZE)
     own, kept = column < dim, entry < size
     held_ptr = state_ptr + (slot * heads + head) * size * dim
-    state = _held(held_ptr, entry, column, size * is_known, dim)
+    state = held_tile(held_ptr, entry, column, size * is_known, dim)
     rate = tl.load(rate_ptr + head)
     shared, numbers = (head // sharing) * size + entry, head * dim + column
     bias = _steps(bias_ptr, head, entry, size, BY_KEY)
@@ -333,14 +363,14 @@ def delta_kernel(
         next_step = _steps(step_ptr + token * step_stride, head, entry, size, BY_KEY)
         next_strength = tl.load(strength_ptr + token * strength_stride + head)
         query, key = _unit(query) * scale, _unit(key)
-        fading = tl.exp(rate * _softplus(step + bias))
+        fading = tl.exp(rate * softplus(step + bias))
         state *= fading[:, None] if BY_KEY else fading
         news = (value - tl.sum(state * key[:, None], 0)) * (tl.sigmoid(strength) * strongest)
         state += key[:, None] * news[None, :]
         output = tl.sum(state * query[:, None], 0)
         tl.store(output_ptr + (first + time) * heads * dim + numbers, output, mask=own)
         state = _as_stored(state, state_ptr)
-    _hold(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
+    hold_tile(held_ptr, state, entry, column, size * tl.minimum(length, 1), dim)
 
 
 @triton.jit
@@ -363,7 +393,8 @@ def units_kernel(
     TILE_C: tl.constexpr,
 ):
     """One program per sequence and tile of channels."""
-    first, length, slot, is_known = _sequence(start_ptr, slot_ptr, fresh_ptr)
+    await_inputs()
+    first, length, slot, is_known = sequence_of(start_ptr, slot_ptr, fresh_ptr)
     channel = tl.program_id(1) * TILE_C + tl.arange(0, TILE_C)
     own = channel < channels
     held_ptr = state_ptr + slot * channels + channel
@@ -406,6 +437,7 @@ def gated_norm_kernel(
     SIZE: tl.constexpr,
 ):
     """One program per token and group."""
+    await_inputs()
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, SIZE)
     own = column < size
@@ -420,6 +452,19 @@ def gated_norm_kernel(
     if not GATES_FIRST:
         hidden *= open_by
     tl.store(output_ptr + token * size * GROUPS + column, hidden, mask=own)
+
+
+def shares(lengths: Sequence[int], tile: int, others: int) -> int:
+    """How many programs share the tiles of a sequence's tokens.
+
+    Args:
+        lengths: numbers of tokens of all sequences. The longest could have a program for each tile, but the others
+            would have as many, most of them with nothing to do.
+        tile: tokens of a tile.
+        others: number of programs of each sequence if there is one share.
+    """
+    most = max(_FEWEST_SHARES, triton.cdiv(_PROGRAMS, len(lengths) * others))
+    return max(1, min(triton.cdiv(max(lengths), tile), most))
 
 
 def columns(size: int, dim: int) -> int:

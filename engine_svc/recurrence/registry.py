@@ -17,6 +17,6 @@ def create_recurrence(ops: Ops) -> Recurrence:
     if type(ops) is PlainOps:  # not isinstance: TritonOps is a subclass
         return PlainRecurrence()
     # Triton is imported only where it is used.
-    from engine_svc.recurrence.triton import TritonRecurrence
+    from engine_svc.recurrence.triton import InvariantTritonRecurrence, TritonRecurrence
 
-    return TritonRecurrence()
+    return InvariantTritonRecurrence() if ops.batch_invariant else TritonRecurrence()

@@ -1,4 +1,4 @@
-"""The recurrent operations by the kernels of engine_svc/kernels/recurrence.py: one launch each, for any batch."""
+"""The recurrent operations by Triton kernels: one launch each for any batch, and one or two more for prompts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import ClassVar
 import torch
 import triton
 
+from engine_svc.kernels import chunked_delta, chunked_scan
 from engine_svc.kernels import recurrence as kernels
-from engine_svc.kernels.recurrence import TILE_CHANNELS, TILE_TOKENS, TILE_UNITS, WARPS, columns
+from engine_svc.kernels.chunked_scan import ChunkTiles, operands, padded
+from engine_svc.kernels.overlap import begins_early
+from engine_svc.kernels.recurrence import TILE_CHANNELS, TILE_TOKENS, TILE_UNITS, WARPS, columns, shares
 from engine_svc.recurrence.base import (
     Convolution,
     DeltaInputs,
@@ -23,11 +26,14 @@ from engine_svc.recurrence.base import (
     UnitParameters,
 )
 
+_ALL = 2**31 - 1  # more tokens than any sequence has
+
 
 class TritonRecurrence(Recurrence):
     """See Recurrence."""
 
-    batch_invariant: ClassVar[bool] = True
+    # The most new tokens of sequences that are processed token by token; with more, they are processed in chunks.
+    few: ClassVar[int] = 16
 
     def convolve(self, inputs: torch.Tensor, convolution: Convolution, state: LayerState) -> torch.Tensor:
         """See Recurrence.convolve."""
@@ -47,7 +53,7 @@ class TritonRecurrence(Recurrence):
         kernels.scan_channels_kernel[len(state.sequences.slots), triton.cdiv(channels, tile)](
             *inputs, gates, output, state.recurrent, parameters.rates, parameters.skip, *_whose(state.sequences),
             *_strides(inputs), gates.stride(0), channels, size, SIZE=triton.next_power_of_2(size), TILE_C=tile,
-            num_warps=WARPS,
+            num_warps=WARPS, launch_pdl=begins_early(),
         )  # fmt: skip
         return output
 
@@ -58,33 +64,47 @@ class TritonRecurrence(Recurrence):
         kernels.units_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_UNITS)](
             *inputs, output, state.recurrent, parameters.rates, parameters.input_bias, parameters.decay_bias,
             *_whose(state.sequences), *_strides(inputs), channels, TILE_C=TILE_UNITS, num_warps=WARPS,
+            launch_pdl=begins_early(),
         )  # fmt: skip
         return output
 
     def scan_heads(self, inputs: ScanInputs, parameters: ScanParameters, state: LayerState) -> torch.Tensor:
         """See Recurrence.scan_heads."""
         _, heads, size, dim = state.recurrent.shape
-        output = inputs.hidden.new_empty(inputs.hidden.shape)
-        sharing, tile = heads // (inputs.writes.shape[1] // size), columns(size, dim)
-        kernels.scan_heads_kernel[len(state.sequences.slots), heads, triton.cdiv(dim, tile)](
-            *inputs, output, state.recurrent, parameters.rates, parameters.skip, parameters.time_bias,
-            *_whose(state.sequences), *_strides(inputs), heads, sharing, size, dim, *parameters.time_limits,
-            HAS_BIAS=parameters.time_bias is not None, SIZE=triton.next_power_of_2(size), TILE_D=tile,
-            num_warps=WARPS,
+        output, whose, count = inputs.hidden.new_empty(inputs.hidden.shape), state.sequences, len(state.sequences.slots)
+        tile, has_bias = columns(size, dim), parameters.time_bias is not None
+        arguments = (
+            *inputs, output, state.recurrent, parameters.rates, parameters.skip, parameters.time_bias, *_whose(whose),
+            *_strides(inputs), heads, heads // (inputs.writes.shape[1] // size), size, dim, *parameters.time_limits,
+            self.few,
         )  # fmt: skip
+        kernels.scan_heads_kernel[count, heads, triton.cdiv(dim, tile)](
+            *arguments, HAS_BIAS=has_bias, SIZE=triton.next_power_of_2(size), TILE_D=tile,
+            num_warps=WARPS, launch_pdl=begins_early(),
+        )  # fmt: skip
+        if max(whose.query_lens_host) > self.few:
+            tiles, form = _tiles(chunked_scan.TILES, output), operands(output.dtype)
+            tile = tiles.columns_of(size, dim)
+            chunked_scan.chunked_scan_kernel[count, heads, triton.cdiv(dim, tile)](
+                *arguments, HAS_BIAS=has_bias, SIZE=padded(size), TILE_D=tile, CHUNK=tiles.chunk, OPERAND=form.loaded,
+                PRECISION=form.precision, num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=begins_early(),
+            )  # fmt: skip
         return output
 
     def delta_rule(self, inputs: DeltaInputs, parameters: DeltaParameters, state: LayerState) -> torch.Tensor:
         """See Recurrence.delta_rule."""
         _, heads, size, dim = state.recurrent.shape
-        output = inputs.value.new_empty(inputs.value.shape)
-        sharing, tile = heads // (inputs.key.shape[1] // size), columns(size, dim)
-        kernels.delta_kernel[len(state.sequences.slots), heads, triton.cdiv(dim, tile)](
-            *inputs, output, state.recurrent, parameters.rates, parameters.time_bias, *_whose(state.sequences),
-            *_strides(inputs), heads, sharing, size, dim, parameters.strongest, size**-0.5,
-            BY_KEY=inputs.time_steps.shape[1] != heads, SIZE=triton.next_power_of_2(size), TILE_D=tile,
-            num_warps=WARPS,
+        output, whose = inputs.value.new_empty(inputs.value.shape), state.sequences
+        by_key = inputs.time_steps.shape[1] != heads
+        few, tile = _ALL if by_key else self.few, columns(size, dim)
+        kernels.delta_kernel[len(whose.slots), heads, triton.cdiv(dim, tile)](
+            *inputs, output, state.recurrent, parameters.rates, parameters.time_bias, *_whose(whose),
+            *_strides(inputs), heads, heads // (inputs.key.shape[1] // size), size, dim, parameters.strongest,
+            size**-0.5, few, BY_KEY=by_key, SIZE=triton.next_power_of_2(size), TILE_D=tile, num_warps=WARPS,
+            launch_pdl=begins_early(),
         )  # fmt: skip
+        if max(whose.query_lens_host) > few:
+            _chunked_delta(inputs, parameters, state, few, output)
         return output
 
     def gated_norm(self, hidden: torch.Tensor, gates: torch.Tensor, norm: GatedNorm) -> torch.Tensor:
@@ -94,18 +114,58 @@ class TritonRecurrence(Recurrence):
         kernels.gated_norm_kernel[len(hidden), norm.groups](
             hidden, gates, output, norm.weight, hidden.stride(0), gates.stride(0), size, norm.epsilon,
             GROUPS=norm.groups, GATES_FIRST=norm.gates_first, IS_SILU=norm.gate == "silu",
-            SIZE=triton.next_power_of_2(size),
+            SIZE=triton.next_power_of_2(size), launch_pdl=begins_early(),
         )  # fmt: skip
         return output
+
+
+class InvariantTritonRecurrence(TritonRecurrence):
+    """TritonRecurrence with all sequences processed token by token, however many new tokens they have."""
+
+    batch_invariant = True
+    few = _ALL
+
+
+def _chunked_delta(
+    inputs: DeltaInputs, parameters: DeltaParameters, state: LayerState, few: int, output: torch.Tensor
+) -> None:
+    """The gated delta rule for sequences with more than `few` new tokens."""
+    _, heads, size, dim = state.recurrent.shape
+    tiles, form = _tiles(chunked_delta.TILES, output), operands(output.dtype)
+    count, tokens = len(state.sequences.slots), len(output)
+    sharing, tile = heads // (inputs.key.shape[1] // size), tiles.columns_of(size, dim)
+    solve, scores = output.new_empty((2, tokens, heads, tiles.chunk), dtype=form.stored)
+    factors = output.new_empty((4, tokens, heads), dtype=torch.float32)
+    query, key, value, steps, strengths = inputs
+    chunked_delta.delta_chunks_kernel[count, heads, shares(state.sequences.query_lens_host, tiles.chunk, heads)](
+        query, key, steps, strengths, solve, scores, factors, parameters.rates, parameters.time_bias,
+        *_whose(state.sequences), *_strides((query, key, steps, strengths)), tokens, heads, sharing, size,
+        parameters.strongest, size**-0.5, few, SIZE=padded(size), CHUNK=tiles.chunk, OPERAND=form.loaded,
+        PRECISION=form.precision, num_warps=chunked_delta.INVERSE_WARPS, num_stages=1, launch_pdl=begins_early(),
+    )  # fmt: skip
+    chunked_delta.chunked_delta_kernel[count, heads, triton.cdiv(dim, tile)](
+        query, key, value, solve, scores, factors, output, state.recurrent, *_whose(state.sequences),
+        *_strides((query, key, value)), tokens, heads, sharing, size, dim, few, SIZE=padded(size), TILE_D=tile,
+        CHUNK=tiles.chunk, OPERAND=form.loaded, PRECISION=form.precision, num_warps=tiles.warps,
+        num_stages=tiles.stages, launch_pdl=begins_early(),
+    )  # fmt: skip
+
+
+def _tiles(tiles: ChunkTiles, output: torch.Tensor) -> ChunkTiles:
+    capability = torch.cuda.get_device_capability(output.device) if output.is_cuda else (8, 0)
+    return tiles.of(output.dtype, capability)
 
 
 def _convolved(inputs: torch.Tensor, convolution: Convolution, state: LayerState, is_gated: bool) -> torch.Tensor:
     taps, channels = convolution.weight.shape
     output = inputs.new_empty(len(inputs), channels)
-    kernels.convolve_kernel[len(state.sequences.slots), triton.cdiv(channels, TILE_CHANNELS)](
+    tiles = triton.cdiv(channels, TILE_CHANNELS)
+    count = shares(state.sequences.query_lens_host, TILE_TOKENS, tiles)
+    kernels.convolve_kernel[len(state.sequences.slots), tiles, count](
         inputs, output, state.convolution, convolution.weight, convolution.bias, *_whose(state.sequences),
         inputs.stride(0), channels, TAPS=taps, HAS_BIAS=convolution.bias is not None,
         ACTIVATES=convolution.activates and not is_gated, GATED=is_gated, TILE_T=TILE_TOKENS, TILE_C=TILE_CHANNELS,
+        launch_pdl=begins_early(),
     )  # fmt: skip
     return output
 

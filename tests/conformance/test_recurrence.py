@@ -86,6 +86,7 @@ def test_triton(monkeypatch: pytest.MonkeyPatch, operation: Operation, dtype: to
     if dtype is torch.float16:
         of_few_programs(monkeypatch)
     check_formula(triton_recurrence(), operation, dtype)
+    check_formula(triton_recurrence(is_invariant=True), operation, dtype)
 
 
 @every_operation
@@ -94,7 +95,8 @@ def test_triton_in_pieces_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, operation: Operation, stored: torch.dtype
 ) -> None:
     of_few_programs(monkeypatch)
-    for whole, found in zip(*in_pieces(triton_recurrence(), operation, torch.float32, stored), strict=True):
+    pieces = in_pieces(triton_recurrence(is_invariant=True), operation, torch.float32, stored)
+    for whole, found in zip(*pieces, strict=True):
         assert torch.equal(whole, found)
 
 
@@ -109,12 +111,12 @@ def of_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_svc.recurrence.triton.columns", lambda _, dim: 1 << (dim - 1).bit_length())
 
 
-def triton_recurrence() -> Recurrence:
+def triton_recurrence(is_invariant: bool = False) -> Recurrence:
     """Creates the Triton implementation for the interpreter; skips where Triton is not installed."""
     pytest.importorskip("triton")
-    from engine_svc.recurrence.triton import TritonRecurrence
+    from engine_svc.recurrence.triton import InvariantTritonRecurrence, TritonRecurrence
 
-    return TritonRecurrence()
+    return InvariantTritonRecurrence() if is_invariant else TritonRecurrence()
 
 
 @every_level

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, norm, rotary, routing
+from engine_svc.kernels import chunked_delta, chunked_scan
 from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
 from engine_svc.kernels import single_row_coded, single_row_experts, step_inputs, tiles
 
@@ -283,20 +284,40 @@ recurrent = [
     (recurrence.delta_kernel, {"BY_KEY": by_key, "SIZE": 128, "TILE_D": recurrence.columns(128, 128)})
     for by_key in (False, True)
 ]
+chunked, form = [], chunked_scan.operands(dtype)
+for module, size, dim in ((chunked_scan, 128, 64), (chunked_delta, 96, 192), (chunked_delta, 128, 128)):
+    tile = module.TILES.of(dtype, divmod(capability, 10))
+    given = {"SIZE": chunked_scan.padded(size), "CHUNK": tile.chunk, "OPERAND": form.loaded,
+             "PRECISION": form.precision}
+    whole = given | {"TILE_D": tile.columns_of(size, dim)}
+    if module is chunked_scan:
+        chunked.append((module.chunked_scan_kernel, whole | {"HAS_BIAS": True}, tile))
+    else:
+        chunked.append((module.delta_chunks_kernel, given, tile._replace(warps=module.INVERSE_WARPS, stages=1)))
+        chunked.append((module.chunked_delta_kernel, whole, tile))
 state_types = {"start_ptr": "*i32", "slot_ptr": "*i64", "fresh_ptr": "*u8"}
 state_types |= dict.fromkeys(("weight_ptr", "bias_ptr", "rate_ptr", "skip_ptr"), "*fp32")
 state_types |= dict.fromkeys(("input_bias_ptr", "decay_bias_ptr"), "*fp32")
-for kernel, known in recurrent if (element, cached) == ("bf16", "bf16") or element == "fp32" else ():
+state_types |= dict.fromkeys(("factor_ptr",), "*fp32")
+recurrent = [
+    (kernel, known, 4 if kernel in (recurrence.convolve_kernel, recurrence.gated_norm_kernel) else recurrence.WARPS, 3)
+    for kernel, known in recurrent
+] + [(kernel, known, tile.warps, tile.stages) for kernel, known, tile in chunked]
+for kernel, known, warps, stages in recurrent if (element, cached) == ("bf16", "bf16") or element == "fp32" else ():
     signature = {
         name: "constexpr" if name in known else state_types.get(name, "*" + element) if name.endswith("_ptr")
         else "fp32" if name in ("epsilon", "least", "most", "strongest", "scale") else "i32"
         for name in kernel.arg_names
     }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=known)
-    warps = 4 if kernel in (recurrence.convolve_kernel, recurrence.gated_norm_kernel) else recurrence.WARPS
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    # As at launches: addresses, heads' sizes and strides are multiples of 16.
+    even = {name for name in signature if name.endswith(("_ptr", "_stride"))} | {"size", "dim"}
+    attrs = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if name in even}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=attrs)
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     shared, stack = compiled.metadata.shared, stack_of(compiled)
-    assert shared <= 96 * 1024 and stack <= (512 if warps > 1 else 0), (kernel.__name__, shared, stack)
+    room = (227 if tiles.has_room(divmod(capability, 10)) else 99) * 1024
+    assert shared <= room and stack <= (640 if warps > 1 else 0), (kernel.__name__, shared, stack)
     print(kernel.__name__, element, shared, stack)
 
 others = (sampling._count_kernel, sampling._list_kernel, sampling._draw_kernel, step_inputs._unpack_kernel)
