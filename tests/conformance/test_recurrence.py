@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from engine_svc.recurrence.base import GatedNorm, Recurrence
 from engine_svc.recurrence.native import NativeRecurrence
 from engine_svc.recurrence.plain import PlainRecurrence
 from tests.support.native import every_level
-from tests.support.recurrence import OPERATIONS, Operation, Part, normal
+from tests.support.recurrence import OPERATIONS, Operation, Part, delta_rule, heads_scan, normal
 
 Gate = Literal["silu", "sigmoid"]
 LENGTHS = (9, 1, 1, 33, 2)
@@ -98,6 +99,43 @@ def test_triton_in_pieces_bit_for_bit(
     pieces = in_pieces(triton_recurrence(is_invariant=True), operation, torch.float32, stored)
     for whole, found in zip(*pieces, strict=True):
         assert torch.equal(whole, found)
+
+
+# Operations that compute prompts in chunks, and where a token's time steps are, and keys if it has any.
+IN_CHUNKS = (
+    (heads_scan(), slice(420, 426), None), (heads_scan(64, (0.2, 0.9)), slice(384, 390), None),
+    (heads_scan(1, bias=False), slice(6, 12), None), (delta_rule(), slice(468, 474), slice(24, 48)),
+    (delta_rule(strongest=2.0), slice(468, 474), slice(24, 48)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "steps", "keys"), IN_CHUNKS, ids=lambda each: getattr(each, "name", ""))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_triton_in_chunks(
+    monkeypatch: pytest.MonkeyPatch, operation: Operation, steps: slice, keys: slice | None, dtype: torch.dtype,
+    chunk: int,
+) -> None:  # fmt: skip
+    """Prompts in two parts beside sequences that decode, with decays from hardly any to all, and equal keys."""
+    recurrence, held = triton_recurrence(), operation.states(torch.float32)
+    monkeypatch.setattr("engine_svc.kernels.chunked_scan.ChunkTiles.of", lambda tiles, *_: tiles._replace(chunk=chunk))
+    tokens = [normal(length, operation.size, seed=length, dtype=dtype) for length in (150, 97, 24)]
+    for each in tokens:
+        each[:, steps] *= torch.linspace(0, 9, len(each))[:, None].to(dtype)
+        if keys:
+            each[5:40, keys] = each[5, keys].clone()
+    cuts, found = (70, 96, 3), [each[:0, :0] for each in tokens]
+    for part in range(2):
+        parts = [
+            Part(2 * index, each[cut:] if part else each[:cut], is_fresh=not part)
+            for index, (each, cut) in enumerate(zip(tokens, cuts, strict=True))
+        ]
+        with np.errstate(divide="ignore", invalid="ignore"):  # in softplus, of what it does not use
+            outputs = operation(recurrence, held, parts)
+        found = outputs if not part else [torch.cat(both) for both in zip(found, outputs, strict=True)]
+    tolerance = 1e-4 if dtype is torch.float32 else 2e-2
+    for each, output in zip(tokens, found, strict=True):
+        torch.testing.assert_close(output.double(), operation.expected(each.double()), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("gates_first", [True, False])
