@@ -33,6 +33,7 @@ from quire.options.kernels import CPU_LEVELS
 from quire.options.model_form import QUANTIZATIONS, ModelFormOptions
 
 _STEPS = 24
+_STORED = {"int4": 0.5}  # bytes of a weight by quantization, without scales; 1 in all others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +94,7 @@ def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, fo
     In the last layer, only keys and values are computed for tokens that nothing is sampled from.
     """
     size = torch.finfo(form.torch_dtype).bits // 8
+    stored = _STORED.get(form.quantization, 1.0) if form.quantization else size
     read, used = weights(config, tokens)
     output = config.vocab_size * config.hidden_size
     latent, seen = config.latent, positions_seen(config, context)
@@ -103,7 +105,7 @@ def step_cost(config: ModelConfig, tokens: int, sequences: int, context: int, fo
     _, last = layer_weights(config, config.num_layers - 1, tokens)
     skipped = last - config.hidden_size * cached + attention * seen[-1]
     return Cost(
-        bytes=read * (1 if form.quantization else size) + output * size + kv_bytes,
+        bytes=read * stored + output * size + kv_bytes,
         operations=2 * ((used + attention * sum(seen)) * tokens + output * sequences - skipped * (tokens - sequences)),
         rows=tokens,
     )

@@ -52,10 +52,7 @@ def code_candidates(
     for rows, outputs, warps, stages in itertools.product((16, 32, 64), (32, 64, 128), (2, 4, 8), (3, 5, 7)):
         of_tile = CodedTiles(outputs, 128, warps, stages)
         if 64 <= 8 * outputs // warps <= 256 and rows >= min(64, len(hidden)) and rows < 2 * max(16, len(hidden)):
-            name = (
-                "now: " * (of_tile == coded_tiles(False))
-                + f"{rows} rows, {outputs}, {warps} warps, {stages} stages"
-            )
+            name = "now: " * (of_tile == coded_tiles(False)) + f"{rows} rows, {outputs}, {warps} warps, {stages} stages"
             yield name, partial(_few, hidden, rows, of_tile)
 
 

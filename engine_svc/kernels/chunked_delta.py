@@ -7,9 +7,9 @@ chunk, strengths, and the state before it, they solve a triangular system (the p
 
 so that outputs are decays * Q state + (decays * Q K^T) U, and the next state is decay * state + (decays * K)^T U.
 
-The inverses of 1 + A do not depend on the state: a first kernel computes those of all chunks in parallel, by forward
-substitution in float32, which is accurate even if all keys of a chunk are alike. The second one goes through the chunks
-of a sequence. All decays are exponentials of differences of sums that only fall, so none overflows.
+The inverses of 1 + A do not depend on the state: a first kernel computes those of all chunks in parallel, by blockwise
+forward substitution, which is accurate even if all keys of a chunk are alike. The second one goes through
+the chunks of a sequence. All decays are exponentials of differences of sums that only fall, so none overflows.
 
 Decays for each value of a key (Kimi Delta Attention) would have to be divided between the two factors of K K^T, where
 they can overflow, so such layers process their prompts token by token.
@@ -25,7 +25,8 @@ from engine_svc.kernels.overlap import await_inputs
 from engine_svc.kernels.recurrence import NORM_EPSILON, held_tile, hold_tile, sequence_of, softplus
 
 TILES = ChunkTiles(chunk=64, columns=32, warps=4, stages=2)
-INVERSE_WARPS = 4
+INVERSE_WARPS = 8
+_BLOCK = tl.constexpr(16)
 
 
 @triton.jit
@@ -36,14 +37,41 @@ def _over_length(rows):
 
 
 @triton.jit
+def _joined(inverse, matrix, WIDTH: tl.constexpr, CHUNK: tl.constexpr):
+    """The inverse with diagonal blocks of twice the width, from the one with blocks of a width.
+
+    Two neighbors P and Q, with C below P and left of Q, have the inverse of Q times -C times that of P in place of C.
+    The products are TF32: chunks are this long only if the inverse is then rounded to bfloat16, which has fewer digits.
+    """
+    row, column = tl.arange(0, CHUNK)[:, None] // WIDTH, tl.arange(0, CHUNK)[None, :] // WIDTH
+    below = tl.where((row % 2 == 1) & (row == column + 1), matrix, 0.0)
+    right = tl.dot(below, inverse, input_precision="tf32")
+    return inverse - tl.dot(inverse, right, input_precision="tf32")
+
+
+@triton.jit
 def _inverse(transposed, CHUNK: tl.constexpr):
-    """Inverse of 1 + A by forward substitution, from A's transpose, which is zero from the diagonal on downwards."""
-    place = tl.arange(0, CHUNK)
-    found = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
-    for row in range(1, CHUNK):
-        factors = tl.sum(tl.where(place[None, :] == row, transposed, 0.0), 1)
-        found -= tl.where(place[:, None] == row, tl.sum(factors[:, None] * found, 0)[None, :], 0.0)
-    return found
+    """Inverse of 1 + A, from A's transpose, which is zero from the diagonal on downwards.
+
+    Blocks on the diagonal are inverted by forward substitution, all at once, and then joined.
+    """
+    blocks: tl.constexpr = CHUNK // _BLOCK
+    place, block = tl.arange(0, _BLOCK), tl.arange(0, blocks)
+    on_diagonal = block[:, None, None, None] == block[None, None, :, None]
+    in_blocks = tl.reshape(transposed, (blocks, _BLOCK, blocks, _BLOCK))
+    diagonal = tl.sum(tl.where(on_diagonal, in_blocks, 0.0), 2)
+    found = tl.where(place[:, None] == place[None, :], 1.0, 0.0)[None, :, :] + tl.zeros_like(diagonal)
+    for row in range(1, _BLOCK):
+        factors = tl.sum(tl.where(place[None, None, :] == row, diagonal, 0.0), 2)
+        update = tl.sum(factors[:, :, None] * found, 1)
+        found -= tl.where(place[None, :, None] == row, update[:, None, :], 0.0)
+    inverse = tl.reshape(tl.where(on_diagonal, found[:, :, None, :], 0.0), (CHUNK, CHUNK))
+    matrix = tl.trans(transposed)
+    if CHUNK > _BLOCK:
+        inverse = _joined(inverse, matrix, _BLOCK, CHUNK)
+    if CHUNK > 2 * _BLOCK:
+        inverse = _joined(inverse, matrix, 2 * _BLOCK, CHUNK)
+    return inverse
 
 
 @triton.jit

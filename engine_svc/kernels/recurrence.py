@@ -22,6 +22,7 @@ TILE_TOKENS = 16
 TILE_CHANNELS = 64
 TILE_UNITS = 32
 WARPS = 1
+_NORMED = 2048  # the numbers that a program norms, if a group has fewer
 _NUMBERS = 1024  # the most numbers of a state per program: 32 registers of each thread
 _COLUMNS = 16  # the most columns of a state per program, so that all schedulers of a GPU have programs
 _PROGRAMS = 1 << 15  # a GPU runs some thousands at a time
@@ -421,12 +422,13 @@ def units_kernel(
     tl.store(held_ptr, state, mask=channel < channels * tl.minimum(length, 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def gated_norm_kernel(
     hidden_ptr,
     gate_ptr,
     output_ptr,
     weight_ptr,
+    tokens,
     hidden_stride,
     gate_stride,
     size,
@@ -434,24 +436,30 @@ def gated_norm_kernel(
     GROUPS: tl.constexpr,
     GATES_FIRST: tl.constexpr,
     IS_SILU: tl.constexpr,
+    TILE_T: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program per token and group."""
+    """One program per tile of tokens and group."""
     await_inputs()
-    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    column = tl.arange(0, SIZE)
-    own = column < size
+    token, group = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)[:, None], tl.program_id(1)
+    column = tl.arange(0, SIZE)[None, :]
+    own = (column < size) & (token < tokens)
     column += group * size
     hidden = tl.load(hidden_ptr + token * hidden_stride + column, mask=own, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + token * gate_stride + column, mask=own, other=0.0).to(tl.float32)
     open_by = tl.sigmoid(gate) * gate if IS_SILU else tl.sigmoid(gate)
     if GATES_FIRST:
         hidden *= open_by
-    hidden *= tl.rsqrt(tl.sum(hidden * hidden, 0) / size + epsilon)
-    hidden *= tl.load(weight_ptr + column, mask=own, other=0.0).to(tl.float32)
+    hidden *= tl.rsqrt(tl.sum(hidden * hidden, 1) / size + epsilon)[:, None]
+    hidden *= tl.load(weight_ptr + column, mask=column < (group + 1) * size, other=0.0).to(tl.float32)
     if not GATES_FIRST:
         hidden *= open_by
     tl.store(output_ptr + token * size * GROUPS + column, hidden, mask=own)
+
+
+def norm_tile(size: int) -> int:
+    """Tokens of a program that norms groups of a size: the same for any batch, which makes for equal results."""
+    return max(1, _NORMED // triton.next_power_of_2(size))
 
 
 def shares(lengths: Sequence[int], tile: int, others: int) -> int:

@@ -279,7 +279,8 @@ recurrent = [
     (recurrence.scan_channels_kernel, {"SIZE": 16, "TILE_C": recurrence.columns(16, 8192)}),
     (recurrence.scan_heads_kernel, {"HAS_BIAS": True, "SIZE": 128, "TILE_D": recurrence.columns(128, 64)}),
     (recurrence.units_kernel, {"TILE_C": recurrence.TILE_UNITS}),
-    (recurrence.gated_norm_kernel, {"GROUPS": 1, "GATES_FIRST": True, "IS_SILU": True, "SIZE": 8192}),
+    *((recurrence.gated_norm_kernel, {"GROUPS": 1, "GATES_FIRST": True, "IS_SILU": True, "SIZE": size,
+                                     "TILE_T": recurrence.norm_tile(size)}) for size in (256, 8192)),
 ] + [
     (recurrence.delta_kernel, {"BY_KEY": by_key, "SIZE": 128, "TILE_D": recurrence.columns(128, 128)})
     for by_key in (False, True)
