@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.engine_alone import EngineAlone
 from benchmarks.machine import chosen_level, heading
-from benchmarks.models import RECURRENT, SHAPES, build_config
+from benchmarks.models import SHAPES, WITHOUT_FLOORS, build_config
 from benchmarks.rates import TORCH_LIMITS, Form, Machine, measure_machine
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.models.config import ModelConfig
@@ -161,8 +161,8 @@ def limited(level: str) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    # What recurrent layers read and compute is not counted.
-    parser.add_argument("--shape", choices=[name for name in SHAPES if name not in RECURRENT], default="qwen3-0.6b")
+    shapes = [name for name in SHAPES if name not in WITHOUT_FLOORS]
+    parser.add_argument("--shape", choices=shapes, default="qwen3-0.6b")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--context", type=int, default=128, help="tokens before the ones that are decoded")

@@ -30,6 +30,8 @@ _MOST_WORKERS = 14  # each has its own CUDA context
 _SHOWN_LINES = 40  # last lines that are shown of the output of a failed stage
 _PEERS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 _ALONE = ("deepseek-v2-lite", "gpt-oss-20b")  # only measured against their floors
+_QUANTIZATIONS = ("int8", "int4", "fp8")  # of the second peer
+_WITHOUT_FLOORS = ("olmo-hybrid-7b", "gpt-oss-20b-mxfp4")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,12 @@ def _module(name: str, *arguments: str) -> list[str]:
 def _floors(shape: str) -> Stage:
     given = f"--shape {shape} --device cuda --batches 1 2 8 32 256 --context 1024 --prefill 8192"
     return Stage(f"{shape}: steps against their floors", _module("benchmarks.floors", *given.split()), 150)
+
+
+def _quantized(shape: str) -> Stage:
+    given = f"--shape {shape} --device cuda --batches 1 8 32 256 --context 1024 --prefill 8192"
+    command = _module("benchmarks.floors", *given.split(), "--quantization", *_QUANTIZATIONS)
+    return Stage(f"{shape}: quantized steps against their floors", command, 240)
 
 
 def _tests() -> Stage:
@@ -121,7 +129,9 @@ def stages() -> list[Stage]:
         *_of_shape(_PEERS[1]),
         _timeline(_PEERS[1], "1 32"),
         _compiled(_PEERS[1]),
+        _quantized(_PEERS[1]),
         *map(_floors, _ALONE),
+        *(_timeline(shape, "1 8 32") for shape in _WITHOUT_FLOORS),
         *_of_shape(_PEERS[2]),
         _memory_check(),
     ]

@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
     },
     "gpt-oss-20b": {"num_local_experts": 4, "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 2},
+    "gpt-oss-20b-mxfp4": {"num_local_experts": 4, "head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 2},
     "olmo-hybrid-7b": {
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2,
         "linear_num_value_heads": 2,
