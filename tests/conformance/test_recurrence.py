@@ -26,12 +26,14 @@ def sequences(operation: Operation, dtype: torch.dtype) -> list[torch.Tensor]:
     return [normal(length, operation.size, seed=5 + length, dtype=dtype) for length in LENGTHS]
 
 
-def check_formula(recurrence: Recurrence, operation: Operation, dtype: torch.dtype) -> None:
+def check_formula(
+    recurrence: Recurrence, operation: Operation, dtype: torch.dtype, tolerance: float | None = None
+) -> None:
     tokens = sequences(operation, dtype)
     slots = (3, 0, 6, 1, 4)
     parts = [Part(slot, each) for slot, each in zip(slots, tokens, strict=True)]
     held = operation.states(torch.float32)
-    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    tolerance = tolerance or (1e-5 if dtype is torch.float32 else 2e-2)
     for each, found in zip(tokens, operation(recurrence, held, parts), strict=True):
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), operation.expected(each.double()), rtol=tolerance, atol=tolerance)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,21 @@ from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.ops.weights import Grid
+from engine_svc.recurrence.triton import TritonRecurrence
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.graphs import CudaCapture
 from quire.options.model import ModelOptions
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
+from tests.conformance.test_recurrence import check_formula
 from tests.engine_svc.kernels.test_coded import coded
 from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
+from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
 
@@ -121,7 +125,7 @@ def test_what_scores_are_made_of(special: str) -> None:
     [
         "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss",
         "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared", "bloom", "falcon-rw", "mpt-clipped",
-        "nemotron-h", "nemotron-h-latent",
+        "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("eager", [False, True])
@@ -219,6 +223,15 @@ def test_products_with_codes(grid: Grid, group: int, rows: int) -> None:
     found = TritonOps().matrix(weight, None)(hidden, wide=True).double()
     expected = hidden.double() @ weight.wide(torch.float32).double().T
     assert (found - expected).norm() / expected.norm() < 5e-3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make", [heads_scan, delta_rule, partial(convolution, bias=True)])
+def test_recurrences(make: Callable[[], Operation], dtype: torch.dtype) -> None:
+    """Sequences whose tokens are processed one by one, and in chunks with products of 16 bits."""
+    with torch.device("cuda"):
+        tolerance = {torch.float32: 1e-4, torch.float16: 2e-2}.get(dtype, 6e-2)
+        check_formula(TritonRecurrence(), make(), dtype, tolerance)
 
 
 @pytest.mark.parametrize("size", [5, 300, 5000])

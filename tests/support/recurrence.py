@@ -25,7 +25,9 @@ SLOTS = 7
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """Random values on the default device, the same numbers on every device."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return values.to(torch.get_default_device(), dtype)
 
 
 @dataclass(frozen=True)
