@@ -4,8 +4,8 @@ Such a layer keeps a state for each sequence, of the same size for any length of
 values, it is the state after the last computed token only: tokens cannot be undone, and sequences cannot share a
 common prefix.
 
-Tokens are processed one after the other, with the same arithmetic alone or among others, so it does not matter how a
-prompt is split into chunks.
+Where an implementation is batch-invariant, tokens are processed one after the other, with the same arithmetic alone or
+among others, so it does not matter how a prompt is split. Others may compute several tokens of a prompt together.
 """
 
 from __future__ import annotations
