@@ -26,15 +26,15 @@ _PROGRAMS_EACH = 4  # of a multiprocessor, which hide each other's latencies
 _LEAST_PART = 256  # inputs
 _COLUMNS = 256  # values that a program adds
 _WIDE_TILE = (16, 256)  # outputs and inputs of a tile that is dequantized
-# How codes become numbers of a grid: minus a constant; as bytes of a floating-point type; looked up in a table.
-WHOLE, AS_E4M3, AS_E5M2, LOOKED_UP = (tl.constexpr(kind) for kind in range(4))
+# How codes become numbers of a grid: minus a constant; as bits of a floating-point type; looked up in a table.
+WHOLE, AS_E4M3, AS_E5M2, AS_E2M1, LOOKED_UP = (tl.constexpr(kind) for kind in range(5))
 
 
 @dataclass(frozen=True)
 class PackedCodes:
     """A weight as the kernel reads it; the first dimension is experts, of size 1 for a matrix."""
 
-    kind: int  # WHOLE, AS_E4M3, AS_E5M2 or LOOKED_UP
+    kind: int  # WHOLE, AS_E4M3, AS_E5M2, AS_E2M1 or LOOKED_UP
     zero: int  # for WHOLE, the code of 0
     bits: int  # 4 or 8
     codes: torch.Tensor  # uint8 [experts, outputs, bytes]; 4-bit codes: two per byte, the first in the lower half
@@ -73,6 +73,10 @@ def widen_codes(codes, table_ptr, KIND: tl.constexpr, ZERO: tl.constexpr):
             found = widen(codes, tl.float32)
     elif KIND == AS_E5M2:
         found = (codes.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND == AS_E2M1:  # exponent and mantissa where a float has them, which is so many powers of two too small
+        bits = codes.to(tl.uint32)
+        bits = ((bits << 28) & 0x80000000) | ((bits & 7) << 22)
+        found = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
     else:
         found = tl.load(table_ptr + codes.to(tl.int32))
     return found
@@ -133,7 +137,7 @@ def _wide_kernel(
     KIND: tl.constexpr, ZERO: tl.constexpr, NIBBLES: tl.constexpr, GROUP: tl.constexpr, OFFSET: tl.constexpr,
     ORDER: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of a matrix, which it dequantizes."""
+    """One program per tile of all matrices' outputs, which it dequantizes."""
     await_inputs()
     line = tl.program_id(0).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
     begin = tl.program_id(1) * TILE_K
@@ -321,13 +325,14 @@ def grouped_coded_product(
 
 
 def dequantized(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
-    """A single matrix, [outputs, inputs]."""
-    output = torch.empty((weight.outputs, weight.inputs), dtype=dtype, device=weight.codes.device)
+    """All matrices, [experts, outputs, inputs]; with reordered inputs only a single one."""
+    experts, outputs, _ = weight.codes.shape
+    output = torch.empty((experts, outputs, weight.inputs), dtype=dtype, device=weight.codes.device)
     tile_n, tile_k = _WIDE_TILE
-    _wide_kernel[(triton.cdiv(weight.outputs, tile_n), triton.cdiv(weight.inputs, tile_k))](
-        weight.codes, weight.scale, weight.offset, weight.order, weight.table, output, weight.outputs, weight.inputs,
-        weight.codes.shape[-1], weight.scale.shape[-1], **_form_of(weight, tile_k), TILE_N=tile_n, TILE_K=tile_k,
-        num_warps=4, launch_pdl=begins_early(),
+    _wide_kernel[(triton.cdiv(experts * outputs, tile_n), triton.cdiv(weight.inputs, tile_k))](
+        weight.codes, weight.scale, weight.offset, weight.order, weight.table, output, experts * outputs,
+        weight.inputs, weight.codes.shape[-1], weight.scale.shape[-1], **_form_of(weight, tile_k), TILE_N=tile_n,
+        TILE_K=tile_k, num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip
     return output
 

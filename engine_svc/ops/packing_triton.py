@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from engine_svc.kernels.coded import AS_E4M3, AS_E5M2, LOOKED_UP, WHOLE, PackedCodes
+from engine_svc.kernels.coded import AS_E2M1, AS_E4M3, AS_E5M2, LOOKED_UP, WHOLE, PackedCodes
 from engine_svc.ops.base import Rows, rows_within
-from engine_svc.ops.grids import E4M3, E5M2, INT4, INT8
+from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.weights import CodedWeight, Grid, Int8Weight
 
 ROW_ALIGNMENT = 16  # bytes of a row of codes are padded to a multiple of what a thread loads at a time
-_KINDS = {INT4: WHOLE, INT8: WHOLE, E4M3: AS_E4M3, E5M2: AS_E5M2}
+_KINDS = {INT4: WHOLE, INT8: WHOLE, E4M3: AS_E4M3, E5M2: AS_E5M2, E2M1: AS_E2M1}
 
 
 def pack_codes(weight: CodedWeight) -> PackedCodes:

@@ -57,6 +57,8 @@ from engine_svc.ops.packing_triton import ROW_ALIGNMENT, pack_codes, pack_int8, 
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.weights import CodedWeight, Int8Weight, Weight, tensors_of
 
+_MOST_WIDE_BYTES = 2 << 30  # room for a stack of dequantized experts
+
 
 class TritonOps(PlainOps):
     """See Ops."""
@@ -87,7 +89,7 @@ class TritonOps(PlainOps):
 
         def product(hidden: torch.Tensor, wide: bool = False) -> torch.Tensor:
             if len(hidden) > FEW_ROWS and not self.batch_invariant:
-                output = F.linear(hidden, dequantized(packed, hidden.dtype), bias)
+                output = F.linear(hidden, dequantized(packed, hidden.dtype)[0], bias)
                 return output.float() if wide else output
             tile = TILE_M if self.batch_invariant else max(TILE_M, next_power_of_2(len(hidden)))
             return coded_product(hidden, packed, bias, wide=wide, tile=tile, in_parts=not self.batch_invariant)
@@ -114,7 +116,6 @@ class TritonOps(PlainOps):
         """See Ops.experts."""
         count, first, second = gate_up.shape[0], _stacked(gate_up), _stacked(down)
         alone = None if self.batch_invariant else _experts_of_one(first, second, form)
-        most = MANY_ROWS if isinstance(first, PackedCodes) or first.dtype == torch.float32 else MOST_ROWS
 
         def product(
             hidden: torch.Tensor,
@@ -125,17 +126,19 @@ class TritonOps(PlainOps):
             tokens, chosen = expert_ids.shape
             if tokens == 1 and alone is not None and adapters is None:
                 return alone(hidden, weights, expert_ids.contiguous())
+            are_wide = not self.batch_invariant and _are_many(expert_ids.numel(), first, second)
+            most = MOST_ROWS if are_wide and hidden.dtype != torch.float32 else MANY_ROWS
             rows = sort_by_expert(expert_ids.contiguous(), count, self._tile(expert_ids.numel(), count, most))
             sharing = chosen  # how many rows read the same inputs
             if form.weighs_inputs:
                 hidden = (hidden[:, None] * weights[..., None]).to(hidden.dtype).flatten(0, 1)
                 weights, sharing = torch.ones_like(weights), 1
-            both = _each_by_its_own(hidden, first, rows, sharing, form.gate_up_bias)
+            both = _each_by_its_own(hidden, first, rows, sharing, form.gate_up_bias, are_wide)
             adapted = None if adapters is None else _adapted_rows(adapters, expert_ids, count)
             if adapters is not None and adapted is not None:
                 self._add_low_rank(hidden, both, adapters.gate_up, adapted, sharing)
             active = activate(self, both, form.activation, form.is_gated)
-            results = _each_by_its_own(active, second, rows, 1, form.down_bias)
+            results = _each_by_its_own(active, second, rows, 1, form.down_bias, are_wide)
             if adapters is not None and adapted is not None:
                 self._add_low_rank(active, results, adapters.down, adapted, 1)
             return add_choices(results.view(tokens, chosen, -1), weights)
@@ -327,13 +330,27 @@ def _adapted_rows(adapters: ExpertAdapters, expert_ids: torch.Tensor, num_expert
     return RowTiles(places, torch.where(rows.expert < none, rows.expert, -1))
 
 
+def _are_many(rows: int, *stacks: torch.Tensor | PackedCodes) -> bool:
+    """Whether there are so many rows that stacks in codes had better be dequantized first, for which there is room."""
+    coded = [each for each in stacks if isinstance(each, PackedCodes)]
+    return all(
+        each.order is None
+        and rows >= 2 * FEW_ROWS * len(each.codes)
+        and 2 * len(each.codes) * each.outputs * each.inputs <= _MOST_WIDE_BYTES
+        for each in coded
+    )
+
+
 def _each_by_its_own(
     hidden: torch.Tensor,
     stack: torch.Tensor | PackedCodes,
     rows: SortedRows,
     divisor: int,
     bias: torch.Tensor | None,
+    are_wide: bool,
 ) -> torch.Tensor:
-    if isinstance(stack, PackedCodes):
-        return grouped_coded_product(hidden, stack, rows, divisor, bias)
-    return grouped_product(hidden, stack, rows, divisor, bias)
+    if isinstance(stack, torch.Tensor):
+        return grouped_product(hidden, stack, rows, divisor, bias)
+    if are_wide:
+        return grouped_product(hidden, dequantized(stack, hidden.dtype), rows, divisor, bias)
+    return grouped_coded_product(hidden, stack, rows, divisor, bias)

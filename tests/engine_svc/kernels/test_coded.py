@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_svc.kernels.coded import coded_product
+from engine_svc.kernels.coded import PackedCodes, coded_product, dequantized
+from engine_svc.ops import triton as triton_ops
 from engine_svc.ops.base import ExpertsForm, Ops
-from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
+from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8, NF4
 from engine_svc.ops.packing_triton import pack_codes
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.ops.weights import CodedWeight, Grid
 from tests.support.ops import experts_by_definition
 
-GRIDS = [INT4, INT8, E2M1, E4M3, E5M2]
+GRIDS = [INT4, INT8, E2M1, E4M3, E5M2, NF4]
 
 
 def coded(
@@ -80,6 +81,29 @@ def test_experts(ops: Ops, grid: Grid, ordered: bool, tokens: int) -> None:
     for first, second in ((gate_up, down), (gate_up, wide_down), (wide_up, down)):
         found = ops.experts(first, second)(hidden, weights, ids)
         torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("grid", [INT4, E2M1], ids=lambda grid: grid.name)
+def test_experts_of_many_tokens(monkeypatch: pytest.MonkeyPatch, grid: Grid) -> None:
+    """With many rows, experts are dequantized first, unless that would take too much memory."""
+    experts, chosen, size, inner, tokens = 2, 1, 48, 40, 260
+    gate_up, down = coded(grid, experts, 2 * inner, size, with_offset=True), coded(grid, experts, size, inner, seed=1)
+    hidden = torch.randn(tokens, size)
+    weights, ids = torch.randn(tokens, experts).softmax(-1).topk(chosen)
+    wides = gate_up.wide(torch.float32), down.wide(torch.float32)
+    expected = experts_by_definition(hidden, weights, ids, *wides)
+    seen: list[PackedCodes] = []
+
+    def noted(stack: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
+        seen.append(stack)
+        return dequantized(stack, dtype)
+
+    monkeypatch.setattr(triton_ops, "dequantized", noted)
+    for room, calls in ((1 << 20, 2), (1 << 10, 2)):
+        monkeypatch.setattr(triton_ops, "_MOST_WIDE_BYTES", room)
+        found = TritonOps().experts(gate_up, down)(hidden, weights, ids)
+        torch.testing.assert_close(found.double(), expected.double(), atol=1e-5, rtol=1e-4)
+        assert len(seen) == calls
 
 
 @every_ops

@@ -191,12 +191,12 @@ for kernel, constants, options in products if element == cached else ():
     assert compiled.metadata.shared <= 96 * 1024, (kernel.__name__, compiled.metadata.shared)
     print(kernel.__name__, element, compiled.metadata.shared)
 
-kinds = [(0, 8, 4, 128), (0, 128, 8, 16), (1, 0, 8, 128), (2, 0, 8, 64), (3, 0, 4, 32)]
+kinds = [(0, 8, 4, 128), (0, 128, 8, 16), (1, 0, 8, 128), (2, 0, 8, 64), (3, 0, 4, 32), (4, 0, 4, 64)]
 for kind, zero, bits, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
     for given in (False, True):
         form = {"KIND": kind, "ZERO": zero, "OFFSET": given, "ORDER": given}
         without = dict.fromkeys(() if given else ("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
-        without |= {} if kind == 3 else {"table_ptr": None}
+        without |= {} if kind == 4 else {"table_ptr": None}
         of_tile, (wide_n, wide_k) = coded.coded_tiles(given), coded._WIDE_TILE
         alone = single_row_coded.coded_row_tiles(4096, bits)
         in_tiles = form | {"NIBBLES": bits == 4, "GROUP": group}

@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.single_row import MatrixTiles, Norm
 from engine_svc.kernels.single_row_coded import coded_row_product, takes_rows
-from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
+from engine_svc.ops.grids import E4M3, INT4
 from engine_svc.ops.packing_triton import pack_codes, pack_int8
 from engine_svc.ops.triton import TritonOps
 from engine_svc.ops.weights import CodedWeight, Grid, Int8Weight
-from tests.engine_svc.kernels.test_coded import coded
+from tests.engine_svc.kernels.test_coded import GRIDS, coded
 
-GRIDS = [INT4, INT8, E2M1, E4M3, E5M2]
 SMALL = MatrixTiles(4, 128, 1)
 EPSILON = 1e-5
 
