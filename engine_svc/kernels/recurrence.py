@@ -439,9 +439,10 @@ def gated_norm_kernel(
     TILE_T: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """One program per tile of tokens and group."""
+    """One program per tile of tokens and group. Groups that lie side by side have programs that do, too."""
     await_inputs()
-    token, group = tl.program_id(0).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)[:, None], tl.program_id(1)
+    token = (tl.program_id(0) // GROUPS).to(tl.int64) * TILE_T + tl.arange(0, TILE_T)[:, None]
+    group = tl.program_id(0) % GROUPS
     column = tl.arange(0, SIZE)[None, :]
     own = (column < size) & (token < tokens)
     column += group * size

@@ -66,6 +66,50 @@ def _int8_step(
 
 
 @triton.jit
+def _values_of_words(
+    input_ptr, residual_ptr, norm_ptr, order_ptr, word, factor, inverse, slope, limit, INPUT: tl.constexpr,
+    RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, INT8: tl.constexpr, BITS: tl.constexpr, ORDER: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """The row's values that codes of some words are multiplied with, [words, 32 // BITS]."""
+    place = word[:, None] * (32 // BITS) + tl.arange(0, 32 // BITS)[None, :]
+    inside = place < SIZE
+    if ORDER:
+        place = tl.load(order_ptr + place, mask=inside, other=0)
+    norms = tl.load(norm_ptr + place, mask=inside, other=0.0) if INPUT == NORM else factor
+    values = row_values(
+        input_ptr, residual_ptr, norms, place, inside, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE
+    )
+    if INT8:
+        values = tl.where(tl.abs(values) < float("inf"), values, 0.0)
+        values = (values * inverse + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to an integer
+    return values
+
+
+@triton.jit
+def _products(
+    words, values, total, table_ptr, one_bits, INT8: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr,
+    BITS: tl.constexpr, TILE_N: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """Each word's numbers times the values that belong to them, summed: [TILE_N, TILE_W].
+
+    Args:
+        values: [TILE_W, 32 // BITS]; total: [1, TILE_W], their sums.
+    """
+    if INT8:
+        words = words ^ 0x80808080
+    codes = _codes_of(words, BITS, TILE_N, TILE_W)
+    if KIND == WHOLE:
+        numbers = ((codes << (23 - BITS)) | one_bits).to(tl.float32, bitcast=True)
+    else:
+        numbers = widen_codes(codes.to(tl.uint8), table_ptr, KIND, ZERO)
+    products = tl.sum(numbers * values[None, :, :], 2)
+    if KIND == WHOLE:
+        products = products * (1 << BITS) - total * ((1 << BITS) + ZERO)
+    return products
+
+
+@triton.jit
 def _coded_row_kernel(
     input_ptr, residual_ptr, norm_ptr, weight_ptr, scale_ptr, offset_ptr, order_ptr, table_ptr, bias_ptr, added_ptr,
     id_ptr, output_ptr, epsilon, slope, limit, outputs, groups, divisor, input_stride, one_bits,
@@ -85,7 +129,7 @@ def _coded_row_kernel(
         EXPERTS: each row has its own matrix; the product with expert -1 is 0.
     """
     row, column = tl.program_id(0), tl.program_id(1).to(tl.int64) * TILE_N + tl.arange(0, TILE_N)
-    within, word, part, line = column < outputs, tl.arange(0, TILE_W), tl.arange(0, 32 // BITS), column
+    within, word, line = column < outputs, tl.arange(0, TILE_W), column
     words = tl.zeros([TILE_N, TILE_W], tl.uint32)
     if not EXPERTS:
         words = _load_words(weight_ptr, line, word, within, ROW_WORDS)
@@ -116,26 +160,12 @@ def _coded_row_kernel(
     sums, totals = tl.zeros([TILE_N, TILE_W], tl.float32), tl.zeros([1, TILE_W], tl.float32)
     for begin in range(0, ROW_WORDS, TILE_W):
         following = _load_words(weight_ptr, line, begin + TILE_W + word, within, ROW_WORDS)
-        place = (begin + word)[:, None] * (32 // BITS) + part[None, :]
-        inside = place < SIZE
-        if ORDER:
-            place = tl.load(order_ptr + place, mask=inside, other=0)
-        norms = tl.load(norm_ptr + place, mask=inside, other=0.0) if INPUT == NORM else factor
-        values = row_values(
-            input_ptr, residual_ptr, norms, place, inside, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE
-        )
-        if INT8:
-            words = words ^ 0x80808080
-            values = tl.where(tl.abs(values) < float("inf"), values, 0.0)
-            values = (values * inverse + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to an integer
-        codes = _codes_of(words, BITS, TILE_N, TILE_W)
-        if KIND == WHOLE:
-            numbers = ((codes << (23 - BITS)) | one_bits).to(tl.float32, bitcast=True)
-        else:
-            numbers = widen_codes(codes.to(tl.uint8), table_ptr, KIND, ZERO)
-        products, total = tl.sum(numbers * values[None, :, :], 2), tl.sum(values, 1)[None, :]
-        if KIND == WHOLE:
-            products = products * (1 << BITS) - total * ((1 << BITS) + ZERO)
+        values = _values_of_words(
+            input_ptr, residual_ptr, norm_ptr, order_ptr, begin + word, factor, inverse, slope, limit, INPUT, RESIDUAL,
+            ACTIVATION, INT8, BITS, ORDER, SIZE,
+        )  # fmt: skip
+        total = tl.sum(values, 1)[None, :]
+        products = _products(words, values, total, table_ptr, one_bits, INT8, KIND, ZERO, BITS, TILE_N, TILE_W)
         if WORDS_IN_GROUP > 0:
             products *= load_groups(scale_ptr, line, begin, within, groups, WORDS_IN_GROUP, TILE_N, TILE_W)
             if OFFSET:

@@ -112,7 +112,7 @@ class TritonRecurrence(Recurrence):
         output = hidden.new_empty(hidden.shape)
         size = hidden.shape[1] // norm.groups
         tile = kernels.norm_tile(size)
-        kernels.gated_norm_kernel[triton.cdiv(len(hidden), tile), norm.groups](
+        kernels.gated_norm_kernel[(triton.cdiv(len(hidden), tile) * norm.groups,)](
             hidden, gates, output, norm.weight, len(hidden), hidden.stride(0), gates.stride(0), size, norm.epsilon,
             GROUPS=norm.groups, GATES_FIRST=norm.gates_first, IS_SILU=norm.gate == "silu", TILE_T=tile,
             SIZE=triton.next_power_of_2(size), launch_pdl=begins_early(),
