@@ -40,7 +40,7 @@ def code_candidates(
         around: fused operations of the kernel for one row.
     """
     if len(hidden) == 1:
-        now = coded_row_tiles(hidden.shape[1], 4 if form == "int4" else 8)
+        now = coded_row_tiles(hidden.shape[1], 4 if form == "int4" else 8, int(WHOLE))
         for tile in itertools.product((2, 4, 8, 16), (1024, 2048, 4096), (1, 2, 4, 8)):
             tiles = MatrixTiles(*tile)
             least = 32 if form == "int4" else 16  # codes of a thread

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from engine_svc.kernels.activation import NamedActivation
-from engine_svc.kernels.coded import WHOLE, PackedCodes, load_groups, widen_codes
+from engine_svc.kernels.coded import LOOKED_UP, WHOLE, PackedCodes, load_groups, widen_codes
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.single_row import GATED, NORM, PLAIN, MatrixTiles, Norm, norm_factor, row_values, store_result
 
@@ -200,8 +200,13 @@ def takes_rows(weight: PackedCodes) -> bool:
     return weight.scale.shape[-1] == 1 or is_whole
 
 
-def coded_row_tiles(size: int, bits: int) -> MatrixTiles:
-    """The tiles for an input size: about the fastest that benchmarks/tiles.py tries on an H100."""
+def coded_row_tiles(size: int, bits: int, kind: int) -> MatrixTiles:
+    """The tiles for an input size and a kind of codes: about the fastest that benchmarks/tiles.py tries on an H100.
+
+    Looking up codes takes registers for the addresses of all of them.
+    """
+    if kind == int(LOOKED_UP):
+        return MatrixTiles(4, 1024, 4)
     if bits == 8:
         return MatrixTiles(16, 1024, 8)
     return MatrixTiles(16, 1024, 4) if size <= 4096 else MatrixTiles(16, 2048, 8)
@@ -233,7 +238,7 @@ def coded_row_product(
     """
     given, size, outputs = len(hidden), weight.inputs, weight.outputs
     rows = given if expert_ids is None else len(expert_ids)
-    tiles = tiles or coded_row_tiles(size, weight.bits)
+    tiles = tiles or coded_row_tiles(size, weight.bits, weight.kind)
     output = total
     if output is None:
         output = hidden.new_empty((rows, outputs), dtype=torch.float32 if wide else hidden.dtype)

@@ -118,6 +118,7 @@ class LoadedModel:
     states: StateForm = StateForm({}, torch.float32, torch.float32)
     adapters: AdapterLayers | None = None  # None if no adapters are served
     present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
+    product_rows: Sequence[int] = ()  # see Ops
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,9 @@ def _build_ours(
         and not (options.parallel.experts.enable_eplb and any(config.moe))  # sums depend on the experts' placement
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
-    return BuiltModel(model, config, attention, dtype, longest, invariant, states, adapters, context.present)
+    return BuiltModel(
+        model, config, attention, dtype, longest, invariant, states, adapters, context.present, ops.product_rows
+    )
 
 
 def place_layers(

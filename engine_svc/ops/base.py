@@ -243,6 +243,8 @@ class Ops(ABC):
 
     # Each row's result depends on that row alone: not on the other rows, their number or its position among them.
     batch_invariant: ClassVar[bool] = False
+    # Numbers of rows for which products have kernels of their own, which are compiled when they first run.
+    product_rows: ClassVar[Sequence[int]] = ()
 
     @abstractmethod
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:

@@ -6,9 +6,9 @@ depend on that number, the matrix products are Triton kernels too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +62,8 @@ _MOST_WIDE_BYTES = 2 << 30  # room for a stack of dequantized experts
 
 class TritonOps(PlainOps):
     """See Ops."""
+
+    product_rows: ClassVar[Sequence[int]] = (64, 32, 16)
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""
@@ -218,6 +220,7 @@ class InvariantTritonOps(TritonOps):
     """
 
     batch_invariant = True
+    product_rows = ()
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""

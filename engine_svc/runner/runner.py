@@ -33,6 +33,7 @@ from engine_svc.plan import (
     TokenMasks,
     Transfers,
 )
+from engine_svc.runner import warm_up
 from engine_svc.runner.adapters import StepAdapters
 from engine_svc.runner.answers import Answers
 from engine_svc.runner.batch import FlatBatch, SlotBuffers
@@ -50,7 +51,6 @@ from engine_svc.runner.stage_link import StageLink
 from engine_svc.runner.states import StateCache
 from engine_svc.runner.step_halves import StepHalves
 from engine_svc.runner.threads import bind_threads
-from engine_svc.runner.warm_up import drawing_steps, prompt_steps, tail_step
 from engine_svc.sampling.acceptance import TypicalAcceptance
 from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
@@ -129,7 +129,7 @@ class Runner:
             and not (self._drafting and self._drafting.reads_features)
         )  # fmt: skip
         self._forward = ForwardPasses(self._model, self._attention, self._groups, loaded.present)
-        self._state_form = loaded.states
+        self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._store: BlockStore | None = None
         self._recorded: RecordedSteps | NotedSteps | None = None
         self._later_bytes = 0  # GPU memory that will be taken in addition to what has been taken so far
@@ -281,10 +281,11 @@ class Runner:
         capacity = num_blocks // len(self._groups) * self._attention.shape.block_tokens
         tokens = min(self._token_budget, self._max_model_len, capacity)
         if self._device.type == "cpu":
-            tokens = min(tokens, 32)
-        prefill, *others = prompt_steps(
+            tokens = min(tokens, warm_up.MOST_CPU_TOKENS)
+        prefill, *others = warm_up.prompt_steps(
             tokens, -(-tokens // self._attention.shape.block_tokens), len(self._groups), self._facts.vocab_size,
-            num_wanted_drafts=2 if self._drafting else 0, query_lens=self._attention.query_lens,
+            num_wanted_drafts=2 if self._drafting else 0,
+            query_lens=(*self._product_rows, *self._attention.query_lens),
         )  # fmt: skip
         scaling = self._options.cache.calculate_kv_scales
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
@@ -292,14 +293,14 @@ class Runner:
         block_size = self._attention.shape.block_tokens
         for count, context in self._attention.tails:
             if count + context <= self._max_model_len:
-                others.append(tail_step(count, context, block_size, len(self._groups)))
+                others.append(warm_up.tail_step(count, context, block_size, len(self._groups)))
         for plan in others:
             self.step(plan)
 
     @torch.inference_mode()
     def _draw(self, sequences: int) -> None:
         slots = range(min(sequences, self._token_budget))
-        for plan, masks in drawing_steps(slots, len(self._groups), self._facts.vocab_size):
+        for plan, masks in warm_up.drawing_steps(slots, len(self._groups), self._facts.vocab_size):
             self.finish(self.begin(plan), masks).result()
 
     @property

@@ -11,6 +11,7 @@ from engine_svc.plan import NewSequence, SamplingPlan, ScheduledSequence, StepPl
 from engine_svc.sampling.truncation import ALL_LIMITS
 from quire.sampling import SamplingParameters
 
+MOST_CPU_TOKENS = 32  # of a prompt on a CPU, which compiles nothing
 # Two sets of parameters that need copies of the logits: for logprobs before and after processing.
 _DRAWN = (
     msgspec.structs.replace(ALL_LIMITS, repetition_penalty=1.1, allowed_token_ids=(0, 1), logprobs=1),

@@ -194,11 +194,13 @@ for kernel, constants, options in products if element == cached else ():
 kinds = [(0, 8, 4, 128), (0, 128, 8, 16), (1, 0, 8, 128), (2, 0, 8, 64), (3, 0, 4, 32), (4, 0, 4, 64)]
 for kind, zero, bits, group in kinds if element == "bf16" and cached in ("bf16", "u8") else ():
     for given in (False, True):
-        form = {"KIND": kind, "ZERO": zero, "OFFSET": given, "ORDER": given}
-        without = dict.fromkeys(() if given else ("offset_ptr", "order_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
+        is_ordered = given and kind == 0  # as in the only format that has an order, GPTQ
+        form = {"KIND": kind, "ZERO": zero, "OFFSET": given, "ORDER": is_ordered}
+        without = dict.fromkeys(() if given else ("offset_ptr", "bias_ptr", "row_ptr", "expert_ptr"))
+        without |= {} if is_ordered else {"order_ptr": None}
         without |= {} if kind == 4 else {"table_ptr": None}
-        of_tile, (wide_n, wide_k) = coded.coded_tiles(given), coded._WIDE_TILE
-        alone = single_row_coded.coded_row_tiles(4096, bits)
+        of_tile, (wide_n, wide_k) = coded.coded_tiles(is_ordered), coded._WIDE_TILE
+        alone = single_row_coded.coded_row_tiles(4096, bits, kind)
         in_tiles = form | {"NIBBLES": bits == 4, "GROUP": group}
         words = {"WORDS_IN_GROUP": group * bits // 32 if given else 0, "SIZE": 4096, "SIZE_PADDED": 4096,
                  "ROW_WORDS": 128 * bits, "BITS": bits, "INT8": (kind, bits, given) == (0, 8, False)}

@@ -21,6 +21,7 @@ from engine_svc.kernels.sampling import draw
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
 from engine_svc.plan import NewSequence, PositionLogprobs, SamplingPlan, ScheduledSequence, StepPlan
 from engine_svc.requests.request import GenerationRequest
+from engine_svc.runner import warm_up
 from engine_svc.runner.batch import SlotBuffers
 from engine_svc.runner.graphs import Held, MeasuredCapture, PaddedShapes, graph_sizes, prompt_sizes
 from engine_svc.runner.inputs import Shape
@@ -327,8 +328,12 @@ def allocate_with(capture: Capture, query_len: int = 1, *, warms_up: bool = Fals
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3-moe", "llama"])
-def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "quantization"), [("qwen3-moe", None), ("llama", None), ("llama", "int4"), ("llama", "int8")]
+)
+def test_serving_compiles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, quantization: str | None
+) -> None:
     """The startup runs cover steps of any size, with graphs and without, with adapters, however tokens are sampled."""
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     modules = {f"model.layers.0.self_attn.{name}": (64, 64) for name in ("q_proj", "o_proj")}
@@ -347,9 +352,11 @@ def test_serving_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for index, (prompt, sampling) in enumerate(zip(random_prompts(3, 1, 16, 17, 5, 45), sampled, strict=True))
     ]
     monkeypatch.setattr(Runner, "allocate", allocate_with(recorder, warms_up=True))
+    monkeypatch.setattr(warm_up, "MOST_CPU_TOKENS", 40)  # as on a GPU, where the number is not bounded
     with running_engine(
-        folder, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40, enable_lora=adapter is not None
-    ) as engine:
+        folder, attention_backend="triton", max_num_seqs=6, max_num_batched_tokens=40, enable_lora=adapter is not None,
+        quantization=quantization,
+    ) as engine:  # fmt: skip
         started, recorded = set(compiled.kernels), recorder.recorded
         run_requests(engine, asked)
         run_requests(engine, asked[3:4])
