@@ -49,7 +49,8 @@ async def many_streams(stack: Stack) -> str:
 
 async def cancelled_streams(stack: Stack) -> str:
     """Some streams are aborted because their clients leave; the others go on."""
-    under_way, tokens, more = asyncio.Event(), stack.scale.tokens, stack.scale.max_model_len // 2
+    under_way, tokens = asyncio.Event(), stack.scale.tokens
+    more = stack.scale.max_model_len * 3 // 4  # enough not to finish before the clients leave
     await asyncio.sleep(_HEARD_SECONDS)  # until metrics of earlier requests have arrived
     before = await stack.metric("vllm:generation_tokens_total")
     leaving = [

@@ -28,9 +28,13 @@ def by_each_way(mode: instructor.Mode) -> None:
 
 def growing_as_it_is_written(mode: instructor.Mode) -> None:
     client = instructor.from_openai(openai.OpenAI(), mode=mode)
-    seen = list(client.chat.completions.create_partial(response_model=Person, **FIELDS))
-    assert len(seen) > 1  # what is written within ten milliseconds comes together
-    assert seen[-1].model_dump() == MARIA
+    lengths = []
+    for _ in range(5):
+        seen = list(client.chat.completions.create_partial(response_model=Person, **FIELDS))
+        assert seen[-1].model_dump() == MARIA
+        lengths.append(len(seen))
+    # What is written within ten milliseconds comes together: on a machine that was held up, even a whole answer.
+    assert max(lengths) > 1
 
 
 if __name__ == "__main__":
