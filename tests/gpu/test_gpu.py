@@ -304,9 +304,9 @@ def test_serving_takes_no_more_memory_than_a_start(tmp_path: Path, eager: bool) 
 @pytest.mark.parametrize("family", ["llama", "mamba2"])
 def test_a_start_takes_no_more_memory_than_reckoned(tmp_path: Path, family: str) -> None:
     """The KV cache and the states get what is left besides a step in which all sequences sample."""
-    folder = make_model(tmp_path / family, family, vocab_size=16_000 if IS_EMULATED else 128_000)
+    folder = make_model(tmp_path / family, family, vocab_size=8_000 if IS_EMULATED else 128_000)
     options = engine_options(
-        device="cuda", max_num_seqs=8 if IS_EMULATED else 128, max_num_batched_tokens=64 if IS_EMULATED else 512,
+        device="cuda", max_num_seqs=4 if IS_EMULATED else 128, max_num_batched_tokens=16 if IS_EMULATED else 512,
         max_model_len=256, enforce_eager=True, dtype="float32",
     )  # fmt: skip
     executor = create_executor(options.parallel)
