@@ -78,7 +78,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# Shapes with layers that keep states.
 SHAPES["gpt-oss-20b-mxfp4"] = SHAPES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}}
 WITHOUT_FLOORS = ("olmo-hybrid-7b", "mamba2-7b", "gpt-oss-20b-mxfp4")  # whose bytes benchmarks/floors.py does not count
 

@@ -27,7 +27,7 @@ from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.rotary import Slots, rotate
-from engine_svc.kernels.tiles import Tiles, column_tiles, decode_tiles, prefill_tiles
+from engine_svc.kernels.tiles import Tiles, column_tiles, decode_tiles, multiprocessors, prefill_tiles
 from engine_svc.native.library import Kernels
 from engine_svc.transfer import to_device
 from quire.errors import StartupError
@@ -77,7 +77,7 @@ class TritonBackend(AttentionBackend):
             raise StartupError("--attention-backend triton needs a GPU; leave it at auto, or choose cpu.")
         self._part_bytes = 4 * shape.num_heads * (shape.head_dim + 2)
         self._most_parts = max(1, _PARTIAL_BYTES // self._part_bytes)
-        self._multiprocessors = _multiprocessors(shape.device)
+        self._multiprocessors = multiprocessors(shape.device)
         capability = torch.cuda.get_device_capability(shape.device) if shape.device.type == "cuda" else (8, 0)
         self._group = group = shape.num_heads // shape.num_kv_heads
         is_whole = column_tiles(shape.head_dim)[1] == 0
@@ -283,7 +283,3 @@ class TritonBackend(AttentionBackend):
         """Tensor descriptor with which a GPU copies whole tiles; None if it cannot, or if tiles span several blocks."""
         in_blocks = self.shape.block_size % tiles.keys == 0
         return block_descriptor(cache, tiles.keys) if self._copies_tiles and in_blocks else None
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

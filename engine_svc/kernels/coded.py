@@ -20,6 +20,7 @@ import triton.language as tl
 from engine_svc.kernels.eight_bits import widen
 from engine_svc.kernels.experts import TILE_M, SortedRows
 from engine_svc.kernels.overlap import await_inputs, begins_early
+from engine_svc.kernels.tiles import multiprocessors
 
 FEW_ROWS = 64  # the most rows of a tile; a matrix is dequantized for more rows than that
 _PROGRAMS_EACH = 4  # of a multiprocessor, which hide each other's latencies
@@ -265,10 +266,7 @@ def coded_tiles(is_ordered: bool) -> CodedTiles:
 
 def _parts_of_inputs(tiles: int, size: int, device: torch.device) -> int:
     """Into how many parts to split the inputs, so that every multiprocessor has some programs."""
-    if device.type != "cuda":
-        return 2  # in the interpreter
-    programs = _PROGRAMS_EACH * torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(programs // tiles, size // _LEAST_PART))
+    return max(1, min(_PROGRAMS_EACH * multiprocessors(device) // tiles, size // _LEAST_PART))
 
 
 def coded_product(

@@ -1,8 +1,8 @@
-"""The product of one or two rows with weights in codes, as fast as the codes can be read; see single_row.py.
+"""The product of single rows with weights in codes, as fast as the codes can be read; see single_row.py.
 
 Tensor cores would be idle, so weights are not brought into their form: the codes of a 32-bit word are taken apart in
-registers and multiplied there. Codes of whole numbers become numbers by one operation each, which puts them behind the
-exponent of 1 (1 + code / 2^bits); what this adds to a sum is known from the sum of the inputs.
+registers and multiplied there. Codes of whole numbers become numbers by a shift and one operation, which put them
+behind the exponent of 1 (1 + code / 2^bits); what this adds to a sum is known from the sum of the inputs.
 """
 
 from __future__ import annotations
@@ -114,10 +114,9 @@ def _coded_row_kernel(
     input_ptr, residual_ptr, norm_ptr, weight_ptr, scale_ptr, offset_ptr, order_ptr, table_ptr, bias_ptr, added_ptr,
     id_ptr, output_ptr, epsilon, slope, limit, outputs, groups, divisor, input_stride, one_bits,
     INPUT: tl.constexpr, RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, INT8: tl.constexpr, KIND: tl.constexpr,
-    ZERO: tl.constexpr,
-    BITS: tl.constexpr, WORDS_IN_GROUP: tl.constexpr, OFFSET: tl.constexpr, ORDER: tl.constexpr, EXPERTS: tl.constexpr,
-    SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, ROW_WORDS: tl.constexpr, BIAS: tl.constexpr, TOTAL: tl.constexpr,
-    ADDED: tl.constexpr, TILE_N: tl.constexpr, TILE_W: tl.constexpr,
+    ZERO: tl.constexpr, BITS: tl.constexpr, WORDS_IN_GROUP: tl.constexpr, OFFSET: tl.constexpr, ORDER: tl.constexpr,
+    EXPERTS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, ROW_WORDS: tl.constexpr, BIAS: tl.constexpr,
+    TOTAL: tl.constexpr, ADDED: tl.constexpr, TILE_N: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """One program per row and tile of outputs; see `_single_row_kernel`.
 

@@ -77,3 +77,8 @@ def column_tiles(head_dim: int) -> tuple[int, int]:
     main = max(16, 1 << (head_dim.bit_length() - 1))
     rest = head_dim - main
     return main, max(16, 1 << (rest - 1).bit_length()) if rest > 0 else 0
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a GPU has; 1 for other devices."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine_svc.kernels import coded as kernels
 from engine_svc.kernels.coded import PackedCodes, coded_product, dequantized
 from engine_svc.ops import triton as triton_ops
 from engine_svc.ops.base import ExpertsForm, Ops
@@ -38,7 +39,13 @@ def coded(
     [(64, 64, 64, False, False), (70, 131, 16, True, False), (8, 256, 128, True, True), (3, 50, 50, False, True)],
 )
 @pytest.mark.parametrize("rows", [1, 18, 70])
-def test_matrix(grid: Grid, outputs: int, size: int, group: int, with_offset: bool, ordered: bool, rows: int) -> None:
+def test_matrix(
+    monkeypatch: pytest.MonkeyPatch, grid: Grid, outputs: int, size: int, group: int, with_offset: bool, ordered: bool,
+    rows: int,
+) -> None:  # fmt: skip
+    """Inputs are split into up to four parts."""
+    monkeypatch.setattr(kernels, "multiprocessors", lambda _: 100)
+    monkeypatch.setattr(kernels, "_LEAST_PART", 64)
     weight = coded(grid, outputs, size, group=group, with_offset=with_offset, ordered=ordered)
     hidden, bias = torch.randn(rows, size + 3)[:, :size], torch.randn(outputs)
     found = coded_product(hidden, pack_codes(weight), bias, wide=True)

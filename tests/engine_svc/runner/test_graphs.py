@@ -116,7 +116,7 @@ def test_which_graph_a_step_with_prompts_goes_by() -> None:
 def test_prompts_behind_long_contexts_are_computed_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are not used, because the keys of such prompts are better split among programs."""
     monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
-    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
+    monkeypatch.setattr("engine_svc.attention.triton.multiprocessors", lambda _: 100)
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=1)
     prompts, recorder = random_prompts(40), Recorder()
     record_prompts(monkeypatch, 30)
@@ -243,7 +243,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, monkeypatch: pytest.Monke
     Padding rows, for which attention is not computed, may hold anything. Keys are split among programs, whether drafts
     are few or many.
     """
-    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("_multiprocessors", lambda _: 100)):
+    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 16), ("multiprocessors", lambda _: 100)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     folder = make_model(tmp_path / family, family, num_hidden_layers=2)
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
@@ -373,7 +373,7 @@ def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2, max_position_embeddings=8192)
     compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
-    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 100)
+    monkeypatch.setattr("engine_svc.attention.triton.multiprocessors", lambda _: 100)
     allocate = allocate_with(recorder, warms_up=True)
 
     def noted(runner: Runner, *arguments: int) -> None:
