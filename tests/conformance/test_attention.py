@@ -329,7 +329,7 @@ def test_ends_of_prompts_behind_long_contexts(
 ) -> None:
     """Keys are split among programs, each of which handles tiles of all such prompts, even those with fewer tokens."""
     module, split = importlib.import_module("engine_svc.attention.triton"), []
-    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 100)):
+    for name, value in (("_LONG_PART", 32), ("_LONG_CONTEXT", 64), ("multiprocessors", lambda _: 100)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "prefill_tiles", lambda *_, **__: Tiles(16, 16, 4))
     backend = make_backend("triton", num_heads=6)
@@ -343,7 +343,7 @@ def test_ends_of_prompts_behind_long_contexts(
 
 def test_which_prompts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Splitting depends on the work per multiprocessor (there are 132) and on the room for partial results."""
-    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 132)
+    monkeypatch.setattr("engine_svc.attention.triton.multiprocessors", lambda _: 132)
     backend = make_backend("triton", num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 
     def split(*sequences: tuple[int, int]) -> list[bool]:

@@ -243,7 +243,7 @@ def test_attention_on_a_gpu(special: str, dtype: torch.dtype) -> None:
 def test_ends_of_prompts_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a prompt's end are split among programs where there are too few programs, which changes no bit."""
     monkeypatch.setattr("engine_svc.attention.triton._LONG_CONTEXT", 16)
-    monkeypatch.setattr("engine_svc.attention.triton._multiprocessors", lambda _: 14)
+    monkeypatch.setattr("engine_svc.attention.triton.multiprocessors", lambda _: 14)
     backend = make_backend("triton", batch_invariant=True, **SHAPES["grouped"])
     outlast, found = backend._outlast, list[bool]()
 

@@ -102,7 +102,7 @@ def test_tiles_in_one_block(
 @pytest.mark.parametrize("window", [None, 300])
 def test_ends_of_prompts(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None) -> None:
     """Covers prompts whose keys are split among programs."""
-    for name, value in (("_LONG_PART", 128), ("_LONG_CONTEXT", 64), ("_multiprocessors", lambda _: 132)):
+    for name, value in (("_LONG_PART", 128), ("_LONG_CONTEXT", 64), ("multiprocessors", lambda _: 132)):
         monkeypatch.setattr(f"engine_svc.attention.triton.{name}", value)
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, dtype, torch.device("cuda"))
     check_backend(create_backend("triton", shape, None), [(300, 20), (255, 1), (600, 40), (20, 30)], window)
