@@ -47,8 +47,10 @@ from gateway.errors import (
     stopping,
 )
 from gateway.metrics.collector import GatewayCollector
+from gateway.metrics.http import HttpStatistics
 from gateway.metrics.shared import SharedFigures, place_of
 from gateway.middleware.authentication import AuthenticationMiddleware
+from gateway.middleware.measuring import MeasuringMiddleware
 from gateway.middleware.of_users import middleware_of
 from gateway.middleware.request_id import RequestIdMiddleware
 from gateway.middleware.root_path import RootPathMiddleware
@@ -139,10 +141,11 @@ def _scale_out(options: GatewayOptions) -> list[Route]:
     ]
 
 
-def middleware(options: GatewayOptions, tracer: Tracer | None = None) -> list[Middleware]:
+def middleware(options: GatewayOptions, statistics: HttpStatistics, tracer: Tracer | None = None) -> list[Middleware]:
     """Returns the middleware, outermost first. CORS precedes authentication: preflight requests carry no key."""
     found = [
         Middleware(RootPathMiddleware, root_path=options.root_path),
+        Middleware(MeasuringMiddleware, statistics=statistics),
         Middleware(RequestIdMiddleware, echo=options.enable_request_id_headers),
         *([Middleware(TracingMiddleware, tracer=tracer)] if tracer is not None else []),
     ]
@@ -174,7 +177,8 @@ def create_app(context: GatewayContext) -> Starlette:
     """Creates the ASGI application of the main port."""
     registry, shared = make_registry(context)
     app = _application(
-        context, [*routes(context.options), *refused_routes()], middleware(context.options, context.tracer),
+        context, [*routes(context.options), *refused_routes()],
+        middleware(context.options, context.http_statistics, context.tracer),
         partial(_lifespan, [] if shared is None else [shared.run]),
     )  # fmt: skip
     app.state.registry = registry
@@ -215,7 +219,9 @@ def make_registry(context: GatewayContext) -> tuple[CollectorRegistry, SharedFig
 
     Gateways that share a port report the sums of all of them, and no process metrics.
     """
-    collector = GatewayCollector(context.fleet, context.pipeline.router_streams, context.statistics)
+    collector = GatewayCollector(
+        context.fleet, context.pipeline.router_streams, context.statistics, context.http_statistics
+    )
     if not (folder := context.options.shared_port_folder):
         registry = new_registry()
         registry.register(collector)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
+from tokenizer_svc.developer_role import knows_developers, without_developers
 from tokenizer_svc.rendered import Rendered
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
@@ -78,6 +80,15 @@ def make_environment() -> jinja2.Environment:
     return environment
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """A template and what it expects of messages."""
+
+    template: jinja2.Template
+    takes_parts: bool
+    knows_developers: bool
+
+
 class ChatTemplates:
     """The model's chat templates, and the rendering of conversations with them."""
 
@@ -96,7 +107,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._content_format = content_format
-        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}  # name → template, and whether it takes parts
+        self._compiled: dict[str, _Compiled] = {}  # by name
 
     def render(
         self,
@@ -122,9 +133,9 @@ class ChatTemplates:
                     f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"
                 )
         try:
-            chosen, takes_parts = self._compile(template) if template else self._own(bool(tools))
-            pieces = chosen.generate(
-                messages=self._with_content(_marked(messages) if continue_final_message else messages, takes_parts),
+            chosen = self._compile(template) if template else self._own(bool(tools))
+            pieces = chosen.template.generate(
+                messages=self._as_taken(_marked(messages) if continue_final_message else messages, chosen),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
@@ -149,15 +160,21 @@ class ChatTemplates:
             ) from error
         return Rendered(_without_end(text, messages[-1]) if continue_final_message else text)
 
-    def _with_content(self, messages: list[dict[str, Any]], takes_parts: bool) -> list[dict[str, Any]]:
+    def _as_taken(self, messages: list[dict[str, Any]], chosen: _Compiled) -> list[dict[str, Any]]:
+        """The messages with the roles and in the form that a template takes."""
+        known = messages if chosen.knows_developers else without_developers(messages)
         if self._content_format == "openai":
-            return with_parts(messages)
-        return messages if takes_parts and self._content_format == "auto" else with_text_content(messages)
+            return with_parts(known)
+        return known if chosen.takes_parts and self._content_format == "auto" else with_text_content(known)
 
-    def _compile(self, template: str) -> tuple[jinja2.Template, bool]:
-        return self._environment.from_string(template), iterates_over_content(template, self._environment)
+    def _compile(self, template: str) -> _Compiled:
+        return _Compiled(
+            self._environment.from_string(template),
+            iterates_over_content(template, self._environment),
+            knows_developers(template),
+        )
 
-    def _own(self, with_tools: bool) -> tuple[jinja2.Template, bool]:
+    def _own(self, with_tools: bool) -> _Compiled:
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._compiled:
             self._compiled[name] = self._compile(self._templates[name])

@@ -13,6 +13,7 @@ from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from tokenizer_svc.chat_template import TemplateRejection, too_long
+from tokenizer_svc.developer_role import without_developers
 from tokenizer_svc.rendered import Rendered
 
 
@@ -52,7 +53,7 @@ class MistralConversations:
         _check_texts(messages)
         try:
             request = ChatCompletionRequest.from_openai(
-                messages=messages, tools=tools, continue_final_message=continue_final_message
+                messages=without_developers(messages), tools=tools, continue_final_message=continue_final_message
             )
             tokens = self._tokenizer.encode_chat_completion(request).tokens
         except Exception as error:  # the package may raise anything; the conversation does not have the form it needs

@@ -105,7 +105,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
     def chunk(self, *choices: ChatChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(
             self._id, "chat.completion.chunk", self._created, self._request.answering_model, list(choices),
-            self._usage_of_chunk(),
+            self._usage_of_chunk(), self._fingerprint_of_chunk(choices),
         )  # fmt: skip
 
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> ChatCompletion:
@@ -114,6 +114,7 @@ class ChatAnswer(GenerationAnswer[ChatFields, ChatChunkChoice]):
             self._id, "chat.completion", self._created, self._request.answering_model,
             [self._whole_choice(index, choice) for index, choice in enumerate(choices)],
             self._usage(),
+            self._fingerprint,
             prompt_logprobs(scores, texts) if self._body.prompt_logprobs is not None else None,
             list(self._request.prompts[0].token_ids) if self._with_ids else None,
             self._prompt_text,

@@ -301,7 +301,7 @@ class CompletionAnswer(GenerationAnswer[CompletionRequest, CompletionChoice]):
     def chunk(self, *choices: CompletionChoice) -> Completion:
         return Completion(
             self._id, "text_completion", self._created, self._request.answering_model, list(choices),
-            self._usage_of_chunk(),
+            self._usage_of_chunk(), self._fingerprint_of_chunk(choices),
         )  # fmt: skip
 
     def _whole(self, choices: Sequence[CollectedChoice], texts: Mapping[int, bytes]) -> Completion:

@@ -159,6 +159,14 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     def _usage_of_chunk(self) -> Usage | UnsetType:
         return self._usage_so_far() if self._usage_always else UNSET
 
+    @property
+    def _fingerprint(self) -> str | None:
+        return self._context.fleet.system_fingerprints.get(self._request.requested_model)
+
+    def _fingerprint_of_chunk(self, choices: Sequence[Choice]) -> str | UnsetType | None:
+        """Chunks that end a choice have it, and the one with the usage."""
+        return self._fingerprint if all(choice.finish_reason for choice in choices) else UNSET
+
     async def _texts(self, scores: Sequence[Sequence[PromptScore]]) -> Mapping[int, bytes]:
         """Returns the bytes of each token in prompts' scores."""
         if not any(scores):

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.metrics.fleet import fleet_metrics
+from gateway.metrics.http import HttpStatistics
 from gateway.metrics.prometheus import MODEL_LABEL, histogram_family
 from gateway.requests.statistics import HISTOGRAMS, RequestStatistics
 from gateway.services.fleet import Fleet
@@ -32,25 +33,35 @@ _TEXTS = {
     "request_params_n": "Choices that a request asked for.",
     "request_params_max_tokens": "max_tokens of the requests that set it.",
     "request_prompt_tokens": "Tokens of a request's prompts.",
-    "time_in_queue_requests": "Time in the queues of router and engine.",
+    "request_prefill_kv_computed_tokens": "Tokens of a prompt that were not found in the prefix cache.",
+    "request_num_preemptions": "How often the sequences of a prompt were preempted.",
     "request_generation_tokens": "Tokens that a request's choices got together.",
     "request_max_num_generation_tokens": "Tokens that the longest of a request's choices got.",
+}
+# Metrics with two names in vLLM → the other one.
+_ALIASES = {
+    "time_in_queue_requests": "request_queue_time_seconds",
+    "request_time_per_output_token_seconds": "time_per_output_token_seconds",
 }
 
 
 class GatewayCollector(Collector):
     """Collects the current values when Prometheus scrapes."""
 
-    def __init__(self, fleet: Fleet, router_streams: RouterStreams, statistics: RequestStatistics) -> None:
+    def __init__(
+        self, fleet: Fleet, router_streams: RouterStreams, statistics: RequestStatistics, http: HttpStatistics
+    ) -> None:
         self._fleet = fleet
         self._router_streams = router_streams
         self._statistics = statistics
+        self._http = http
 
     def collect(self) -> Iterator[Metric]:
         """Called by prometheus_client."""
         for prefix in PREFIXES:
             yield from fleet_metrics(prefix, self._fleet, self._router_streams.queued)
             yield from self._request_metrics(prefix)
+        yield from self._http.collect()
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",
             "Generations that continued on another router because theirs was lost or refused them.",
@@ -71,8 +82,7 @@ class GatewayCollector(Collector):
             for reason, count in statistics.finished.items():
                 success.add_metric([model, reason], count)
         yield success
-        aliases = {"time_in_queue_requests": "request_queue_time_seconds"}
-        for name in (*HISTOGRAMS, *aliases):
-            source = aliases.get(name, name)
+        for name in (*HISTOGRAMS, *_ALIASES):
+            source = _ALIASES.get(name, name)
             snapshots = {model: entry.histograms[source].snapshot() for model, entry in models.items()}
-            yield histogram_family(prefix + name, f"{_TEXTS[name]} {_OWN}", snapshots)
+            yield histogram_family(prefix + name, f"{_TEXTS[source]} {_OWN}", snapshots)

@@ -63,6 +63,7 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
 _COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "prompt_tokens": "prompt_tokens",
+        "prompt_tokens_cached": "prefix_cache_hits",
         "generation_tokens": "generation_tokens",
         "num_preemptions": "preemptions",
         "num_dual_batch_steps": "dual_batch_steps",

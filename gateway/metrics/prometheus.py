@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -39,6 +39,11 @@ def histogram_family(name: str, text: str, snapshots: Mapping[str, HistogramSnap
     """Builds a histogram with a snapshot per model."""
     family = HistogramMetricFamily(name, text, labels=[MODEL_LABEL])
     for model, snapshot in snapshots.items():
-        bounds = [*map(floatToGoString, snapshot.bounds), "+Inf"]
-        family.add_metric([model], list(zip(bounds, accumulate(snapshot.counts), strict=True)), snapshot.sum)
+        add_snapshot(family, [model], snapshot)
     return family
+
+
+def add_snapshot(family: HistogramMetricFamily, labels: Sequence[str], snapshot: HistogramSnapshot) -> None:
+    """Adds a snapshot to a histogram."""
+    bounds = [*map(floatToGoString, snapshot.bounds), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(snapshot.counts), strict=True)), snapshot.sum)

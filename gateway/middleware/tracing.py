@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.middleware.root_path import path_below_root
+from gateway.middleware.matched_route import is_polled, route_of
 from quire.rpc.context import current_request_id, current_trace, enter_request
 from quire.tracing.attributes import HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS, REQUEST_ID, URL_PATH
 from quire.tracing.base import Side, Tracer
 
-# Paths that orchestrators and Prometheus poll every few seconds.
-_UNTRACED = ("/health", "/ping", "/livez", "/readyz", "/metrics", "/load")
 _MAX_PATH = 256
 
 
@@ -24,7 +21,7 @@ class TracingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on; spans of other services become children of this one."""
-        if scope["type"] != "http" or scope["path"].endswith(_UNTRACED):
+        if scope["type"] != "http" or is_polled(scope):
             await self._app(scope, receive, send)
             return
         request_id, method = current_request_id(), scope["method"]
@@ -46,15 +43,7 @@ class TracingMiddleware:
             error = type(failure).__name__
             raise
         finally:
-            if route := _route(scope):
+            if route := route_of(scope):
                 span.rename(f"{method} {route}")
                 span.set({HTTP_ROUTE: route})
             span.end(error)
-
-
-def _route(scope: Scope) -> str:
-    """Returns the route's path with parameter names in place of values; empty if no route matches."""
-    endpoint, path = scope.get("endpoint"), path_below_root(scope).decode("latin-1")
-    routes = scope["router"].routes if endpoint is not None else ()
-    found = (route for route in routes if isinstance(route, Route) and route.endpoint is endpoint)
-    return next((route.path for route in found if route.path_regex.match(path)), "")

@@ -50,3 +50,4 @@ class Completion(msgspec.Struct):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET

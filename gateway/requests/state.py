@@ -24,6 +24,7 @@ class GenerationUsage:
     queue_seconds: float  # in the engine
     prefill_seconds: float
     decode_seconds: float
+    preemptions: int
 
 
 @dataclass(slots=True, eq=False)

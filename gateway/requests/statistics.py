@@ -22,6 +22,7 @@ _TTFT = (
 _TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TOKENS = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 # Histogram → its bucket bounds; the names are the metrics' names.
 HISTOGRAMS = {
@@ -34,8 +35,10 @@ HISTOGRAMS = {
     "request_prefill_time_seconds": _LATENCY,
     "request_decode_time_seconds": _LATENCY,
     "request_prompt_tokens": _TOKENS,
+    "request_prefill_kv_computed_tokens": _TOKENS,
     "request_generation_tokens": _TOKENS,
     "request_max_num_generation_tokens": _TOKENS,
+    "request_num_preemptions": _PREEMPTIONS,
     "request_params_n": _CHOICES,
     "request_params_max_tokens": _TOKENS,
 }
@@ -156,10 +159,12 @@ class RequestStatistics:
                 model.observe("time_per_output_token_seconds", seconds / (choice.num_tokens - 1))
         for stream in state.streams:
             if stream.usage:
-                _observe_engine_times(model, stream.usage)
+                _observe_usage(model, stream.prompt.num_tokens, stream.usage)
 
 
-def _observe_engine_times(model: ModelStatistics, usage: GenerationUsage) -> None:
+def _observe_usage(model: ModelStatistics, prompt_tokens: int, usage: GenerationUsage) -> None:
+    model.observe("request_prefill_kv_computed_tokens", prompt_tokens - usage.cached_prompt_tokens)
+    model.observe("request_num_preemptions", usage.preemptions)
     model.observe("request_queue_time_seconds", usage.router_queue_seconds + usage.queue_seconds)
     model.observe("request_prefill_time_seconds", usage.prefill_seconds)
     model.observe("request_decode_time_seconds", usage.decode_seconds)

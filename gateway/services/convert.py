@@ -163,7 +163,7 @@ def to_usage(usage: common_pb2.GenerationUsage) -> GenerationUsage:
     """Converts the usage of a generation."""
     return GenerationUsage(
         usage.cached_prompt_tokens, usage.router_queue_seconds, usage.queue_seconds, usage.prefill_seconds,
-        usage.decode_seconds,
+        usage.decode_seconds, usage.preemptions,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import grpc
 from gateway.protocol.fleet import KvEventSource, WorkerView
 from gateway.requests.served_model import Adapter, ServedModel
 from gateway.services.convert import to_served_model, to_worker_view
+from gateway.services.fingerprints import system_fingerprints
 from gateway.services.fleet_counters import FleetCounters
 from quire.errors import NotFound, QuireError, Unavailable
 from quire.options.server import RpcSecurityOptions
@@ -55,6 +56,7 @@ class Fleet:
         # Served name → model: ready models first, then those that were ready recently; main names first. An alias maps
         # to the first of its models that is known.
         self.models: Mapping[str, ServedModel] = {}
+        self.system_fingerprints: Mapping[str, str] = {}  # by served name, see `system_fingerprints`
 
     @property
     def workers(self) -> Sequence[router_pb2.Worker]:
@@ -101,6 +103,11 @@ class Fleet:
             name: (info, when) for name, (info, when) in self._remembered.items() if now - when < _REMEMBERED_SECONDS
         }
         self.models = self._served()
+        known = [info for info, _ in self._remembered.values()]
+        ready = [worker.model_info for worker in self.ready]
+        self.system_fingerprints = {
+            **system_fingerprints(known, self._aliases), **system_fingerprints(ready, self._aliases)
+        }  # fmt: skip
 
     async def _list_workers(self, router: router_pb2_grpc.RouterServiceStub) -> router_pb2.ListWorkersResponse:
         metadata = call_metadata(self._security)

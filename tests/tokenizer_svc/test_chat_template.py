@@ -232,3 +232,31 @@ async def test_content_comes_in_the_form_that_the_template_takes(
         assert await render(running, messages=[{"role": "user", "content": content}]) == expected
     finally:
         await running.close()
+
+
+DEVELOPED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "developer", "content": PARTS},
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "template", "expected"),
+    [
+        (DEVELOPED, "", "system:Be brief.\na\nb user:Hi "),
+        (DEVELOPED[1:], "", "system:a\nb user:Hi "),
+        (DEVELOPED[:2], "", "system:Be brief. user:Hi "),
+        (DEVELOPED, "{# knows 'developer' #}", "system:Be brief. user:Hi developer:a\nb "),
+    ],
+)
+async def test_developers_are_systems_to_templates_that_do_not_know_them(
+    messages: list[dict[str, Any]], template: str, expected: str
+) -> None:
+    shown = "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}"
+    running = renderer({"default": template + shown})
+    await running.start()
+    try:
+        assert await render(running, messages=messages) == expected
+    finally:
+        await running.close()

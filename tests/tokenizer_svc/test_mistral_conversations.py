@@ -59,6 +59,11 @@ async def test_they_are_mistrals_tokens(renderer: ChatRenderer, tekken: Path) ->
     assert rendered.text.endswith("[/INST]Once")
 
 
+async def test_developers_are_systems(renderer: ChatRenderer) -> None:
+    developed = [{**ASKED[0], "role": "developer"}, ASKED[1]]
+    assert await render(renderer, developed) == await render(renderer, ASKED)
+
+
 async def test_what_looks_like_a_control_token_is_none(renderer: ChatRenderer) -> None:
     rendered = await render(renderer, ASKED)
     assert rendered.text.count("[INST]") == 2

@@ -82,6 +82,17 @@ async def test_chat_stream_in_order(gateway: GatewayStack) -> None:
     assert usage["usage"] == whole.json()["usage"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_whole_answers_and_last_chunks_tell_the_fingerprint(gateway: GatewayStack, path: str) -> None:
+    body = {"messages": MESSAGES, "prompt": "A", "max_tokens": 4, "stream_options": {"include_usage": True}}
+    whole = (await gateway.post(path, body | {"stream_options": None})).json()
+    assert whole["system_fingerprint"].startswith("fp_")
+    *chunks, end, usage, _ = await gateway.events(path, body)
+    assert end["choices"][0]["finish_reason"] == "length"
+    assert end["system_fingerprint"] == usage["system_fingerprint"] == whole["system_fingerprint"]
+    assert not any("system_fingerprint" in chunk for chunk in chunks)
+
+
 async def test_completion_stream_with_choices_and_usage(gateway: GatewayStack) -> None:
     body = {"prompt": ["A", "B"], "n": 2, "max_tokens": 3,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # fmt: skip

@@ -152,3 +152,39 @@ async def test_what_does_not_exist_is_not_told(gateway: GatewayStack) -> None:
     assert "spec_decode" not in text
     assert "lora" not in text
     assert 'le="1.0"' in text
+
+
+async def test_http_requests_by_route_and_status(tokenizer_folder: Path) -> None:
+    """Requests that are refused count too; those that are polled do not."""
+    async with running_gateway(tokenizer_folder) as stack:
+        await stack.complete()
+        await stack.events("/v1/completions", {"prompt": "A"})
+        assert (await stack.post("/v1/completions", {"prompt": "A", "n": 0})).status_code == 400
+        assert (await stack.post("/v1/completions", {"prompt": "A", "model": "other"})).status_code == 404
+        assert (await stack.client.get("/v1/models/fake")).status_code == 200
+        assert (await stack.client.get("/health")).status_code == 200
+        assert (await stack.client.get("/nowhere")).status_code == 404
+        text = (await stack.client.get("/metrics")).text
+    labels = r'{handler="(.+?)",method="(.+?)"'
+    requests = {
+        tuple(found) for found in re.findall(labels.join(("http_requests_total", r',status="(.+)"} (.+)')), text)
+    }
+    assert requests == {
+        ("/v1/completions", "POST", "2xx", "2.0"), ("/v1/completions", "POST", "4xx", "2.0"),
+        ("/v1/models/{model:path}", "GET", "2xx", "1.0"), ("none", "GET", "4xx", "1.0"),
+    }  # fmt: skip
+    times = {tuple(found) for found in re.findall(labels.join(("http_request_duration_seconds_count", "} (.+)")), text)}
+    assert times == {
+        ("/v1/completions", "POST", "4.0"), ("/v1/models/{model:path}", "GET", "1.0"), ("none", "GET", "1.0")
+    }  # fmt: skip
+    assert "http_request_duration_highr_seconds_count 6.0" in text
+
+
+async def test_how_many_tokens_prompts_computed(tokenizer_folder: Path) -> None:
+    async with running_gateway(tokenizer_folder) as stack:
+        stack.engine.extra_load = common_pb2.EngineLoad(counters=common_pb2.EngineCounters(prefix_cache_hits=80))
+        await stack.complete(prompt=[[65] * 3, [66] * 4])
+        await wait_for(
+            stack, request_prefill_kv_computed_tokens_count=2, request_prefill_kv_computed_tokens_sum=7,
+            request_num_preemptions_count=2, request_num_preemptions_sum=0, prompt_tokens_cached_total=80,
+        )  # fmt: skip
