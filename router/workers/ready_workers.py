@@ -62,7 +62,10 @@ class ReadyWorkers:
             QuireError: there is none; see `eligible`.
         """
         if any(line.known for line in self._unknown):
-            self._ready.clear()  # a make has its first steps: its workers use them at once, not from the next heartbeat
+            # A make has its first steps: its workers use them at once, not from the next heartbeat. Once is enough: the
+            # next lookup that finds workers lists what is still unknown.
+            self._unknown = ()
+            self._ready.clear()
         found = self._ready.get(model)
         if found is None or found.is_outdated(self._table):
             found = self._ready[model] = self._look_for(model)
