@@ -29,7 +29,7 @@ class Decision:
     weights: PlacementCostOptions
     attempt: int  # from 1
     seconds: float  # how long the decision took
-    queued_seconds: float
+    queued_seconds: float  # how long the request had waited for workers, over all attempts
     chosen: str
     # Of the candidates that are kept: their addresses, and what was known of them.
     addresses: Sequence[str]

@@ -74,8 +74,11 @@ class PlacementTable(Generic[Request]):
         """Seconds that a new request may wait where no worker is ready."""
         return self._ready_workers.patience(model)
 
-    def add(self, stream: Request) -> bool:
+    def add(self, stream: Request, queued_seconds: float) -> bool:
         """Sends the request to the worker that the policy picks; returns False when all are full.
+
+        Args:
+            queued_seconds: how long it has waited for workers, over all attempts; kept with the decision.
 
         Raises:
             QuireError: no worker can serve it; nothing has changed.
@@ -92,7 +95,7 @@ class PlacementTable(Generic[Request]):
         kept = worth_keeping(stream.request, candidates, self._policy.weights, place)
         decision = Decision(
             stream.request, time.time(), self._policy_name, self._policy.weights, stream.attempts + 1, seconds,
-            self._clock.time() - stream.arrived, worker.address,
+            queued_seconds, worker.address,
             [ready.workers[places[each]].address for each in kept], candidates.take(kept),
         )  # fmt: skip
         self._start(stream, worker, candidates.known_tokens(place))

@@ -278,7 +278,7 @@ class Dispatcher:
             QuireError: no worker can serve it.
         """
         try:
-            return self._table.add(stream)
+            return self._table.add(stream, stream.waited_until(self._clock.time()))
         except QuireError:
             raise
         except Exception as error:

@@ -47,6 +47,10 @@ class Stream(RoutedRequest):
         """Whether it has been on a worker, of this router or of another one: it must not be refused any more."""
         return self.attempts > 0 or len(self.assignment.generation.progress) > 0
 
+    def waited_until(self, now: float) -> float:
+        """Seconds that it has waited for workers in total, with the current wait up to clock time `now`."""
+        return self.waited + (now - self.waiting_since if self.entry is not None else 0.0)
+
 
 class CallerSession:
     """One caller: a gateway's Session call, or a single Generate call."""

@@ -10,10 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.router_cost import SilentWorker
+from benchmarks.router_simulation.clock import EventClock
 from quire.block_hash import block_keys
 from quire.errors import Unavailable
 from quire.options.router import PlacementCostOptions, RouterOptions
 from quire.v1 import common_pb2
+from router.clock import Clock
 from router.core import RouterCore
 from router.metrics import RouterMetrics
 from router.placement.decisions import KEPT_CANDIDATES, Decision
@@ -28,12 +30,13 @@ _HOST_WEIGHT = 1 - PlacementCostOptions().host_tier_weight
 class Fleet:
     """A router core with workers that do nothing and whose loads and caches are random."""
 
-    def __init__(self, count: int, seed: int, options: RouterOptions = RouterOptions()) -> None:
+    def __init__(
+        self, count: int, seed: int, options: RouterOptions = RouterOptions(), clock: Clock | None = None
+    ) -> None:
         self.random = random.Random(seed)
         self.workers: list[SilentWorker] = []
-        self.core = RouterCore(
-            options, lambda: self.workers, asyncio.get_running_loop(), RouterMetrics(CollectorRegistry()), self.random
-        )
+        clock = clock or asyncio.get_running_loop()
+        self.core = RouterCore(options, lambda: self.workers, clock, RouterMetrics(CollectorRegistry()), self.random)
         self.session = self.core.dispatcher.open_session()
         self.held: dict[str, tuple[set[int], set[int]]] = {}
         for _ in range(count):
@@ -156,6 +159,44 @@ async def test_one_that_moves_goes_to_another_of_the_same_make_while_there_is_on
         assert stream.worker is not None and stream.worker is not left
         assert stream.worker.make == left.make
         assert stream.worker.address in with_room
+
+
+async def test_a_decision_tells_how_long_its_request_has_waited_over_all_attempts_and_not_how_long_it_ran() -> None:
+    clock = EventClock()
+    fleet = Fleet(2, seed=1, clock=clock)
+
+    def advance(seconds: float, running_sequences: int) -> None:
+        until = clock.time() + seconds
+        clock.call_at(until, int)
+        clock.run(lambda: clock.time() >= until)
+        for worker in fleet.workers:
+            load = common_pb2.EngineLoad(running_sequences=running_sequences, total_kv_blocks=100)
+            worker.load.heartbeat(load, clock.time())
+        fleet.core.on_change()
+
+    def decided() -> tuple[int, float]:
+        decision = fleet.core.table.decisions.find("0")
+        assert decision is not None
+        return decision.attempt, decision.queued_seconds
+
+    def lose() -> None:
+        stream = fleet.session.streams[0]
+        assert stream.worker is not None
+        fleet.core.table.mark_started(stream)  # otherwise the third attempt would be the last
+        fleet.core.on_lost(stream.worker, Unavailable("it is lost"))
+
+    advance(1, running_sequences=0)
+    fleet.place(0, _PROMPTS[0])
+    assert decided() == (1, 0.0)
+    advance(5, running_sequences=0)  # it runs
+    lose()
+    assert decided() == (2, 0.0)
+    for attempt, waited in ((3, 3.0), (4, 6.0)):
+        advance(5, running_sequences=100)
+        lose()
+        advance(3, running_sequences=0)  # it has waited in between
+        assert decided() == (attempt, waited)
+    fleet.core.dispatcher.abort(fleet.session, 0)
 
 
 @pytest.mark.parametrize("held", [0, 1])
