@@ -1,6 +1,7 @@
 """LoRA adapters across the whole fleet: all workers of a model serve the same ones.
 
-No state is kept here. The fleet's adapters are whatever its workers report, so that any number of routers see the same.
+The fleet's adapters are whatever its workers report, so that any number of routers see the same. All that a router
+remembers is which adapters it has unloaded: a worker that restarts serves those of its --lora-modules again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from quire.bounds import MAX_ADAPTERS
 from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError, Unavailable
 from quire.v1 import common_pb2, engine_pb2
 from router.workers.eligible import served_models
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class FleetAdapters:
-    """Loads and unloads adapters on all workers, and gives joining workers the adapters that the others have."""
+    """Loads and unloads adapters on all workers, and brings joining workers up to date with the others."""
 
     def __init__(self, workers: Callable[[], Collection[RemoteWorker]], aliases: Collection[str] = ()) -> None:
         """
@@ -32,6 +34,7 @@ class FleetAdapters:
         self._aliases = aliases
         self._welcomes: set[asyncio.Task[None]] = set()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of names being loaded, or waiting for it
+        self._unloaded = dict[str, None]()  # names unloaded and not loaded since, oldest first; the last MAX_ADAPTERS
 
     async def load(self, request: engine_pb2.LoadAdapterRequest) -> common_pb2.AdapterInfo:
         """Has all workers of the model serve an adapter, or none of those that did not serve it before.
@@ -64,6 +67,7 @@ class FleetAdapters:
                 raise failure
             there = [worker for worker in self._workers() if _is_there(worker) and worker not in results]
             workers = [worker for worker in there if worker.names[0] in models]
+        self._unloaded.pop(request.name, None)
         logger.info("adapter %s is on %d workers, from %s", request.name, len(results), request.path)
         adapter: common_pb2.AdapterInfo = next(iter(results.values()))
         return adapter
@@ -82,8 +86,9 @@ class FleetAdapters:
         """
         async with self._turn(request.name):  # a load in progress has ended by then
             workers = [worker for worker in self._workers() if request.name in worker.adapters]
-        if not workers:
-            raise NotFound(f"No worker serves an adapter named {request.name[:256]!r}.", parameter="name")
+            if not workers:
+                raise NotFound(f"No worker serves an adapter named {request.name[:256]!r}.", parameter="name")
+            self._remember_unloaded(request.name)
         unloading = (worker.unload_adapter(request) for worker in workers)
         results = await asyncio.gather(*unloading, return_exceptions=True)
         for result in results:
@@ -91,9 +96,15 @@ class FleetAdapters:
                 raise result
         return sum(result for result in results if isinstance(result, int))
 
+    def _remember_unloaded(self, name: str) -> None:
+        self._unloaded[name] = None
+        if len(self._unloaded) > MAX_ADAPTERS:
+            del self._unloaded[next(iter(self._unloaded))]
+
     def welcome(self, worker: RemoteWorker) -> None:
-        """Loads the other workers' adapters on a worker that has joined, or is back."""
-        task = asyncio.create_task(self._bring(worker))
+        """Loads the other workers' adapters on a worker that has joined, or is back, and unloads those that were
+        unloaded from the others."""
+        task = asyncio.create_task(self._bring_up_to_date(worker))
         self._welcomes.add(task)
         task.add_done_callback(self._welcomes.discard)
 
@@ -102,6 +113,23 @@ class FleetAdapters:
         for task in self._welcomes:
             task.cancel()
         await asyncio.gather(*self._welcomes, return_exceptions=True)
+
+    async def _bring_up_to_date(self, worker: RemoteWorker) -> None:
+        for name in list(worker.adapters):
+            await self._unload_again(name, worker)
+        await self._bring(worker)
+
+    async def _unload_again(self, name: str, worker: RemoteWorker) -> None:
+        """Unloads an adapter that was unloaded from the other workers. One that is merely new is kept: the fleet may be
+        restarted worker by worker with other --lora-modules."""
+        async with self._turn(name):
+            if name not in self._unloaded or not self._is_unloaded(name, worker):
+                return
+            try:
+                await worker.unload_adapter(engine_pb2.UnloadAdapterRequest(name=name))
+                logger.info("worker %s has unloaded the adapter %s, as the other workers had", worker.address, name)
+            except QuireError as error:
+                logger.warning("adapter %s could not be unloaded again: %s", name, error.message)
 
     async def _bring(self, worker: RemoteWorker) -> None:
         for adapter in self._missing(worker):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -201,15 +203,57 @@ async def test_a_worker_that_comes_back_gets_them_again(start_engine: StartEngin
     engines = [await start_engine(max_loras=1) for _ in range(2)]
     running = await start_router(*(engine.address for engine in engines))
     await load(running)
-    port = engines[0].rpc.port
-    await engines[0].close()
-    (worker,) = [each for each in running.router.registry.workers if each.address == engines[0].address]
-    await eventually(lambda: not worker.ready, "nobody misses the worker")
-    again = await FakeEngine(FakeOptions(max_loras=1), GrpcServerOptions(port=port), RpcSecurityOptions()).start()
-    try:
+    async with restarted(running, engines[0]) as again:
         await eventually(lambda: "a" in again.adapters, "it has no adapter")
+
+
+@contextlib.asynccontextmanager
+async def restarted(running: Running, engine: FakeEngine, *static: str) -> AsyncIterator[FakeEngine]:
+    """Another process at the worker's address, which serves these adapters from its start."""
+    port = engine.rpc.port
+    (worker,) = [each for each in running.router.registry.workers if each.address == engine.address]
+    await engine.close()
+    await eventually(lambda: not worker.ready, "nobody misses the worker")
+    again = FakeEngine(FakeOptions(max_loras=1), GrpcServerOptions(port=port), RpcSecurityOptions())
+    again.adapters = adapters(*static)
+    await again.start()
+    try:
+        await eventually(lambda: worker.ready, "it does not join")
+        yield again
     finally:
         await again.close()
+
+
+def adapters(*names: str) -> dict[str, common_pb2.AdapterInfo]:
+    return {name: common_pb2.AdapterInfo(name=name, path=f"/{name}", revision=name) for name in names}
+
+
+async def test_a_worker_that_restarts_with_what_was_unloaded_unloads_it_too(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engines = [await start_engine(max_loras=1) for _ in range(2)]
+    for engine in engines:
+        engine.adapters = adapters("a", "b")
+    running = await start_router(*(engine.address for engine in engines))
+    for name in ("a", "b"):
+        await unload(running, name)
+    await load(running, "b", "/b")
+    async with restarted(running, engines[0], "b", "new", "a") as again:
+        await eventually(lambda: "a" not in again.adapters, "it serves what was unloaded")
+        assert list(again.adapters) == ["b", "new"]
+        await eventually(lambda: not any(worker.serves("a") for worker in running.router.registry.workers))
+
+
+async def test_a_fleet_that_restarts_as_a_whole_serves_what_its_options_say(
+    start_engine: StartEngine, start_router: StartRouter
+) -> None:
+    engine = await start_engine(max_loras=1)
+    engine.adapters = adapters("a")
+    running = await start_router(engine.address)
+    await unload(running)
+    async with restarted(running, engine, "a") as again:
+        await load(running, "b", "/b")
+        assert list(again.adapters) == ["a", "b"]
 
 
 async def test_what_another_router_does_is_seen(start_engine: StartEngine, start_router: StartRouter) -> None:
