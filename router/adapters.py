@@ -116,6 +116,11 @@ class FleetAdapters:
 
     async def _bring_up_to_date(self, worker: RemoteWorker) -> None:
         for name in list(worker.adapters):
+            if name in self._aliases:
+                logger.warning(
+                    "worker %s serves an adapter named %s, which no request reaches, because that is an alias "
+                    "(--model-alias); give one of them another name", worker.address, name,
+                )  # fmt: skip
             await self._unload_again(name, worker)
         await self._bring(worker)
 

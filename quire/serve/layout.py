@@ -85,8 +85,8 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
     """Decides which services this stack has, and gives them free ports.
 
     Raises:
-        StartupError: a port that the user named is taken, an option is for a service that is not started, or options
-            of adapters or of data parallelism are inconsistent.
+        StartupError: a port that the user named is taken, an option is for a service that is not started, options of
+            adapters or of data parallelism are inconsistent, or an adapter has the name of an alias.
     """
     ranks = options.ranks
     _check_used("--router-address", options.gateway.router_address, options.serve, options.router, options.engine)
@@ -95,6 +95,7 @@ def choose_layout(options: StackOptions, ports: HeldPorts) -> Layout:
         _check_no_tokenizer(options)
     if not options.gateway.router_address:
         options.engine.lora.check()
+        _check_adapter_names(options)
     engines = {} if options.gateway.router_address else _engine_names(ranks)
     own = _engine_addresses(engines, options, ports)
     if not (options.gateway.router_address or ranks.headless):
@@ -163,6 +164,21 @@ def _check_used(flag: str, addresses: Sequence[str], *groups: Any) -> None:
             f"{flag} names services that already run with their own options: {', '.join(changed)} would have no "
             "effect. Leave them out."
         )
+
+
+def _check_adapter_names(options: StackOptions) -> None:
+    """Checks that no adapter has the name of an alias, which requests would reach instead of it.
+
+    Raises:
+        StartupError: one has.
+    """
+    aliases = {text.partition("=")[0]: text for text in options.router.model_alias}
+    for module in options.engine.lora.modules():
+        if module.name in aliases:
+            raise StartupError(
+                f"--lora-modules has an adapter named {module.name!r}, which is also an alias (--model-alias "
+                f"{aliases[module.name]}). Give one of them another name."
+            )
 
 
 def _check_no_tokenizer(options: StackOptions) -> None:

@@ -125,6 +125,16 @@ async def test_a_name_that_stands_for_something_else_is_refused(
     assert [list(engine.adapters) for engine in engines] == [["a"], []]
 
 
+async def test_an_adapter_that_an_alias_hides_is_told_of(
+    start_engine: StartEngine, start_router: StartRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await start_engine(max_loras=1)
+    engine.adapters = adapters("a", "newest")
+    await start_router(engine.address, model_alias=("newest=fake",))
+    await eventually(lambda: f"{engine.address} serves an adapter named newest, which no request" in caplog.text)
+    assert "named a," not in caplog.text
+
+
 async def test_a_worker_that_joins_gets_what_the_others_have(
     start_engine: StartEngine, start_router: StartRouter
 ) -> None:

@@ -81,6 +81,16 @@ def test_options_of_adapters_are_checked_before_anything_is_started() -> None:
     assert "--allow-runtime-lora-updating" in gateway.command
 
 
+def test_an_adapter_with_the_name_of_an_alias_is_refused() -> None:
+    """No request would reach it."""
+    engine = EngineOptions(lora=LoraOptions(enable_lora=True, lora_modules=("sql=/adapters/sql",)))
+    router = RouterOptions(model_alias=("chat=m", "sql=m:9,n:1"))
+    options = dataclasses.replace(stack_options(), engine=engine, router=router)
+    with pytest.raises(StartupError, match=r"--lora-modules .*'sql'.*--model-alias sql=m:9,n:1.* another name"):
+        layout_of(options)
+    assert layout_of(dataclasses.replace(options, router=RouterOptions(model_alias=("chat=sql",)))).engines
+
+
 def test_without_a_tokenizer_none_is_started_and_none_is_read() -> None:
     engine = dataclasses.replace(EngineOptions(), generation=GenerationOptions(skip_tokenizer_init=True))
     options = dataclasses.replace(stack_options(skip_tokenizer_init=True), engine=engine)
