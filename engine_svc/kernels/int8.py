@@ -15,29 +15,46 @@ from engine_svc.kernels.matrix import place_of_tile
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _FEW_ROWS, _MANY_ROWS = 64, 256
+# 1.5 * 2^23 in float32: what is added to it is rounded to an integer, which is then in the lowest bits.
+ROUNDING = tl.constexpr(12582912.0)
 _BAND = 8  # tiles of rows that go through the weights side by side
+
+
+@triton.jit
+def int8_scale(values):
+    """How a row is quantized to -127 … 127: its greatest absolute value becomes 127.
+
+    Returns:
+        What the code 1 stands for; the inverse of that; whether some values have no code, being infinity or NaN (0 or
+        1).
+    """
+    is_finite = tl.abs(values) < float("inf")
+    is_broken = 1 - tl.min(is_finite.to(tl.int32), 0)
+    scale = tl.max(tl.abs(tl.where(is_finite, values, 0.0)), 0) / 127.0
+    return scale, 1.0 / tl.where(scale > 0.0, scale, 1.0), is_broken
+
+
+@triton.jit
+def int8_codes(values, inverse):
+    """The codes of a row's values, each plus ROUNDING; those of infinity and NaN are 0."""
+    return tl.where(tl.abs(values) < float("inf"), values, 0.0) * inverse + ROUNDING
 
 
 @triton.jit
 def _quantize_kernel(
     input_ptr, code_ptr, scale_ptr, input_stride, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr
 ):  # fmt: skip
-    """One program per row, which is quantized to -127 … 127, scaled by its greatest absolute value."""
+    """One program per row."""
     await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_PADDED)
     inside = column < SIZE
     values = tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
-    is_finite = tl.abs(values) < float("inf")
-    values = tl.where(is_finite, values, 0.0)
-    scale = tl.max(tl.abs(values), axis=0) / 127.0
-    inverse = 1.0 / tl.where(scale > 0.0, scale, 1.0)
-    # Adding 1.5 * 2^23 rounds to an integer.
-    codes = (values * inverse + 12582912.0).to(tl.uint32, bitcast=True) - 0x4B400000
+    scale, inverse, is_broken = int8_scale(values)
+    codes = int8_codes(values, inverse).to(tl.uint32, bitcast=True)
     tl.store(code_ptr + row * SIZE + column, codes.to(tl.int8), mask=inside)
-    # There are no codes for infinity and NaN: a row with any of them gets NaN as its scale, and so as its result.
-    is_broken = tl.sum(tl.where(is_finite, 0, 1), axis=0) > 0
-    tl.store(scale_ptr + row, tl.where(is_broken, float("nan"), scale))
+    # A row with values that have no code gets NaN as its scale, and so as its result.
+    tl.store(scale_ptr + row, tl.where(is_broken > 0, float("nan"), scale))
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.coded import LOOKED_UP, WHOLE, PackedCodes, load_groups, widen_codes
+from engine_svc.kernels.int8 import ROUNDING, int8_codes, int8_scale
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.single_row import GATED, NORM, PLAIN, MatrixTiles, Norm, norm_factor, row_values, store_result
 
@@ -42,27 +43,18 @@ def _load_words(weight_ptr, line, word, within, ROW_WORDS: tl.constexpr):
 
 
 @triton.jit
-def _finite(values):
-    """A row's values with 0 for infinity and NaN, and whether there are any of these (0 or 1)."""
-    is_finite = tl.abs(values) < float("inf")
-    return tl.where(is_finite, values, 0.0), 1 - tl.min(is_finite.to(tl.int32), 0)
-
-
-@triton.jit
-def _int8_step(
+def _int8_scale(
     input_ptr, residual_ptr, norm_ptr, factor, slope, limit, INPUT: tl.constexpr, RESIDUAL: tl.constexpr,
     ACTIVATION: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """What the value 1 of a row in int8 stands for, and whether there are values without a code (0 or 1)."""
+    """The row's `int8_scale`."""
     place = tl.arange(0, SIZE_PADDED)
     inside = place < SIZE
     norms = tl.load(norm_ptr + place, mask=inside, other=0.0) if INPUT == NORM else factor
-    values, is_broken = _finite(
-        row_values(
-            input_ptr, residual_ptr, norms, place, inside, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE
-        )
+    values = row_values(
+        input_ptr, residual_ptr, norms, place, inside, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE
     )
-    return tl.max(tl.abs(values), 0) / 127.0, is_broken
+    return int8_scale(values)
 
 
 @triton.jit
@@ -81,8 +73,7 @@ def _values_of_words(
         input_ptr, residual_ptr, norms, place, inside, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE
     )
     if INT8:
-        values = tl.where(tl.abs(values) < float("inf"), values, 0.0)
-        values = (values * inverse + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to an integer
+        values = int8_codes(values, inverse) - ROUNDING
     return values
 
 
@@ -148,14 +139,13 @@ def _coded_row_kernel(
         residual_ptr += row * SIZE
     if ADDED:
         added_ptr += row * outputs
-    factor, step, inverse, is_broken = 1.0, 1.0, 1.0, 0
+    factor, scale, inverse, is_broken = 1.0, 1.0, 1.0, 0
     if INPUT == NORM:
         factor = norm_factor(input_ptr, residual_ptr, epsilon, SIZE, SIZE_PADDED, RESIDUAL)
     if INT8:
-        step, is_broken = _int8_step(
+        scale, inverse, is_broken = _int8_scale(
             input_ptr, residual_ptr, norm_ptr, factor, slope, limit, INPUT, RESIDUAL, ACTIVATION, SIZE, SIZE_PADDED
         )
-        inverse = 1.0 / tl.where(step > 0.0, step, 1.0)
     sums, totals = tl.zeros([TILE_N, TILE_W], tl.float32), tl.zeros([1, TILE_W], tl.float32)
     for begin in range(0, ROW_WORDS, TILE_W):
         following = _load_words(weight_ptr, line, begin + TILE_W + word, within, ROW_WORDS)
@@ -177,7 +167,7 @@ def _coded_row_kernel(
         words = following
     result = tl.sum(sums, 1)
     if INT8:
-        result *= tl.where(is_broken > 0, float("nan"), step)
+        result *= tl.where(is_broken > 0, float("nan"), scale)
     if WORDS_IN_GROUP == 0:
         result *= tl.load(scale_ptr + line, mask=within, other=0.0)
         if OFFSET:
