@@ -26,28 +26,24 @@ def _histogram(help: str) -> Any:
 class Counters:
     """Counters since an engine's start; they never decrease."""
 
-    prompt_tokens: int = _count("Tokens of prompts computed or found.")
+    prompt_tokens: int = _count("Prompt tokens, computed or found in the prefix cache.")
     generation_tokens: int = _count("Tokens generated.")
-    preemptions: int = _count("Preemptions.")
+    preemptions: int = _count("Preemptions of sequences.")
     prefix_cache_queries: int = _count("Tokens looked up in the prefix cache.")
     prefix_cache_hits: int = _count("Tokens found in the prefix cache, on the device or in host memory.")
-    host_cache_queries: int = _count("Tokens looked up in host memory because the device did not have them.")
-    host_cache_hits: int = _count("Tokens found in host memory that the device did not have.")
-    computed_tokens: int = _count("Tokens computed.")
-    draft_tokens: int = _count("Guessed tokens that the model verified.")
-    draft_emitted_tokens: int = _count(
-        "Tokens of sequences in the steps in which guessed tokens of theirs were verified."
-    )
-    draft_failures: int = _count("Times that what guesses tokens failed; its worker goes on without it.")
-    dual_batch_steps: int = _count("Steps that ran as two halves, to communicate beside computing (--enable-dbo).")
-    draft_accepted_tokens: HistogramSnapshot = _histogram(
-        "Number of leading tokens that were accepted, for each verified draft."
-    )
+    host_cache_queries: int = _count("Tokens missing on the device that were looked up in host memory.")
+    host_cache_hits: int = _count("Tokens missing on the device that were found in host memory.")
+    computed_tokens: int = _count("Tokens computed, including those recomputed after a preemption.")
+    draft_tokens: int = _count("Draft tokens verified by the model.")
+    draft_emitted_tokens: int = _count("Tokens generated for sequences in steps that verified drafts of theirs.")
+    draft_failures: int = _count("Failures of the drafting method; the engine continues without it.")
+    dual_batch_steps: int = _count("Steps run in two halves to overlap communication with computation (--enable-dbo).")
+    draft_accepted_tokens: HistogramSnapshot = _histogram("Number of tokens accepted per verified draft.")
     iteration_tokens: HistogramSnapshot = _histogram(
-        "Prompt and generated tokens of a step; a prompt counts, whole, in the step that completes it."
+        "Prompt and generated tokens per step. A prompt counts in full in the step that completes it."
     )
-    model_forward_milliseconds: HistogramSnapshot = _histogram("Time in the forward pass of a step.")
-    model_execute_milliseconds: HistogramSnapshot = _histogram("Time in the executor of a step.")
+    model_forward_milliseconds: HistogramSnapshot = _histogram("Time per step in the model's forward pass.")
+    model_execute_milliseconds: HistogramSnapshot = _histogram("Time per step in the executor, including sampling.")
 
 
 _FIELDS = dataclasses.fields(Counters)

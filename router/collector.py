@@ -47,7 +47,7 @@ class StateCollector(Collector):
         sampling = self._index.device.sampling
         yield GaugeMetricFamily(
             "quire_router_index_sampling",
-            "The prefix index keeps one in this many blocks; more than 1 when short of room.",
+            "The prefix index keeps one in this many blocks; above 1 when it is short of space.",
             value=sampling,
         )
 
@@ -57,7 +57,7 @@ class StateCollector(Collector):
             for tenant, count in room.waiting_by_tenant():
                 waiting[tenant] += count
         queued = GaugeMetricFamily(
-            "quire_router_queued_requests", "Requests waiting for a worker with room.", labels=["tenant"]
+            "quire_router_queued_requests", "Requests waiting for a worker with room, by tenant.", labels=["tenant"]
         )
         most = waiting.most_common(_MOST_TENANTS)
         for tenant, count in most:
@@ -67,7 +67,7 @@ class StateCollector(Collector):
         yield queued
         tokens = sum(room.tokens for room in self._waiting)
         yield GaugeMetricFamily(
-            "quire_router_queued_tokens", "Prompt tokens of the requests waiting for a worker with room.", value=tokens
+            "quire_router_queued_tokens", "Prompt tokens of requests waiting for a worker with room.", value=tokens
         )
 
 
@@ -75,14 +75,14 @@ def _of_each(workers: Iterable[Worker]) -> Iterable[Metric]:
     """Yields the metrics of each worker; the label `engine` is its data-parallel rank, empty without one."""
     labels = ["worker", "engine"]
     inflight = GaugeMetricFamily(
-        "quire_router_worker_inflight_requests", "This router's requests on each worker.", labels=labels
+        "quire_router_worker_inflight_requests", "Requests of this router in flight on each worker.", labels=labels
     )
     sequences = GaugeMetricFamily(
-        "quire_router_worker_sequences", "Sequences on each worker, from this and other routers.", labels=labels
+        "quire_router_worker_sequences", "Sequences on each worker, from all routers.", labels=labels
     )
     usage = GaugeMetricFamily(
         "quire_router_worker_kv_usage",
-        "Share of each worker's KV cache that live sequences hold, from 0 to 1.",
+        "Fraction of each worker's KV cache held by live sequences, from 0 to 1.",
         labels=labels,
     )
     for worker in workers:

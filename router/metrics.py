@@ -16,11 +16,11 @@ class RouterMetrics:
         requests = Counter("quire_router_requests", "Requests ended, by outcome.", ["outcome"], registry=registry)
         self._requests = {outcome: requests.labels(outcome) for outcome in _OUTCOMES}
         self.deltas = Counter("quire_router_deltas", "Deltas received from workers.", registry=registry)
-        self.migrations = Counter("quire_router_migrations", "Moves of requests to another worker.", registry=registry)
+        self.migrations = Counter("quire_router_migrations", "Moves of a request to another worker.", registry=registry)
         retries = Counter(
             "quire_router_retries",
-            "Requests that a worker refused or failed before their first token, by result: retried on another worker, "
-            "or not, because too many others are being retried (over_budget).", ["result"], registry=registry,
+            "Requests that a worker refused or failed before their first token: retried on another worker (retried), "
+            "or not retried because too many others are being retried (over_budget).", ["result"], registry=registry,
         )  # fmt: skip
         self.retried, self.over_budget = retries.labels("retried"), retries.labels("over_budget")
         self.prompt_tokens = Counter(
@@ -28,27 +28,30 @@ class RouterMetrics:
         )
         self.cached_tokens = Counter(
             "quire_router_cached_prompt_tokens",
-            "Prompt tokens of finished requests that workers had cached.",
+            "Prompt tokens of finished requests found in the workers' caches.",
             registry=registry,
         )
         self.ejections = Counter(
             "quire_router_ejections",
-            "Times that a worker was ejected: it then gets no new requests for a while.",
+            "Ejections of a worker, which then gets no new requests for a while.",
             registry=registry,
         )
         self.out_of_step = Counter(
-            "quire_router_index_resyncs", "Times that a worker's cache was indexed again, as its events did not match.",
+            "quire_router_index_resyncs", "Times that a worker's cache was reindexed because its events did not match.",
             registry=registry,
         )  # fmt: skip
         self._queue = Histogram(
-            "quire_router_queue_seconds", "Total time that a request waited in the router for workers.",
+            "quire_router_queue_seconds", "Total time that a request waited in the router for a worker, in seconds.",
             buckets=_QUEUE_BUCKETS, registry=registry,
         )  # fmt: skip
         self._decision = Histogram(
-            "quire_router_decision_seconds", "Time to pick a worker.", buckets=_DECISION_BUCKETS, registry=registry
+            "quire_router_decision_seconds",
+            "Time to choose a worker, in seconds.",
+            buckets=_DECISION_BUCKETS,
+            registry=registry,
         )
         self._error = Histogram(
-            "quire_router_prediction_error_blocks", "Difference between the cached blocks predicted and found.",
+            "quire_router_prediction_error_blocks", "Difference between the predicted and the actual cached blocks.",
             buckets=(0, 1, 2, 4, 8, 16, 64, 256), registry=registry,
         )  # fmt: skip
 

@@ -17,11 +17,11 @@ class TokenizerMetrics:
         self.encoded_tokens = Counter("quire_tokenizer_encoded_tokens", "Tokens encoded from text.", registry=registry)
         self.rendered_conversations = Counter(
             "quire_tokenizer_rendered_conversations",
-            "Conversations, and pairs of texts, rendered with a chat template.",
+            "Conversations and text pairs rendered with a chat template.",
             registry=registry,
         )
         self._detokenized = Counter(
-            "quire_tokenizer_detokenized_tokens", "Tokens of live streams decoded to text.", registry=registry
+            "quire_tokenizer_detokenized_tokens", "Tokens decoded to text in live streams.", registry=registry
         )
         self._frames = Counter(
             "quire_tokenizer_session_frames", "Frames received in detokenization sessions.", registry=registry
@@ -34,5 +34,5 @@ class TokenizerMetrics:
 
     def watch_streams(self, num_streams: Callable[[], int]) -> None:
         """Publishes the number of open streams."""
-        gauge = Gauge("quire_tokenizer_open_streams", "Sequences being detokenized now.", registry=self._registry)
+        gauge = Gauge("quire_tokenizer_open_streams", "Sequences being detokenized.", registry=self._registry)
         gauge.set_function(num_streams)

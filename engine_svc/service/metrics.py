@@ -36,26 +36,30 @@ def _gauges(load: EngineLoad) -> Iterator[Metric]:
     yield GaugeMetricFamily("quire_engine_running_sequences", "Sequences in the running batch.", load.running_sequences)
     yield GaugeMetricFamily(
         "quire_engine_waiting_requests",
-        "Sequences waiting for a place in the batch, new or preempted; for pooling models, requests not yet begun.",
+        "Sequences waiting to join the batch, new or preempted; for pooling models, requests that have not started.",
         load.waiting_requests,
     )
     yield GaugeMetricFamily(
         "quire_engine_waiting_tokens", "Tokens waiting to be computed.", load.waiting_prefill_tokens
     )
-    yield GaugeMetricFamily("quire_engine_kv_blocks", "Total number of KV blocks.", load.total_kv_blocks)
-    yield GaugeMetricFamily("quire_engine_kv_blocks_used", "KV blocks held by live sequences.", load.used_kv_blocks)
+    yield GaugeMetricFamily("quire_engine_kv_blocks", "Total number of KV blocks on the device.", load.total_kv_blocks)
+    yield GaugeMetricFamily(
+        "quire_engine_kv_blocks_used", "KV blocks on the device held by live sequences.", load.used_kv_blocks
+    )
     yield GaugeMetricFamily(
         "quire_engine_host_blocks", "Total number of KV blocks in host memory (--swap-space).", load.total_host_blocks
     )
-    yield GaugeMetricFamily("quire_engine_host_blocks_used", "KV blocks in use in host memory.", load.used_host_blocks)
+    yield GaugeMetricFamily(
+        "quire_engine_host_blocks_used", "KV blocks in use in host memory (--swap-space).", load.used_host_blocks
+    )
     yield GaugeMetricFamily(
         "quire_engine_swapped_sequences",
-        "Preempted sequences that wait, whose blocks host memory keeps when the device evicts them (--swap-space).",
+        "Preempted sequences waiting to resume, whose KV blocks move to host memory (--swap-space) when evicted.",
         load.swapped_sequences,
     )
     yield GaugeMetricFamily(
         "quire_engine_paused",
-        "1 while the engine is paused or asleep, so that its requests make no progress; otherwise 0.",
+        "1 while the engine is paused or asleep and its requests make no progress; otherwise 0.",
         load.status.is_paused,
     )
     if load.max_loras:
@@ -69,7 +73,7 @@ def _lora_requests(load: EngineLoad) -> Metric:
     waiting = ",".join(adapter.name for adapter in load.adapters if adapter.waiting_sequences)
     metric = GaugeMetricFamily(
         "quire_engine_lora_requests_info",
-        "Adapters of running and of waiting sequences, as labels. The value is the current Unix time in seconds.",
+        "Adapters of running and waiting sequences, as labels. The value is the Unix time in seconds.",
         labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
     metric.add_metric((str(load.max_loras), running, waiting), time.time())

@@ -21,7 +21,7 @@ def adapter_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
         return
     family = GaugeMetricFamily(
         f"{prefix}lora_requests_info",
-        f"Adapters that requests run and wait with; the value is the time. {WHOLE_FLEET}",
+        f"Adapters of running and waiting requests, as labels. The value is the Unix time in seconds. {WHOLE_FLEET}",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )
     told = [adapter for worker in serving for adapter in worker.load.adapters]

@@ -20,23 +20,23 @@ from gateway.services.fleet import Fleet
 from gateway.services.router_streams import RouterStreams
 
 PREFIXES = ("vllm:", "quire_")
-_OWN = "Of this gateway's requests."
+_OWN = "Covers this gateway's requests only."
 _TEXTS = {
-    "time_to_first_token_seconds": "Time until a request's first token.",
-    "time_per_output_token_seconds": "Time for each token of a choice after its first one.",
-    "inter_token_latency_seconds": "Time between two events of a choice that bring tokens.",
-    "e2e_request_latency_seconds": "Time from a request's start to the end of its text.",
-    "request_queue_time_seconds": "Time in the queues of router and engine.",
-    "request_prefill_time_seconds": "Time from a prompt's first step to its first token.",
-    "request_decode_time_seconds": "Time from a prompt's first token to its last one.",
-    "request_inference_time_seconds": "Time from a prompt's first step to its last token.",
-    "request_params_n": "Choices that a request asked for.",
-    "request_params_max_tokens": "max_tokens of the requests that set it.",
-    "request_prompt_tokens": "Tokens of a request's prompts.",
-    "request_prefill_kv_computed_tokens": "Tokens of a prompt that were not found in the prefix cache.",
-    "request_num_preemptions": "How often the sequences of a prompt were preempted.",
-    "request_generation_tokens": "Tokens that a request's choices got together.",
-    "request_max_num_generation_tokens": "Tokens that the longest of a request's choices got.",
+    "time_to_first_token_seconds": "Time from a request's start to its first token, in seconds.",
+    "time_per_output_token_seconds": "Time per token of a choice after its first token, in seconds.",
+    "inter_token_latency_seconds": "Time between consecutive events of a choice that carry tokens, in seconds.",
+    "e2e_request_latency_seconds": "Time from a request's start to the end of its text, in seconds.",
+    "request_queue_time_seconds": "Time in the queues of the router and the engine, in seconds.",
+    "request_prefill_time_seconds": "Time from a prompt's first step to its first generated token, in seconds.",
+    "request_decode_time_seconds": "Time from the first to the last token generated for a prompt, in seconds.",
+    "request_inference_time_seconds": "Time from a prompt's first step to its last generated token, in seconds.",
+    "request_params_n": "Number of choices requested (n).",
+    "request_params_max_tokens": "max_tokens of the requests that set it, in tokens.",
+    "request_prompt_tokens": "Number of tokens in a request's prompts.",
+    "request_prefill_kv_computed_tokens": "Number of tokens in a prompt that the prefix cache did not have.",
+    "request_num_preemptions": "Number of times that the sequences of a prompt were preempted.",
+    "request_generation_tokens": "Number of tokens generated for all choices of a request.",
+    "request_max_num_generation_tokens": "Number of tokens generated for the longest choice of a request.",
 }
 # Metrics with two names in vLLM → the other one.
 _ALIASES = {
@@ -64,19 +64,21 @@ class GatewayCollector(Collector):
         yield from self._http.collect()
         yield CounterMetricFamily(
             "quire_gateway_streams_moved",
-            "Generations that continued on another router because theirs was lost or refused them.",
+            "Generations moved to another router because theirs was lost or refused them.",
             value=self._statistics.streams_moved,
         )
         yield CounterMetricFamily(
             "quire_gateway_texts_moved",
-            "Choices whose text continued in another session with the tokenizer service because theirs was lost.",
+            "Choices whose text moved to another tokenizer service session because theirs was lost.",
             value=self._statistics.texts_moved,
         )
 
     def _request_metrics(self, prefix: str) -> Iterator[Metric]:
         models = self._statistics.models
         success = CounterMetricFamily(
-            f"{prefix}request_success", f"Choices ended, by reason. {_OWN}", labels=[MODEL_LABEL, "finished_reason"]
+            f"{prefix}request_success",
+            f"Choices ended, by finish reason. {_OWN}",
+            labels=[MODEL_LABEL, "finished_reason"],
         )
         for model, statistics in models.items():
             for reason, count in statistics.finished.items():

@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 
 Loads: TypeAlias = "Sequence[EngineLoad]"
 
-_USED = "Share of the KV cache that live sequences hold, 1 meaning full."
+_USED = "Fraction of the KV cache held by live sequences, from 0 to 1."
 _GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(
     {
-        "num_requests_running": ("Sequences running.", lambda loads: sum(load.running_sequences for load in loads)),
+        "num_requests_running": (
+            "Sequences in the running batch.",
+            lambda loads: sum(load.running_sequences for load in loads),
+        ),
         "num_requests_swapped": (
-            "Preempted sequences that wait while host memory (--swap-space) keeps what the device forgets of them.",
+            "Preempted sequences waiting to resume, whose KV blocks move to host memory (--swap-space) when evicted.",
             lambda loads: sum(load.swapped_sequences for load in loads),
         ),
         "kv_cache_usage_perc": (_USED, lambda loads: used_share(loads)),
         "gpu_cache_usage_perc": (_USED, lambda loads: used_share(loads)),
         "cpu_cache_usage_perc": (
-            "Share of the blocks in host memory (--swap-space) that keep something, 1 meaning full; 0 without any.",
+            "Fraction of the KV blocks in host memory (--swap-space) in use, from 0 to 1; 0 if there are none.",
             lambda loads: ratio(
                 sum(load.used_host_blocks for load in loads), sum(load.total_host_blocks for load in loads)
             ),
@@ -50,11 +53,11 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Loads], float]]] = MappingProxyType(
 _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingProxyType(
     {
         "gpu_prefix_cache_hit_rate": (
-            "Share of prompt tokens found in the prefix cache on the device.",
+            "Fraction of the tokens looked up that were in the prefix cache on the device, from 0 to 1.",
             lambda count: ratio(_device_hits(count), count.prefix_cache_queries),
         ),
         "cpu_prefix_cache_hit_rate": (
-            "Share of the tokens not found on the device that were found in host memory (--swap-space).",
+            "Fraction of the tokens missing on the device that were in host memory (--swap-space), from 0 to 1.",
             lambda count: ratio(count.host_cache_hits, count.host_cache_queries),
         ),
     }
@@ -91,7 +94,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     for name, (text, value) in _GAUGES.items():
         yield gauge(prefix + name, text, {model: value(group) for model, group in loads.items()})
     yield gauge(
-        f"{prefix}num_requests_waiting", "Requests that wait, in the routers or in the engines.",
+        f"{prefix}num_requests_waiting", "Requests waiting in the routers and the engines.",
         waiting_requests(fleet, queued),
     )  # fmt: skip
     for name, (text, rate) in _RATES.items():
@@ -99,7 +102,7 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     for name, field in _COUNTERS.items():
         yield counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
     yield counter(
-        f"{prefix}gpu_prefix_cache_hits", "Tokens found on the device.",
+        f"{prefix}gpu_prefix_cache_hits", "Tokens found in the prefix cache on the device.",
         {model: _device_hits(count) for model, count in counters.items()},
     )  # fmt: skip
     for name, field in _HISTOGRAMS.items():
@@ -136,7 +139,11 @@ def _histogram(name: str, text: str, field: str, counters: Mapping[str, EngineCo
 
 
 def _cache_config(prefix: str, fleet: Fleet) -> Metric:
-    family = InfoMetricFamily(f"{prefix}cache_config", "Shape of the KV cache of a worker.", labels=[MODEL_LABEL])
+    family = InfoMetricFamily(
+        f"{prefix}cache_config",
+        "KV cache of one worker: block size in tokens and number of blocks.",
+        labels=[MODEL_LABEL],
+    )
     infos = {worker.model_info.served_model_names[0]: worker.model_info for worker in reversed(fleet.heard)}
     for model, info in infos.items():
         shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_kv_blocks)}

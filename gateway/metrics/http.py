@@ -43,21 +43,23 @@ class HttpStatistics:
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics."""
         requests = CounterMetricFamily(
-            "http_requests", "HTTP requests to this gateway, by route and class of status.",
+            "http_requests", "Number of HTTP requests to this gateway, by route and status class.",
             labels=["handler", "method", "status"],
         )  # fmt: skip
         for labels, count in self._requests.items():
             requests.add_metric(labels, count)
         yield requests
         by_route = HistogramMetricFamily(
-            "http_request_duration_seconds", "Seconds until the end of a response, by route.",
+            "http_request_duration_seconds", "Time from a request to the end of its response, in seconds, by route.",
             labels=["handler", "method"],
         )  # fmt: skip
         for pair, histogram in self._by_route.items():
             add_snapshot(by_route, pair, histogram.snapshot())
         yield by_route
         overall = HistogramMetricFamily(
-            "http_request_duration_highr_seconds", "Seconds until the end of a response, in many buckets.", labels=[]
+            "http_request_duration_highr_seconds",
+            "Time from a request to the end of its response, in seconds, in many buckets.",
+            labels=[],
         )
         add_snapshot(overall, (), self._all.snapshot())
         yield overall

@@ -11,7 +11,7 @@ from prometheus_client.utils import floatToGoString
 from quire.histogram import HistogramSnapshot
 
 MODEL_LABEL = "model_name"
-WHOLE_FLEET = "Of the whole fleet: all gateways tell the same."
+WHOLE_FLEET = "Covers the whole fleet; every gateway reports the same value."
 
 
 def gauge(name: str, text: str, values: Mapping[str, float]) -> Metric:

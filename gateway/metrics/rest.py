@@ -31,7 +31,7 @@ def rest_metrics(prefix: str, fleet: Fleet) -> Iterator[Metric]:
     """Reports how many workers of each model are in each state; with one worker, the values equal vLLM's."""
     family = GaugeMetricFamily(
         f"{prefix}engine_sleep_state",
-        f"Engines that are awake, paused (or asleep at level 0), and asleep at levels 1 and 2. {WHOLE_FLEET}",
+        f"Number of engines awake, paused (or asleep at level 0), and asleep at levels 1 and 2. {WHOLE_FLEET}",
         labels=[MODEL_LABEL, "sleep_state"],
     )
     for model, loads in fleet.loads.items():

@@ -29,16 +29,17 @@ def speculation_metrics(prefix: str, counters: Mapping[str, EngineCounters]) -> 
     guessed = {model: count.draft_tokens for model, count in guessing.items()}
     emitted = {model: count.draft_emitted_tokens for model, count in guessing.items()}
     yield gauge(
-        f"{name}draft_acceptance_rate", "Share of the guessed tokens that were right.",
+        f"{name}draft_acceptance_rate", "Fraction of the verified draft tokens that were accepted, from 0 to 1.",
         {model: ratio(accepted[model], guessed[model]) for model in guessing},
     )  # fmt: skip
     yield gauge(
-        f"{name}efficiency", "Tokens that verified guesses brought, as a share of what right ones would have.",
+        f"{name}efficiency",
+        "Tokens generated in steps that verify drafts, as a fraction of those if every draft token were accepted.",
         {model: ratio(emitted[model], guessed[model] + drafts[model]) for model in guessing},
     )  # fmt: skip
-    yield counter(f"{name}num_drafts", "Guesses, of one token or several, that the model verified.", drafts)
+    yield counter(f"{name}num_drafts", "Drafts verified by the model, each of one or more tokens.", drafts)
     yield counter(f"{name}num_draft_tokens", HELP["draft_tokens"], guessed)
-    yield counter(f"{name}num_accepted_tokens", "Guessed tokens that were right, and all before them.", accepted)
+    yield counter(f"{name}num_accepted_tokens", "Draft tokens accepted by the model.", accepted)
     yield counter(f"{name}num_emitted_tokens", HELP["draft_emitted_tokens"], emitted)
     yield counter(
         f"{name}num_failures", HELP["draft_failures"], {model: guessing[model].draft_failures for model in guessing}
@@ -49,7 +50,9 @@ def speculation_metrics(prefix: str, counters: Mapping[str, EngineCounters]) -> 
 def _by_position(name: str, counters: Mapping[str, EngineCounters]) -> Metric:
     """Accepted tokens by position in the draft, from 0 up to the last position ever accepted."""
     family = CounterMetricFamily(
-        name, f"Guessed tokens that were right, by their position. {WHOLE_FLEET}", labels=[MODEL_LABEL, "position"]
+        name,
+        f"Draft tokens accepted, by position in the draft, from 0. {WHOLE_FLEET}",
+        labels=[MODEL_LABEL, "position"],
     )
     for model, count in counters.items():
         right = list(count.draft_accepted_tokens.counts)  # right[n]: drafts of which exactly n tokens were accepted

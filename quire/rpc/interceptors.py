@@ -39,8 +39,12 @@ class ServerInterceptor(grpc.aio.ServerInterceptor):
         self._tracer = tracer
         self._token = f"Bearer {security.grpc_token}".encode() if security.grpc_token else b""
         self._wrapped: dict[str, grpc.RpcMethodHandler] = {}
-        self._calls = Counter("quire_grpc_calls", "gRPC calls ended.", ["method", "code"], registry=registry)
-        self._seconds = Histogram("quire_grpc_call_seconds", "Duration of gRPC calls.", ["method"], registry=registry)
+        self._calls = Counter(
+            "quire_grpc_calls", "gRPC calls completed, by status code.", ["method", "code"], registry=registry
+        )
+        self._seconds = Histogram(
+            "quire_grpc_call_seconds", "Duration of gRPC calls, in seconds.", ["method"], registry=registry
+        )
 
     async def intercept_service(
         self,
