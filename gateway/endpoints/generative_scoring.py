@@ -5,6 +5,7 @@ Nothing is sampled: one token is generated per prompt, only for the labels' log-
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.collecting import CollectedChoice, collect
-from gateway.context import context_of
+from gateway.context import GatewayContext, context_of
 from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
@@ -74,27 +75,37 @@ def _completion(body: GenerativeScoringRequest) -> CompletionRequest:
 
 
 async def _prompts(request: Request, body: GenerativeScoringRequest, model: ServedModel) -> list[TokenizedPrompt]:
-    """Joins query and item as one text, or as one token sequence."""
-    context, texts = context_of(request), [item for item in body.items if isinstance(item, str)]
-    if isinstance(body.query, str) and len(texts) == len(body.items):
-        context.require_tokenizer("A text query", "query")
-        joined = [item + body.query if body.item_first else body.query + item for item in texts]
-        return await context.tokenizer.encode(
-            joined, body.add_special_tokens, block_size=model.block_size, adapter=model.revision,
-            cache_salt=caller_of(request, _completion(body)).cache_salt, max_tokens=model.max_model_len,
-        )  # fmt: skip
-    if isinstance(body.query, str) or texts:
-        raise InvalidRequest("query and items must be either all texts or all token ids.", parameter="items")
-    return await beside(request, _joined, body, model.vocab_size)
+    """Joins the tokens of query and items. Each text is tokenized by itself, so that all prompts share the query's."""
+    context = context_of(request)
+    query, items = await asyncio.gather(
+        _token_ids(context, [body.query], "query", body.add_special_tokens, model),
+        _token_ids(context, body.items, "items", False, model),
+    )
+    return await beside(request, _joined, query[0], items, body.item_first, model.vocab_size)
 
 
-def _joined(body: GenerativeScoringRequest, vocab_size: int) -> list[TokenizedPrompt]:
-    query = [*body.query] if isinstance(body.query, list) else []
-    prompts = []
-    for item in body.items:
-        token_ids = [*item, *query] if body.item_first else [*query, *item]
-        check_token_ids("items", token_ids, vocab_size)
-        prompts.append(TokenizedPrompt(tuple(token_ids)))
+async def _token_ids(
+    context: GatewayContext, given: Sequence[str | list[int]], name: str, add_special_tokens: bool, model: ServedModel
+) -> list[Sequence[int]]:
+    """Returns token ids as they are, and those of texts.
+
+    Raises:
+        InvalidRequest: there are texts, and no tokenizer.
+        ContextTooLong: a text does not fit the model.
+    """
+    texts = [each for each in given if isinstance(each, str)]
+    if texts:
+        context.require_tokenizer("A text", name)
+    encoded = iter(await context.tokenizer.encode(texts, add_special_tokens, max_tokens=model.max_model_len))
+    return [next(encoded).token_ids if isinstance(each, str) else each for each in given]
+
+
+def _joined(
+    query: Sequence[int], items: Sequence[Sequence[int]], item_first: bool, vocab_size: int
+) -> list[TokenizedPrompt]:
+    prompts = [TokenizedPrompt((*item, *query) if item_first else (*query, *item)) for item in items]
+    for prompt in prompts:
+        check_token_ids("items", prompt.token_ids, vocab_size)
     return prompts
 
 

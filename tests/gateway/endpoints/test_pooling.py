@@ -304,17 +304,18 @@ async def test_likely_labels(stack: Stack) -> None:
         assert list(sampling.logprob_token_ids) == [7, 9]
         assert (sampling.max_tokens, sampling.processed_logprobs) == (1, True)
         assert not sampling.HasField("temperature")  # temperature 1
+    query, yes, no = await stack.ids("Is it? "), await stack.ids("yes"), await stack.ids("no")
     texts = [list(each.prompt_token_ids) for each in stack.engines["writer"].record.started[-2:]]
-    assert texts == [await stack.ids("Is it? yes"), await stack.ids("Is it? no")]
+    assert texts == [query + yes, query + no]
     plain = await stack.post("/generative_scoring", body | {"apply_softmax": False, "item_first": True})
     assert plain["data"][1]["score"] == pytest.approx(math.exp(-1))
-    assert list(stack.engines["writer"].record.started[-1].prompt_token_ids) == await stack.ids("noIs it? ")
-    await stack.post("/generative_scoring", body | {"query": [1, 2], "items": [[3], [4, 5]]})
+    assert list(stack.engines["writer"].record.started[-1].prompt_token_ids) == no + query
+    await stack.post("/generative_scoring", body | {"query": [1, 2], "items": [[3], "no"]})
     started = stack.engines["writer"].record.started[-2:]
-    assert [list(each.prompt_token_ids) for each in started] == [[1, 2, 3], [1, 2, 4, 5]]
+    assert [list(each.prompt_token_ids) for each in started] == [[1, 2, 3], [1, 2, *no]]
     await stack.refused("/generative_scoring", body | {"label_token_ids": []}, "label_token_ids is empty")
     await stack.refused("/generative_scoring", body | {"label_token_ids": [10**6]}, "vocabulary")
-    await stack.refused("/generative_scoring", body | {"items": [[1], "a"]}, "all texts or all token ids")
+    await stack.refused("/generative_scoring", body | {"items": [[10**6]]}, "vocabulary")
 
 
 async def test_a_model_of_the_other_kind_is_refused_with_what_serves_it(stack: Stack) -> None:
