@@ -73,3 +73,13 @@ class ThinkAndAnswerTags(AnswerInTags):
     answer_start = "<answer>"
     answer_end = "</answer>"
     special_tokens = (start_mark, end_mark, answer_start, answer_end)
+
+
+class ThinkAndResponseTags(AnswerInTags):
+    """ERNIE 4.5: `<think>…</think>` and `<response>…</response>`."""
+
+    start_mark = "<think>"
+    end_mark = "</think>"
+    answer_start = "<response>"
+    answer_end = "</response>"
+    special_tokens = (start_mark, end_mark, answer_start, answer_end)

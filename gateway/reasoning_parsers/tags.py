@@ -38,3 +38,19 @@ class SeedTags(MarkedParser):
     start_mark = "<seed:think>"
     end_mark = "</seed:think>"
     special_tokens = (start_mark, end_mark)
+
+
+class CohereTags(MarkedParser):
+    """`<|START_THINKING|>…<|END_THINKING|>`, which are special tokens of Command R7B and Command A."""
+
+    start_mark = "<|START_THINKING|>"
+    end_mark = "<|END_THINKING|>"
+    special_tokens = (start_mark, end_mark)
+
+
+class GemmaChannel(MarkedParser):
+    """Gemma 4: a channel of its own, `<|channel>thought …<channel|>`."""
+
+    start_mark = "<|channel>thought"
+    end_mark = "<channel|>"
+    special_tokens = ("<|channel>", end_mark)

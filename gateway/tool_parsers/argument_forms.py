@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.answers.context import Tool
-from gateway.tool_parsers.schema_values import referred, types_of
+from gateway.tool_parsers.schema_values import STRING, referred, types_of
 
 Form = dict[str, Any]
 _NOTHING: Form = {"type": "const_string", "value": ""}
-_SEPARATOR: Form = {"type": "const_string", "value": ", "}
 # If all parameters are optional, the first one written must be among this many.
 _MOST_OPTIONAL = 32
 _MOST_REFERENCES = 64
@@ -22,45 +21,57 @@ _MOST_REFERENCES = 64
 _ENDLESS = re.compile(r"[<\n]|\[\^|(?<!\\)\.|\\[SWDsnpPxu]|\(\?")
 
 
-def elements_form(tool: Tool, begin: str, between: str, end: str) -> Form:
+def elements_form(tool: Tool, begin: str, between: str, end: str, between_json: str = "") -> Form:
     """Parameters written one after the other.
 
     Args:
         begin, between, end: text before a parameter's name, before its value, and after its value.
+        between_json: in place of `between` if the value is JSON rather than the text of a string; empty if there is no
+            difference.
     """
     properties, required = _parameters(tool)
     if properties is None:
-        pair = _sequence(_text_up_to(between), _text_up_to(end))
-        tag: Form = {"type": "tag", "begin": begin, "content": pair, "end": ""}
+        pairs = [_sequence(_text_up_to(each), _text_up_to(end)) for each in (between, between_json) if each]
+        tag: Form = {"type": "tag", "begin": begin, "content": _either(pairs), "end": ""}
         return {"type": "tags_with_separator", "tags": [tag], "separator": ""}
     row: list[Form] = []
     for name, schema in properties.items():
-        value = _value(tool, schema, end)
-        each: Form = {"type": "tag", "begin": f"{begin}{name}{between}", "content": value, "end": end}
+        texts, others = _forms_of(tool, schema, end) if between_json else ([_value(tool, schema, end)], [])
+        each = _either(
+            [_tag(f"{begin}{name}{between}", text, end) for text in texts]
+            + [_tag(f"{begin}{name}{between_json}", other, end) for other in others]
+        )
         row.append(each if name in required else _perhaps(each))
     return _sequence(*row)
 
 
-def keywords_form(tool: Tool) -> Form:
-    """Parameters as Python keyword arguments, with JSON literals, which the parsers of Python calls accept too."""
+def keywords_form(tool: Tool, sign: str = "=", separator: str = ", ", quote: str = "") -> Form:
+    """Parameters as Python keyword arguments, with JSON literals, which the parsers of Python calls accept too.
+
+    Args:
+        sign: between a parameter's name and its value.
+        separator: between parameters.
+        quote: in place of the quotation marks around a string that is not inside a list or an object.
+    """
     properties, required = _parameters(tool)
     if properties is None:
-        word = _sequence({"type": "regex", "pattern": "[A-Za-z_][A-Za-z_0-9]*="}, _json(tool, True))
-        tag: Form = {"type": "tag", "begin": "", "content": word, "end": ""}
-        return {"type": "tags_with_separator", "tags": [tag], "separator": ", "}
+        name = {"type": "regex", "pattern": f"[A-Za-z_][A-Za-z_0-9]*{sign}"}
+        tag = _tag("", _sequence(name, _quoted(tool, True, quote)), "")
+        return {"type": "tags_with_separator", "tags": [tag], "separator": separator}
     words = {
-        name: _sequence({"type": "const_string", "value": f"{name}="}, _json(tool, schema))
+        name: _sequence(_constant(f"{name}{sign}"), _quoted(tool, schema, quote))
         for name, schema in properties.items()
         if name.isidentifier()
     }
+    further = {name: _sequence(_constant(separator), word) for name, word in words.items()}
     names, row = list(words), list(words.values())
     first = next((place for place, name in enumerate(names) if name in required), None)
     if first is None:
         starts = range(min(len(row), _MOST_OPTIONAL))
-        rows = [_sequence(row[start], *map(_perhaps_further, row[start + 1 :])) for start in starts]
+        rows = [_sequence(row[start], *(_perhaps(further[name]) for name in names[start + 1 :])) for start in starts]
         return {"type": "or", "elements": [*rows, _NOTHING]}
-    before = [_perhaps(_sequence(word, _SEPARATOR)) for word in row[:first]]
-    after = [(_further if name in required else _perhaps_further)(words[name]) for name in names[first + 1 :]]
+    before = [_perhaps(_sequence(word, _constant(separator))) for word in row[:first]]
+    after = [further[name] if name in required else _perhaps(further[name]) for name in names[first + 1 :]]
     return _sequence(*before, row[first], *after)
 
 
@@ -80,9 +91,24 @@ def _value(tool: Tool, schema: Any, end: str) -> Form:
     schema = _followed(schema, tool.parameters)
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return {"type": "or", "elements": [{"type": "const_string", "value": value} for value in values]}
+        return {"type": "or", "elements": [_constant(value) for value in values]}
     pattern = _pattern(schema, end)
     return {"type": "regex", "pattern": pattern} if pattern else {"type": "any_text"}
+
+
+def _forms_of(tool: Tool, schema: Any, end: str) -> tuple[list[Form], list[Form]]:
+    """Returns the forms of a value as the text of a string, and as JSON; one of them may be impossible."""
+    types = types_of(schema, tool.parameters)
+    texts = [_value(tool, schema, end)] if "string" in types else []
+    return texts, [] if types == STRING else [_json(tool, schema)]
+
+
+def _quoted(tool: Tool, schema: Any, quote: str) -> Form:
+    """A string between quotes of this kind, if there are any; everything else as JSON."""
+    if not quote:
+        return _json(tool, schema)
+    texts, others = _forms_of(tool, schema, quote)
+    return _either([*(_tag(quote, text, quote) for text in texts), *others])
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,15 +148,19 @@ def _sequence(*elements: Form) -> Form:
 
 
 def _text_up_to(end: str) -> Form:
-    return {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}
+    return _tag("", {"type": "any_text"}, end)
 
 
-def _further(word: Form) -> Form:
-    return _sequence(_SEPARATOR, word)
+def _constant(text: str) -> Form:
+    return {"type": "const_string", "value": text}
 
 
-def _perhaps_further(word: Form) -> Form:
-    return _perhaps(_further(word))
+def _tag(begin: str, content: Form, end: str) -> Form:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _either(forms: list[Form]) -> Form:
+    return forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
 
 
 def _perhaps(form: Form) -> Form:

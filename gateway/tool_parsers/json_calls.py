@@ -9,9 +9,8 @@ from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
 from gateway.tool_parsers.json_text import read_string, read_value
 from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 
-_NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
-_KEYS = (_NAME, *_ARGUMENTS, "type", "id", "index")
+_KEYS = ("name", *_ARGUMENTS, "type", "id", "index")
 
 
 class JsonCallParser(MarkedToolParser):
@@ -20,12 +19,13 @@ class JsonCallParser(MarkedToolParser):
     # Markers after which an object need not be a call: it is certain only once its arguments begin, not with its name,
     # and a key that calls do not have rules it out.
     doubtful: ClassVar[tuple[str, ...]] = ("",)
+    name_key: ClassVar[str] = "name"
     arguments_key: ClassVar[str] = "arguments"
 
     @classmethod
     def object_syntax(cls, name: str) -> CallSyntax:
         """Returns how the object alone is written."""
-        return CallSyntax(f'{{"{_NAME}": {json.dumps(name, ensure_ascii=False)}, "{cls.arguments_key}": ', "}")
+        return CallSyntax(f'{{"{cls.name_key}": {json.dumps(name, ensure_ascii=False)}, "{cls.arguments_key}": ', "}")
 
     def read_object(self, marker: str) -> Steps[None]:
         """Reads a call.
@@ -102,7 +102,7 @@ class _Call:
         yield from text.peek_past_space()
         yield from text.expect(":")
         first = yield from text.peek_past_space()
-        if key == _NAME and not self._name:
+        if key == self._parser.name_key and not self._name:
             self._name = yield from read_string(text)
             self._name_is_known()
         elif key in _ARGUMENTS and not self._has_arguments and self._early is None:

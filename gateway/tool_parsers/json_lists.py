@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.tool_parsers.base import CallSyntax
-from gateway.tool_parsers.json_calls import JsonCallParser
+import json
+
+from gateway.tool_parsers.base import CallSyntax, MarkedToolParser
+from gateway.tool_parsers.json_calls import JsonCallParser, read_bare_arguments
+from gateway.tool_parsers.json_text import read_string
 from gateway.tool_parsers.scanner import NotACallError, Steps
 
 
@@ -60,6 +63,59 @@ class Phi4Mini(JsonListParser):
     def syntax(cls, name: str) -> CallSyntax:
         call = cls.object_syntax(name)
         return CallSyntax(call.begin, call.end, "functools[", ", ", "]")
+
+
+class Cohere(JsonListParser):
+    """Command R7B and Command A: the list is an action, which may come after a plan (the reasoning)."""
+
+    begins = ("<|START_ACTION|>",)
+    ends = ("<|END_ACTION|>",)
+    special_tokens = begins + ends
+    name_key = "tool_name"
+    arguments_key = "parameters"
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        call = cls.object_syntax(name)
+        begin = f'    {{"tool_call_id": "0", {call.begin.removeprefix("{")}'
+        return CallSyntax(begin, call.end, f"{cls.begins[0]}[\n", ",\n", f"\n]{cls.ends[0]}")
+
+
+class Apertus(MarkedToolParser):
+    """Apertus: a list of objects with one member each, the name of a tool and its arguments."""
+
+    begins = ("<|tools_prefix|>",)
+    ends = ("<|tools_suffix|>",)
+    special_tokens = begins + ends
+
+    def read_calls(self, marker: str) -> Steps[None]:
+        yield from self.text.peek_past_space()
+        yield from self.text.expect("[")
+        while (following := (yield from self.text.peek_past_space())) != "]":
+            if following == ",":
+                self.text.take(1)
+            else:
+                yield from self._read_call()
+        self.text.take(1)
+        if self.text.holds:  # no call at all
+            raise NotACallError
+        yield from self.close()
+
+    def _read_call(self) -> Steps[None]:
+        yield from self.text.expect("{")
+        yield from self.text.peek_past_space()
+        name = yield from read_string(self.text)
+        yield from self.text.peek_past_space()
+        yield from self.text.expect(":")
+        self.begin_call(name)
+        yield from read_bare_arguments(self.text, self.found.arguments)
+        yield from self.text.peek_past_space()
+        yield from self.text.expect("}")
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        begin = f"{{{json.dumps(name, ensure_ascii=False)}: "
+        return CallSyntax(begin, "}", f"{cls.begins[0]}[", ", ", f"]{cls.ends[0]}")
 
 
 class XLam(JsonListParser):

@@ -87,6 +87,19 @@ class Llama4Python(PythonCallParser):
     special_tokens = begins + ends
 
 
+class Lfm2(PythonCallParser):
+    """LFM2: the list between special tokens, anywhere in the text."""
+
+    begins = ("<|tool_call_start|>",)
+    ends = ("<|tool_call_end|>",)
+    special_tokens = begins + ends
+    bare = ""
+
+    @classmethod
+    def syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"{name}(", ")", f"{cls.begins[0]}[", ", ", f"]{cls.ends[0]}")
+
+
 class Olmo3(PythonCallParser):
     """OLMo 3: one call per line, all between tags."""
 

@@ -1,10 +1,11 @@
-"""Converts Python literals to JSON incrementally. Nothing is evaluated; nesting costs one list entry per level."""
+"""Converts Python literals to JSON incrementally. Nothing is evaluated."""
 
 from __future__ import annotations
 
 import json
 import re
 
+from gateway.tool_parsers.nested_values import read_nested
 from gateway.tool_parsers.scanner import NotACallError, Scanner, Sink, Steps
 
 _WORD = re.compile(r"[-+.\w]*+")
@@ -28,55 +29,22 @@ def read_literal(text: Scanner, sink: Sink) -> Steps[None]:
     Raises:
         NotACallError: it is something else.
     """
-    open_brackets: list[str] = []
-    yield from _read_item(text, sink, open_brackets)
-    while open_brackets:
-        closing = _CLOSE[open_brackets[-1]]
-        following = yield from text.peek_past_space()
-        if following == ",":
-            text.take(1)
-            following = yield from text.peek_past_space()
-            if following != closing:
-                sink(", ")
-                yield from _read_member(text, sink, open_brackets)
-                continue
-        if following != closing:
-            raise NotACallError
-        text.take(1)
-        sink("}" if closing == "}" else "]")
-        open_brackets.pop()
+    yield from read_nested(text, sink, _CLOSE, lambda: _read_key(text, sink), lambda: _read_leaf(text, sink))
 
 
-def _read_item(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[None]:
-    """Reads a value; of a bracketed one, only the part up to where a further value or the closing bracket may come."""
-    while (first := (yield from text.peek_past_space())) in _CLOSE:
-        open_brackets.append(text.take(1))
-        sink("{" if first == "{" else "[")
-        if (yield from text.peek_past_space()) == _CLOSE[first]:
-            return
-        if first == "{":
-            yield from _read_key(text, sink)
-    if first in _BODY:
+def _read_leaf(text: Scanner, sink: Sink) -> Steps[None]:
+    if (yield from text.peek()) in _BODY:
         yield from _read_string(text, sink)
     else:
         sink((yield from _read_scalar(text)))
 
 
-def _read_member(text: Scanner, sink: Sink, open_brackets: list[str]) -> Steps[None]:
-    if open_brackets[-1] == "{":
-        yield from _read_key(text, sink)
-    yield from _read_item(text, sink, open_brackets)
-
-
 def _read_key(text: Scanner, sink: Sink) -> Steps[None]:
-    """Reads a dict key, which becomes a string in JSON, and its colon."""
+    """Reads a dict key, which becomes a string in JSON."""
     if (yield from text.peek_past_space()) in _BODY:
         yield from _read_string(text, sink)
     else:
         sink(f'"{yield from _read_scalar(text)}"')
-    yield from text.peek_past_space()
-    yield from text.expect(":")
-    sink(": ")
 
 
 def _read_scalar(text: Scanner) -> Steps[str]:

@@ -13,7 +13,9 @@ from gateway.tool_parsers.python_values import json_text, read_literal
 from gateway.tool_parsers.scanner import EndOfTextError, NotACallError, Scanner, Sink
 
 _MOST_SCHEMAS = 64
-_ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
+STRING = frozenset({"string"})
+NO_STRING = frozenset({"number", "integer", "boolean", "null", "object", "array"})
+_ANY = STRING | NO_STRING
 _NULLS = ("null", "None")
 _BOOLEANS = {"true": "true", "false": "false", "True": "true", "False": "false"}
 _decoder = msgspec.json.Decoder(msgspec.Raw)
@@ -136,15 +138,16 @@ class ArgumentWriter:
         self._sink = sink
         self._separator = "{"
 
-    def value(self, name: str, line_break: str = "") -> Value:
+    def value(self, name: str, line_break: str = "", types: frozenset[str] | None = None) -> Value:
         """Begins the next parameter; returns its value to fill and close.
 
         Args:
             line_break: removed once from the beginning and once from the end of the value's text.
+            types: JSON types that it may have; by default, those that the tool's schema allows.
         """
         self._sink(f"{self._separator}{json.dumps(name, ensure_ascii=False)}: ")
         self._separator = ", "
-        return Value(self._types.of(self._tool, name), line_break, self._sink)
+        return Value(self._types.of(self._tool, name) if types is None else types, line_break, self._sink)
 
     def close(self) -> None:
         """Ends the object."""
@@ -158,7 +161,7 @@ class Value:
         self._types = types
         self._break = line_break
         self._sink = sink
-        self._streams = types == {"string"}
+        self._streams = types == STRING
         self._begun = False
         self._waiting = ""  # a line break that may be the final one
         self._pieces: list[str] = []

@@ -27,10 +27,18 @@ class TaggedJsonParser(JsonCallParser):
 
 
 class Hermes(TaggedJsonParser):
-    """The format of Hermes 2 and 3, Qwen 2.5 and Qwen 3."""
+    """The format of Hermes 2 and 3, Qwen 2.5, Qwen 3, Granite 4 and ERNIE 4.5."""
 
     begins = ("<tool_call>",)
     ends = ("</tool_call>",)
+    special_tokens = begins + ends
+
+
+class LongCat(TaggedJsonParser):
+    """LongCat-Flash."""
+
+    begins = ("<longcat_tool_call>",)
+    ends = ("</longcat_tool_call>",)
     special_tokens = begins + ends
 
 

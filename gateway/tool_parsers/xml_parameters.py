@@ -21,7 +21,7 @@ _VALUE_ENDS = Markers("</parameter>", _PARAMETER, "</function>")
 
 
 class XmlParameterParser(MarkedToolParser):
-    """Qwen3-Coder, Step 3.5. Values are text, which is converted to JSON by the tool's schema."""
+    """Qwen3-Coder, Step 3.5, MiMo. Values are text, which is converted to JSON by the tool's schema."""
 
     begins = ("<tool_call>", _FUNCTION)
     ends = ("</tool_call>",)
@@ -29,7 +29,8 @@ class XmlParameterParser(MarkedToolParser):
 
     @classmethod
     def syntax(cls, name: str) -> CallSyntax:
-        return CallSyntax(f"<tool_call>\n{_FUNCTION}{name}>\n", "</function>\n</tool_call>", separator="\n")
+        begin, end = cls.begins[0], cls.ends[0]
+        return CallSyntax(f"{begin}\n{_FUNCTION}{name}>\n", f"</function>\n{end}", separator="\n")
 
     @classmethod
     def argument_form(cls, tool: Tool) -> Mapping[str, Any]:
@@ -66,3 +67,11 @@ class XmlParameterParser(MarkedToolParser):
             return element
         yield from self.text.peek_past_space()
         return (yield from self.text.accept(_PARAMETER, "</function>"))
+
+
+class SeedOss(XmlParameterParser):
+    """Seed-OSS: the same between tags of its own."""
+
+    begins = ("<seed:tool_call>", _FUNCTION)
+    ends = ("</seed:tool_call>",)
+    special_tokens = ("<seed:tool_call>", *ends)

@@ -37,7 +37,10 @@ WORDS: Mapping[str, Sequence[str]] = {
 }
 # One family of each reasoning format → its complete words.
 REASONING_WORDS: Mapping[str, Sequence[str]] = {
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "deepseek_r1": ("<think>", "</think>"),
+    "ernie45": ("<think>", "</think>\n<response>", "\n</response>", "\n" * 9),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
     "granite": ("Here's my thought process:", "Here is my thought process: ", "Here's my response:",
                 " Here is my response:", "<think>", "</think><response>", "</response>"),
     "hunyuan_a13b": ("<think>", "</think>\n<answer>", "\n</answer>", "\n" * 9),

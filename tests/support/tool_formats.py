@@ -74,9 +74,20 @@ _PYTHON = (
     + "){% endfor %}]"
 )  # fmt: skip
 
+_GEMMA = (
+    "{%- macro write(value) -%}{%- if value is string -%}QUOTE{{ value }}QUOTE{%- elif value is mapping -%}"
+    "{ {%- for key, each in value.items() %}{{ ',' if not loop.first }}{{ key }}:{{ write(each) }}{% endfor -%} }"
+    "{%- elif value is sequence -%}[{% for each in value %}{{ ',' if not loop.first }}{{ write(each) }}{% endfor %}]"
+    "{%- else -%}{{ value | tojson }}{%- endif -%}{%- endmacro -%}"
+    "{{ content }}{% for call in calls %}BEGINcall:{{ call.name }}{{ write(call.arguments) }}END{% endfor %}"
+)  # fmt: skip
+
 FORMS: Mapping[str, Form] = {
     "hermes": Form(_HERMES),
     "qwen": Form(_HERMES),
+    "granite4": Form(_HERMES),
+    "ernie45": Form(_HERMES),
+    "longcat": Form(_HERMES.replace("tool_call>", "longcat_tool_call>")),
     "granite-20b-fc": Form("{% for call in calls %}<function_call> " + _OBJECT + "{% endfor %}", content=False),
     "internlm": Form(
         "{{ content }}{% for call in calls %}<|action_start|><|plugin|>\n" + _OBJECT + "<|action_end|>{% endfor %}"
@@ -92,6 +103,16 @@ FORMS: Mapping[str, Form] = {
     "jamba": Form(_TAGGED_LIST),
     "phi4_mini_json": Form("{{ content }}functools" + _LIST),
     "xlam": Form(_LIST, content=False),
+    "cohere_command3": Form(
+        "{{ content }}<|START_ACTION|>[\n{% for call in calls %}{{ ',\n' if not loop.first }}"
+        '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": {{ call.name | tojson }}, '
+        '"parameters": {{ call.arguments | tojson }}}'
+        "{% endfor %}\n]<|END_ACTION|>"
+    ),
+    "apertus": Form(
+        "{{ content }}<|tools_prefix|>[{% for call in calls %}{{ ', ' if not loop.first }}"
+        "{ {{- call.name | tojson }}: {{ call.arguments | tojson -}} }{% endfor %}]<|tools_suffix|>"
+    ),
     "deepseek_v3": Form(
         "{{ content }}<｜tool▁calls▁begin｜>{% for call in calls %}{{ '\\n' if not loop.first }}"
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.name }}\n```json\n{{ call.arguments | tojson }}\n```"
@@ -115,8 +136,33 @@ FORMS: Mapping[str, Form] = {
         + "{% endfor %}</tool_call>{% endfor %}"
     ),
     "qwen3_coder": Form("{{ content + '\\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
+    "qwen3_xml": Form("{{ content + '\n' if content }}{% for call in calls %}\n" + _XML_CALL + "{% endfor %}"),
+    "mimo": Form("{{ content }}{% for call in calls %}" + _XML_CALL + "{% endfor %}"),
+    "seed_oss": Form(
+        "{{ content }}{% for call in calls %}" + _XML_CALL.replace("tool_call>", "seed:tool_call>") + "{% endfor %}"
+    ),
+    "minimax_m2": Form(
+        "{{ content + '\n' if content }}<minimax:tool_call>\n{% for call in calls %}<invoke name=\"{{ call.name }}\">\n"
+        '{% for key, value in call.arguments.items() %}<parameter name="{{ key }}">'
+        "{{ value if value is string else value | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
+        "</minimax:tool_call>"
+    ),
+    "deepseek_v32": Form(
+        "{{ content + '\n\n' if content }}<｜DSML｜function_calls>\n{% for call in calls %}"
+        '<｜DSML｜invoke name="{{ call.name }}">\n{% for key, value in call.arguments.items() %}'
+        '<｜DSML｜parameter name="{{ key }}" string="{{ "true" if value is string else "false" }}">'
+        "{{ value if value is string else value | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n"
+        "{% endfor %}</｜DSML｜function_calls>"
+    ),
+    "gemma4": Form(_GEMMA.replace("BEGIN", "<|tool_call>").replace("END", "<tool_call|>").replace("QUOTE", '<|"|>')),
+    "functiongemma": Form(
+        _GEMMA.replace("BEGIN", "<start_function_call>")
+        .replace("END", "<end_function_call>")
+        .replace("QUOTE", "<escape>")
+    ),
     "step3p5": Form("{{ content }}{% for call in calls %}" + _XML_CALL + "{% endfor %}"),
     "pythonic": Form(_PYTHON, content=False),
+    "lfm2": Form("{{ content }}<|tool_call_start|>" + _PYTHON + "<|tool_call_end|>"),
     "llama4_pythonic": Form(_PYTHON, content=False),
     "olmo3": Form(
         "<function_calls>\n{% for call in calls %}{{ call.name }}("

@@ -21,7 +21,13 @@ def read(name: str, text: str, is_open: bool = False) -> tuple[str, str]:
     return choice.reasoning, choice.content
 
 
-@pytest.mark.parametrize("name", ["deepseek_r1", "glm4_moe", "glm45", "hunyuan_a13b", "qwen3", "step3", "step3p5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek_r1", "deepseek_v3", "ernie45", "glm4_moe", "glm45", "glm47", "hunyuan_a13b", "kimi_k2", "mimo",
+        "minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5",
+    ],
+)  # fmt: skip
 def test_tags(name: str) -> None:
     assert read(name, "<think>\nwhy\n\nhow\n</think>\n\nso\n") == ("why\n\nhow", "so\n")
     assert read(name, "\n<think>why</think>so") == ("why", "so")
@@ -48,6 +54,8 @@ def test_what_nothing_opens_is_content(name: str) -> None:
 
 def test_brackets() -> None:
     assert read("mistral", "[THINK]why[/THINK]so") == ("why", "so")
+    assert read("cohere_command3", "<|START_THINKING|>why<|END_THINKING|>so") == ("why", "so")
+    assert read("gemma4", "<|channel>thought\nwhy\n<channel|>so") == ("why", "so")
 
 
 def test_a_budget_is_part_of_the_thinking() -> None:
@@ -62,6 +70,7 @@ def test_answers_in_tags() -> None:
         "why", "so </answer> and\n</ans",
     )  # fmt: skip
     assert read("hunyuan_a13b", "so</answer>") == ("", "so</answer>")
+    assert read("ernie45", "why\n</think>\n\n<response>\nso\n</response>\n", is_open=True) == ("why", "so")
 
 
 def test_sentences() -> None:

@@ -154,7 +154,7 @@ def test_messages_without_reasoning_stay_as_they_are() -> None:
 
 def test_reasoning_that_is_turned_on_needs_a_parser() -> None:
     GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=True)).check()
-    with pytest.raises(StartupError, match=r"--enable-reasoning is deprecated.*deepseek_r1, glm4_moe"):
+    with pytest.raises(StartupError, match=r"--enable-reasoning is deprecated.*deepseek_r1, deepseek_v3"):
         GatewayOptions(reasoning=ReasoningOptions(enable_reasoning=True)).check()
     with pytest.raises(StartupError, match=r"which is qwen3: leave it out"):
         GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=False)).check()

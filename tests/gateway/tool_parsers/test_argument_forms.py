@@ -18,8 +18,8 @@ from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.tokenizer.files import read_tokenizer_files
 from tests.support.tool_formats import Call, Turn, render
 
-PYTHON = ("pythonic", "llama4_pythonic", "olmo3")
-FAMILIES = ("qwen3_coder", "glm45", "glm47", *PYTHON)
+PYTHON = ("pythonic", "llama4_pythonic", "olmo3", "lfm2")
+FAMILIES = ("qwen3_coder", "seed_oss", "minimax_m2", "deepseek_v32", "glm45", "glm47", "gemma4", *PYTHON)
 TOOL = Tool(
     "f",
     {
@@ -62,6 +62,8 @@ def may_write(family: str, tool: Tool, arguments: dict[str, Any]) -> bool:
     if family in PYTHON:
         row = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
         text = f"{syntax.before}{syntax.begin}{row}{syntax.end}{syntax.after}"
+    if family == "gemma4":  # strings in lists are JSON
+        text = text.replace('[<|"|>', '["').replace('<|"|>]', '"]').replace('<|"|>,<|"|>', '","')
     token_ids = vocabulary().encode(text.encode())
     return matcher.accept(token_ids) == len(token_ids) and matcher.is_complete
 
