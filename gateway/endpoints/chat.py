@@ -29,7 +29,7 @@ from gateway.requests.field_names import told_as
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.messages import template_messages, texts_of
 from gateway.requests.served_model import ServedModel
-from gateway.requests.template_variables import THINKING_SWITCH, template_variables
+from gateway.requests.template_variables import switch_of, template_variables
 from gateway.requests.tools import ToolUse, tool_use
 from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from gateway.services.tokenizer import RenderedChat
@@ -118,7 +118,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     if context.reasoning:
         thinking = await context.reasoning.thinking(
             first.text, continued=continued_texts(body, conversations[0]), is_constrained=constraint is not None,
-            switch=variables.get(THINKING_SWITCH),
+            switch=switch_of(variables),
         )  # fmt: skip
     return make_generation_request(
         body, [each.prompt for each in rendered], model, constraint=constraint,

@@ -9,7 +9,7 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
 from gateway.protocol.messages import CountTokensRequest, MessagesRequest, MessagesTool
 from gateway.protocol.tokens import TokenizeRequest
-from gateway.requests.template_variables import THINKING_SWITCH
+from gateway.requests.template_variables import thinking_switched
 from quire.errors import InvalidRequest
 
 Block = Mapping[str, Any]
@@ -91,7 +91,7 @@ def _is_begun(conversation: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _template_variables(body: CountTokensRequest) -> dict[str, Any] | None:
-    return None if body.thinking is None else {THINKING_SWITCH: body.thinking.type != "disabled"}
+    return None if body.thinking is None else thinking_switched(body.thinking.type != "disabled")
 
 
 def _tools(tools: Sequence[MessagesTool] | None) -> list[dict[str, Any]] | None:

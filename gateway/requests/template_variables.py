@@ -8,8 +8,9 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.options.reasoning import REASONING_EFFORTS
 
-# Template variable that turns thinking on and off, in templates that have such a switch.
-THINKING_SWITCH = "enable_thinking"
+# Template variables that turn thinking on and off, in templates that have such a switch: those of DeepSeek, Granite and
+# Kimi use the second one.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 def template_variables(
@@ -20,8 +21,8 @@ def template_variables(
 ) -> Mapping[str, Any]:
     """Returns the variables; those that the request sets explicitly take precedence.
 
-    A requested effort also turns thinking on, or off for `none`, in templates with a switch for it. The server's
-    default effort says only how much to think, not whether.
+    A requested effort also turns thinking on, or off for `none`, in templates with a switch for it, unless the request
+    sets such a switch. The server's default effort says only how much to think, not whether.
 
     Args:
         default_effort: the server's; empty leaves it to the template.
@@ -37,4 +38,16 @@ def template_variables(
             f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
-    return {"reasoning_effort": reasoning_effort, THINKING_SWITCH: reasoning_effort != "none", **given}
+    switch = switch_of(given)
+    on = reasoning_effort != "none" if switch is None else bool(switch)
+    return {"reasoning_effort": reasoning_effort, **thinking_switched(on), **given}
+
+
+def thinking_switched(on: bool) -> dict[str, Any]:
+    """Returns the variables that turn thinking on or off."""
+    return dict.fromkeys(_THINKING_SWITCHES, on)
+
+
+def switch_of(variables: Mapping[str, Any]) -> Any:
+    """Returns the value of the first switch among the variables; None if there is none."""
+    return next((variables[name] for name in _THINKING_SWITCHES if variables.get(name) is not None), None)

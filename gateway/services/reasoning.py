@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.reasoning_parsers.base import ReasoningParser
-from gateway.requests.template_variables import THINKING_SWITCH
+from gateway.requests.template_variables import thinking_switched
 from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
 from gateway.services.tokenizer import Tokenizer
 from quire.errors import FailedPrecondition, InvalidRequest
@@ -53,7 +53,7 @@ class ReasoningFormat:
             try:
                 rendered = await self._tokenizer.render_chat(
                     _ANY_CHAT, add_generation_prompt=True, continue_final_message=False, add_special_tokens=False,
-                    template=None, kwargs={THINKING_SWITCH: True}, with_text=True,
+                    template=None, kwargs=thinking_switched(True), with_text=True,
                 )  # fmt: skip
                 self._is_opened_by_template = rendered.text.rstrip().endswith(self.parser.start_mark.rstrip())
             except (InvalidRequest, FailedPrecondition):  # there is no template, or it rejects this chat

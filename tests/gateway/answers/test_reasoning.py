@@ -112,6 +112,7 @@ async def test_nor_do_log_probabilities_tell_of_it(
         ({"reasoning_effort": "low"}, True),
         ({"reasoning_effort": "none"}, False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"thinking": False}}, False),
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
         (OPEN | {"reasoning_effort": "none"}, True),
     ],

@@ -153,7 +153,7 @@ async def test_what_is_counted_depends_on_the_effort_too(
     assert (await gateway.post("/v1/messages/count_tokens", fields)).status_code == 200
     assert (await gateway.post("/v1/messages", fields)).status_code == 200
     counted, answered = told
-    assert counted == answered == {"reasoning_effort": "high", "enable_thinking": True}
+    assert counted == answered == {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}
 
 
 async def test_an_answer_that_has_begun_goes_on(gateway: GatewayStack) -> None:

@@ -108,9 +108,14 @@ def test_channels_are_counted_each_time() -> None:
     [
         (None, None, {"reasoning_effort": "medium"}),
         (None, {"reasoning_effort": None}, {"reasoning_effort": None}),
-        ("high", None, {"reasoning_effort": "high", "enable_thinking": True}),
-        ("none", {}, {"reasoning_effort": "none", "enable_thinking": False}),
-        ("low", {"enable_thinking": False, "x": 1}, {"reasoning_effort": "low", "enable_thinking": False, "x": 1}),
+        ("high", None, {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}),
+        ("none", {}, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
+        (
+            "low",
+            {"enable_thinking": False, "x": 1},
+            {"reasoning_effort": "low", "enable_thinking": False, "thinking": False, "x": 1},
+        ),
+        ("none", {"thinking": True}, {"reasoning_effort": "none", "enable_thinking": True, "thinking": True}),
     ],
 )
 def test_what_templates_are_told(effort: Any, kwargs: Any, expected: dict[str, Any]) -> None:
