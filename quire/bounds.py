@@ -28,6 +28,7 @@ MAX_XARGS_BYTES = 16 * 1024  # as JSON
 MAX_REPETITION_PATTERN_SIZE = 1024  # in tokens
 MAX_SPECULATIVE_TOKENS = 64  # drafted for a sequence at a time
 MAX_MESSAGES = 4096  # per conversation
+RESERVED_TEMPLATE_VARIABLES = ("messages", "tools", "add_generation_prompt")  # of chat templates: requests have fields
 MAX_TOOLS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_CACHE_SALT_LENGTH = 128

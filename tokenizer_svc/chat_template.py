@@ -18,11 +18,11 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from quire.bounds import RESERVED_TEMPLATE_VARIABLES
 from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
 from tokenizer_svc.developer_role import knows_developers, without_developers
 from tokenizer_svc.rendered import Rendered
 
-_RESERVED = ("messages", "tools", "add_generation_prompt")
 # Appended to the content of a message to be continued, to find its end again: searching for the content itself could
 # match what the template writes after it. The trailing space shows whether the template strips a content's trailing
 # whitespace.
@@ -127,7 +127,7 @@ class ChatTemplates:
         Raises:
             TemplateRejection: it cannot be rendered.
         """
-        for name in _RESERVED:
+        for name in RESERVED_TEMPLATE_VARIABLES:
             if name in variables:
                 raise TemplateRejection(
                     f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"

@@ -93,7 +93,11 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     caller = caller_of(request, body)
     tools, wanted = await asked_of(request, body)
     variables = template_variables(
-        body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort, body.documents
+        body.chat_template_kwargs,
+        body.reasoning_effort,
+        context.options.reasoning.reasoning_effort,
+        body.documents,
+        context.options.default_chat_template_kwargs,
     )
 
     async def render(messages: Conversation) -> RenderedChat:

@@ -92,7 +92,7 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     async def respond(self, request: Request) -> Response | EventStream:
         """Returns the response, streamed or whole as requested."""
         if self._body.stream:
-            interval = self._body.stream_interval or 1
+            interval = self._body.stream_interval or self._context.options.stream_interval
             return EventStream(self._source(), Coalesced(self, interval) if interval > 1 else self)
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)

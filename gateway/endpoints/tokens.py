@@ -82,7 +82,10 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
         add_special_tokens=bool(body.add_special_tokens),
         template=body.chat_template,
         kwargs=template_variables(
-            body.chat_template_kwargs, body.reasoning_effort, context.options.reasoning.reasoning_effort
+            body.chat_template_kwargs,
+            body.reasoning_effort,
+            context.options.reasoning.reasoning_effort,
+            defaults=context.options.default_chat_template_kwargs,
         ),
         tools_json=await beside(request, template_tools, body.tools),
     )

@@ -18,6 +18,7 @@ def template_variables(
     reasoning_effort: str | None,
     default_effort: str,
     documents: Sequence[Mapping[str, str]] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Returns the variables; those that the request sets explicitly take precedence.
 
@@ -26,21 +27,25 @@ def template_variables(
 
     Args:
         default_effort: the server's; empty leaves it to the template.
+        defaults: the server's for all other variables.
 
     Raises:
         InvalidRequest: the effort is unknown.
     """
     given = ({"documents": documents} if documents else {}) | dict(kwargs or {})
+    switch = switch_of(given)
+    usual = {
+        name: value for name, value in (defaults or {}).items() if switch is None or name not in _THINKING_SWITCHES
+    }
     if reasoning_effort is None:
-        return {"reasoning_effort": default_effort, **given} if default_effort else given
+        return ({"reasoning_effort": default_effort} if default_effort else {}) | usual | given
     if reasoning_effort not in REASONING_EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
-    switch = switch_of(given)
     on = reasoning_effort != "none" if switch is None else bool(switch)
-    return {"reasoning_effort": reasoning_effort, **thinking_switched(on), **given}
+    return usual | {"reasoning_effort": reasoning_effort} | thinking_switched(on) | given
 
 
 def thinking_switched(on: bool) -> dict[str, Any]:

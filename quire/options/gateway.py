@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from quire.bounds import RESERVED_TEMPLATE_VARIABLES
 from quire.errors import StartupError
 from quire.options.admin import AdminOptions
 from quire.options.base import ANY_WORD, option
@@ -108,6 +109,14 @@ class GatewayOptions:
         variables=("VLLM_SERVER_DEV_MODE",),
     )  # fmt: skip
     response_role: str = option("assistant", "Role of answers in chat completions.")
+    default_chat_template_kwargs: dict[str, Any] = option(
+        {}, 'Variables for the chat template, as JSON, such as {"enable_thinking": false}. Those that a request sets '
+        "(`chat_template_kwargs`, `reasoning_effort`) take precedence.",
+    )  # fmt: skip
+    stream_interval: int = option(
+        1, "Minimum number of tokens of an event of a stream, except for a choice's first and last one; requests may "
+        "set another number.", minimum=1,
+    )  # fmt: skip
     router_address: tuple[str, ...] = option(
         ("127.0.0.1:50051",), "Address of the router (host:port). Repeatable, for replicas: each gets a share of the "
         "requests, and takes over those of a replica that is lost. Under `quire serve`: used, with its engines, "
@@ -158,8 +167,8 @@ class GatewayOptions:
         Raises:
             StartupError: a key is empty or padded; or options are inconsistent: the address is reachable from other
                 machines and no key is required; credentials are allowed from everywhere; half of TLS is set, or its
-                files are malformed; reasoning without a parser; parsers without text; a response store that does not
-                exist.
+                files are malformed; template variables that requests set; reasoning without a parser; parsers without
+                text; a response store that does not exist.
         """
         for flag, keys in (("--api-key", self.api_key), ("--admin-api-key", self.admin.admin_api_key)):
             if any(not key or key != key.strip() for key in keys):
@@ -186,6 +195,9 @@ class GatewayOptions:
         if self.enable_ssl_refresh and not self.ssl_certfile:
             raise StartupError("--enable-ssl-refresh is for HTTPS: also set --ssl-certfile and --ssl-keyfile.")
         self.admin.check(0 if self.uds else self.port, self.api_key, insecure=self.insecure)
+        for variable in RESERVED_TEMPLATE_VARIABLES:
+            if variable in self.default_chat_template_kwargs:
+                raise StartupError(f"--default-chat-template-kwargs must not set {variable!r}, which requests set.")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise StartupError("--enable-log-outputs needs --enable-log-requests.")
         self.reasoning.check()

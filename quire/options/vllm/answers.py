@@ -26,9 +26,13 @@ _SERVER: Mapping[str, Answer] = {
     "show-hidden-metrics-for-version": no_effect("Deprecated metrics are always shown."),
     "tool-server": refused("Quire does not run tools: clients run their own. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
+    "max-num-queued-reqs": acts_as("--max-inflight-requests"),
+    "shutdown-timeout": acts_as("--drain-timeout-seconds"),
 }
 
 _MODEL: Mapping[str, Answer] = {
+    "language-model-only": no_effect("Models are served for text only anyway.", switch=True),
+    "optimization-level": no_effect("Kernels are compiled ahead or when a worker starts; there are no levels."),
     "task": refused(
         "It no longer exists in vLLM either. Instead of embed, embedding, classify, score and reward, use --runner "
         "pooling, with --convert embed, classify or reward if the architecture leaves it open; instead of generate, "
@@ -72,6 +76,7 @@ _MODEL: Mapping[str, Answer] = {
 }  # fmt: skip
 
 _PARALLEL: Mapping[str, Answer] = {
+    "moe-backend": no_effect("Experts have one kernel for each kind of weights.", taken=("auto",)),
     "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
     "eplb-window-size": acts_as("--eplb-config.window_size"),
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),
@@ -87,6 +92,9 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "quantization-param-path": refused(
         "Scales of keys and values come from the checkpoint or from --calculate-kv-scales; leave it out."
     ),
+    "kv-offloading-size": acts_as("--swap-space", "It counts per rank instead of for all ranks together."),
+    "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
+    "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
     "kv-transfer-config": not_built("transfer of KV blocks between workers"),
     "kv-events-config": not_built(
         "a publisher of KV events in vLLM's format", "Routers get the events of their workers without it."
@@ -113,7 +121,7 @@ _MULTIMODAL: Mapping[str, Answer] = dict.fromkeys(
         "mm-processor-kwargs", "mm-processor-cache-gb", "disable-mm-preprocessor-cache", "mm-processor-cache-type",
         "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "enable-multimodal-encoder-data-parallel",
         "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate", "disable-chunked-mm-input",
-        "default-mm-loras",
+        "default-mm-loras", "trust-request-mm-kwargs",
     ),
     not_built(_MEDIA, _NO_MEDIA),
 )  # fmt: skip
@@ -143,6 +151,9 @@ _SPECULATION: Mapping[str, Answer] = {
         for flag, key in {
             "speculative-model": "model",
             "num-speculative-tokens": "num_speculative_tokens",
+            "spec-method": "method",
+            "spec-model": "model",
+            "spec-tokens": "num_speculative_tokens",
             "speculative-model-quantization": "quantization",
             "speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
             "spec-draft-tp": "draft_tensor_parallel_size",

@@ -6,28 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _GROUPS = {
-    "General": "api-server-count config disable-log-requests! disable-log-stats enable-log-requests headless help",
+    "General": (
+        "api-server-count config disable-log-requests! disable-log-stats enable-log-requests headless help "
+        "shutdown-timeout"
+    ),
     "Frontend": (
         "allow-credentials allowed-headers allowed-methods allowed-origins api-key chat-template "
-        "chat-template-content-format disable-fastapi-docs disable-frontend-multiprocessing "
-        "disable-uvicorn-access-log enable-auto-tool-choice enable-force-include-usage enable-log-outputs "
-        "enable-prompt-tokens-details enable-request-id-headers enable-server-load-tracking enable-ssl-refresh "
-        "enable-tokenizer-info-endpoint exclude-tools-when-tool-choice-none h11-max-header-count "
-        "h11-max-incomplete-event-size host log-config-file log-error-stack lora-modules max-log-len middleware "
-        "port response-role return-tokens-as-token-ids root-path ssl-ca-certs ssl-cert-reqs ssl-certfile "
-        "ssl-keyfile tool-call-parser tool-parser-plugin tool-server trust-request-chat-template uds "
+        "chat-template-content-format default-chat-template-kwargs disable-fastapi-docs "
+        "disable-frontend-multiprocessing disable-uvicorn-access-log enable-auto-tool-choice "
+        "enable-force-include-usage enable-log-outputs enable-prompt-tokens-details enable-request-id-headers "
+        "enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint "
+        "exclude-tools-when-tool-choice-none h11-max-header-count h11-max-incomplete-event-size host log-config-file "
+        "log-error-stack lora-modules max-log-len middleware max-num-queued-reqs port response-role "
+        "return-tokens-as-token-ids root-path ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-keyfile stream-interval "
+        "tool-call-parser tool-parser-plugin tool-server trust-request-chat-template trust-request-mm-kwargs uds "
         "uvicorn-log-level"
     ),
     "ModelConfig": (
-        "allowed-local-media-path allowed-media-domains code-revision config-format convert "
-        "disable-async-output-proc! disable-cascade-attn disable-sliding-window dtype enable-prompt-embeds "
-        "enable-sleep-mode enforce-eager generation-config hf-config-path hf-overrides hf-token "
-        "io-processor-plugin logits-processor-pattern logits-processors logprobs-mode max-logprobs max-model-len "
-        "max-seq-len-to-capture! model model-impl override-attention-dtype override-generation-config "
-        "override-neuron-config! override-pooler-config! pooler-config quantization revision rope-scaling "
-        "rope-theta runner seed served-model-name skip-tokenizer-init task! tokenizer tokenizer-mode "
-        "tokenizer-pool-extra-config! tokenizer-pool-size! tokenizer-pool-type! tokenizer-revision "
-        "trust-remote-code"
+        "allowed-local-media-path allowed-media-domains code-revision config-format convert disable-async-output-proc! "
+        "disable-cascade-attn disable-sliding-window dtype enable-prompt-embeds enable-sleep-mode enforce-eager "
+        "generation-config hf-config-path hf-overrides hf-token io-processor-plugin language-model-only "
+        "logits-processor-pattern logits-processors logprobs-mode max-logprobs max-model-len max-seq-len-to-capture! "
+        "model model-impl override-attention-dtype override-generation-config override-neuron-config! "
+        "override-pooler-config! pooler-config quantization revision rope-scaling rope-theta runner seed "
+        "served-model-name skip-tokenizer-init task! tokenizer tokenizer-mode tokenizer-pool-extra-config! "
+        "tokenizer-pool-size! tokenizer-pool-type! tokenizer-revision trust-remote-code"
     ),
     "LoadConfig": (
         "download-dir ignore-patterns load-format model-loader-extra-config pt-load-map-location "
@@ -35,29 +38,29 @@ _GROUPS = {
     ),
     "StructuredOutputsConfig": (
         "enable-reasoning! guided-decoding-backend! guided-decoding-disable-additional-properties! "
-        "guided-decoding-disable-any-whitespace! guided-decoding-disable-fallback! reasoning-effort "
-        "reasoning-parser structured-outputs-config"
+        "guided-decoding-disable-any-whitespace! guided-decoding-disable-fallback! reasoning-effort reasoning-parser "
+        "structured-outputs-config"
     ),
     "ParallelConfig": (
-        "data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank "
-        "data-parallel-rpc-port data-parallel-size data-parallel-size-local data-parallel-start-rank "
-        "dbo-decode-token-threshold dbo-prefill-token-threshold decode-context-parallel-size "
-        "disable-custom-all-reduce distributed-executor-backend enable-dbo enable-eplb enable-expert-parallel "
+        "data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank data-parallel-rpc-port "
+        "data-parallel-size data-parallel-size-local data-parallel-start-rank dbo-decode-token-threshold "
+        "dbo-prefill-token-threshold decode-context-parallel-size disable-custom-all-reduce "
+        "distributed-executor-backend enable-dbo enable-eplb enable-expert-parallel "
         "enable-multimodal-encoder-data-parallel! eplb-config eplb-log-balancedness! eplb-step-interval! "
-        "eplb-window-size! expert-placement-strategy max-parallel-loading-workers num-redundant-experts! "
+        "eplb-window-size! expert-placement-strategy max-parallel-loading-workers moe-backend num-redundant-experts! "
         "pipeline-parallel-size ray-workers-use-nsight tensor-parallel-size worker-cls worker-extension-cls "
         "worker-use-ray!"
     ),
     "CacheConfig": (
-        "block-size calculate-kv-scales cpu-offload-gb enable-prefix-caching gpu-memory-utilization "
-        "kv-cache-dtype kv-cache-memory-bytes kv-sharing-fast-prefill mamba-cache-dtype mamba-ssm-cache-dtype "
-        "num-gpu-blocks-override prefix-caching-hash-algo quantization-param-path! swap-space "
+        "block-size calculate-kv-scales cpu-offload-gb enable-prefix-caching gpu-memory-utilization kv-cache-dtype "
+        "kv-cache-memory-bytes kv-offloading-backend kv-offloading-size kv-sharing-fast-prefill mamba-cache-dtype "
+        "mamba-ssm-cache-dtype num-gpu-blocks-override prefix-caching-hash-algo quantization-param-path! swap-space "
         "use-v2-block-manager!"
     ),
     "MultiModalConfig": (
-        "disable-mm-preprocessor-cache! interleave-mm-strings limit-mm-per-prompt media-io-kwargs "
-        "mm-encoder-tp-mode mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs "
-        "mm-shm-cache-max-object-size-mb skip-mm-profiling video-pruning-rate"
+        "disable-mm-preprocessor-cache! interleave-mm-strings limit-mm-per-prompt media-io-kwargs mm-encoder-tp-mode "
+        "mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs mm-shm-cache-max-object-size-mb "
+        "skip-mm-profiling video-pruning-rate"
     ),
     "LoRAConfig": (
         "default-mm-loras enable-lora enable-lora-bias! fully-sharded-loras long-lora-scaling-factors! lora-dtype "
@@ -65,22 +68,22 @@ _GROUPS = {
     ),
     "ObservabilityConfig": "collect-detailed-traces otlp-traces-endpoint show-hidden-metrics-for-version",
     "SchedulerConfig": (
-        "async-scheduling cuda-graph-sizes disable-chunked-mm-input disable-hybrid-kv-cache-manager "
-        "enable-chunked-prefill long-prefill-token-threshold max-concurrency max-long-partial-prefills "
-        "max-num-batched-tokens max-num-partial-prefills max-num-seqs multi-step-stream-outputs! "
-        "num-lookahead-slots num-scheduler-steps! preemption-mode! scheduler-cls scheduler-delay-factor! "
-        "scheduling-policy"
+        "async-scheduling cuda-graph-sizes cudagraph-capture-sizes disable-chunked-mm-input "
+        "disable-hybrid-kv-cache-manager enable-chunked-prefill long-prefill-token-threshold max-concurrency "
+        "max-long-partial-prefills max-num-batched-tokens max-num-partial-prefills max-num-seqs "
+        "multi-step-stream-outputs! num-lookahead-slots num-scheduler-steps! preemption-mode! scheduler-cls "
+        "scheduler-delay-factor! scheduling-policy"
     ),
     "AttentionConfig": "attention-backend",
     "SpeculativeConfig": (
         "disable-logprobs-during-spec-decoding! ngram-prompt-lookup-max! ngram-prompt-lookup-min! "
-        "num-speculative-tokens! spec-decoding-acceptance-method! speculative-config "
-        "speculative-disable-by-batch-size! speculative-disable-mqa-scorer! "
+        "num-speculative-tokens! spec-decoding-acceptance-method! spec-method spec-model spec-tokens "
+        "speculative-config speculative-disable-by-batch-size! speculative-disable-mqa-scorer! "
         "speculative-draft-tensor-parallel-size! speculative-max-model-len! speculative-model! "
         "speculative-model-quantization! typical-acceptance-sampler-posterior-alpha! "
         "typical-acceptance-sampler-posterior-threshold!"
     ),
-    "VllmConfig": "additional-config compilation-config kv-events-config kv-transfer-config",
+    "VllmConfig": "additional-config compilation-config kv-events-config kv-transfer-config optimization-level",
     "PromptAdapterConfig": "enable-prompt-adapter! max-prompt-adapter-token! max-prompt-adapters! prompt-adapters!",
     "Device": "device!",
 }

@@ -92,7 +92,7 @@ def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str]
     if f"--{name}" == COMPILATION:
         return _compilation(shown, value, tell)
     if not os.environ.get(_QUIET):
-        tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}, which replaces it.")
+        tell(f"{shown} acts as {' '.join(_successor(answer, '…'))}. {answer.text}".rstrip())
     return list(_successor(answer, value))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -95,3 +96,13 @@ async def test_streams(gateway: GatewayStack) -> None:
     *chunks, done = await gateway.events("/v1/chat/completions", chat | {"stream": True, "stream_interval": 100})
     logprobs = [part["logprobs"] for chunk in chunks for part in chunk["choices"] if part.get("logprobs")]
     assert [len(part["content"]) for part in logprobs] == [1, 5]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_server_may_have_an_interval_of_its_own(gateway: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dataclasses.replace(gateway.context.options, stream_interval=4)
+    monkeypatch.setattr(gateway.context, "options", options)
+    body = {"prompt": "A", "max_tokens": 11, "stream": True, "return_token_ids": True}
+    for fields, sizes in (({}, [1, 4, 4, 2]), ({"stream_interval": 6}, [1, 6, 4])):
+        *chunks, _ = await gateway.events("/v1/completions", body | fields)
+        assert [len(chunk["choices"][0]["token_ids"]) for chunk in chunks] == sizes

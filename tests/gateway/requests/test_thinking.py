@@ -122,6 +122,25 @@ def test_what_templates_are_told(effort: Any, kwargs: Any, expected: dict[str, A
     assert template_variables(kwargs, effort, "medium") == expected
 
 
+@pytest.mark.parametrize(
+    ("effort", "kwargs", "expected"),
+    [
+        (None, None, {"reasoning_effort": "medium", "enable_thinking": False, "tone": "dry"}),
+        (None, {"tone": "warm"}, {"reasoning_effort": "medium", "enable_thinking": False, "tone": "warm"}),
+        (None, {"thinking": True}, {"reasoning_effort": "medium", "thinking": True, "tone": "dry"}),
+        ("low", None, {"reasoning_effort": "low", "enable_thinking": True, "thinking": True, "tone": "dry"}),
+    ],
+)
+def test_servers_have_defaults_for_templates(effort: Any, kwargs: Any, expected: dict[str, Any]) -> None:
+    defaults = {"enable_thinking": False, "tone": "dry"}
+    assert template_variables(kwargs, effort, "medium", defaults=defaults) == expected
+
+
+def test_defaults_for_templates_are_no_fields_of_requests() -> None:
+    with pytest.raises(StartupError, match="must not set 'tools'"):
+        GatewayOptions(default_chat_template_kwargs={"tools": []}).check()
+
+
 def test_efforts_may_be_left_to_templates() -> None:
     assert template_variables({"x": 1}, None, "") == {"x": 1}
     assert template_variables(None, None, "") == {}
