@@ -19,6 +19,7 @@ from engine_svc.executor.base import Executor, create_executor
 from engine_svc.executor.external import obey, read_launch
 from engine_svc.model_info import ModelInfo
 from engine_svc.service.admin import EngineAdminServicer
+from engine_svc.service.kv_publisher import KvPublisher
 from engine_svc.service.metrics import EngineCollector
 from engine_svc.service.registration import Place, keep_registered
 from engine_svc.service.servicer import EngineServicer
@@ -134,10 +135,16 @@ async def _companions(
     server: GrpcServerOptions,
     security: RpcSecurityOptions,
 ) -> AsyncIterator[None]:
-    """Runs the background tasks of a serving worker: the step watchdog and the registrations."""
+    """Runs the background tasks of a serving worker: the step watchdog, the registrations and the KV publisher.
+
+    Raises:
+        StartupError: see KvPublisher.
+    """
     place = Place(server.host, grpc_server.port, engine.registration.advertise_address, security.tls)
     jobs = [watch_steps(worker.loop.step_age, engine.watchdog, grpc_server.set_serving, end_process)]
     jobs += [keep_registered(router, place, security) for router in engine.registration.register_with]
+    if (events := engine.cache.events()).is_on:
+        jobs.append(KvPublisher(events, worker).run())
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         yield

@@ -11,7 +11,8 @@ import asyncio
 import enum
 import uuid
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from quire.block_hash import block_key
 
@@ -26,6 +27,15 @@ class Tier(enum.Enum):
 
 
 @dataclass(frozen=True)
+class BlockContent:
+    """What a block holds the keys and values of."""
+
+    token_ids: Sequence[int]
+    adapter: str  # its revision; empty for none
+    cache_salt: str
+
+
+@dataclass(frozen=True)
 class BlocksStored:
     """Blocks that became findable.
 
@@ -36,6 +46,7 @@ class BlocksStored:
     tier: Tier
     keys: list[int]
     parent: int
+    contents: list[BlockContent] = field(default_factory=list)  # of each block, if they are recorded
 
 
 @dataclass(frozen=True)
@@ -97,11 +108,12 @@ class TierRecorder:
         self._last_stored = b""
         self._num_blocks = self._keys_xor = 0
 
-    def stored(self, block_hash: bytes, parent: bytes | None = None) -> None:
+    def stored(self, block_hash: bytes, parent: bytes | None = None, content: BlockContent | None = None) -> None:
         """Records that a block became findable.
 
         Args:
             parent: hash of the block before it, empty for the first of a sequence; None means a tier without order.
+            content: given for all blocks or for none.
         """
         key = block_key(block_hash)
         self._num_blocks += 1
@@ -110,7 +122,10 @@ class TierRecorder:
         if isinstance(last, BlocksStored) and (parent is None or (parent and parent == self._last_stored)):
             last.keys.append(key)
         else:
-            self._events.append(BlocksStored(self._tier, [key], block_key(parent) if parent else 0))
+            last = BlocksStored(self._tier, [key], block_key(parent) if parent else 0)
+            self._events.append(last)
+        if content is not None:
+            last.contents.append(content)
         self._last_stored = block_hash
 
     def removed(self, block_hash: bytes) -> None:

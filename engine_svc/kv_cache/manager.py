@@ -12,7 +12,7 @@ from engine_svc.kv_cache.block_pool import BlockPool
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
 from engine_svc.kv_cache.connectors.none import NoConnector
-from engine_svc.kv_cache.events import CacheContents, Changes, EventRecorder, Tier
+from engine_svc.kv_cache.events import BlockContent, CacheContents, Changes, EventRecorder, Tier
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.prefix_cache import PrefixCache
 from engine_svc.kv_cache.transfers import TransfersUnderWay
@@ -81,6 +81,7 @@ class KvCacheManager:
         self._has_windows = any(window is not None for window in self._windows)
         self._tokens_under_way = tokens_under_way(facts.max_num_batched_tokens, facts.num_stages)
         self._pool = BlockPool(facts.num_blocks)
+        self._records_contents = options.events().is_on
         self._recorder = EventRecorder(connector.recorder if connector else None)
         self._caches = [PrefixCache(None if group else self._recorder.device) for group in range(len(self._windows))]
         self._connector = connector or NoConnector()
@@ -249,9 +250,14 @@ class KvCacheManager:
         self._save(table, full)
         for index in range(table.num_findable, full):
             parent = table.hashes[index - 1] if index else b""
+            content = self._content(table, token_ids, index) if self._records_contents else None
             for cache, block_ids in zip(self._caches, table.block_ids, strict=True):
-                cache.store(block_ids[index], table.hashes[index], parent)
+                cache.store(block_ids[index], table.hashes[index], parent, content)
         table.num_findable = full
+
+    def _content(self, table: BlockTable, token_ids: Sequence[int], index: int) -> BlockContent:
+        first = index * self.block_size
+        return BlockContent(token_ids[first : first + self.block_size], table.adapter, table.cache_salt)
 
     def _extend_hashes(self, table: BlockTable, token_ids: Sequence[int]) -> None:
         extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content, table.adapter)

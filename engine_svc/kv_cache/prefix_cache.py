@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine_svc.kv_cache.events import TierRecorder
+from engine_svc.kv_cache.events import BlockContent, TierRecorder
 
 
 class PrefixCache:
@@ -42,18 +42,19 @@ class PrefixCache:
             found.append(run)
         return found
 
-    def store(self, block: int, block_hash: bytes, parent: bytes) -> None:
+    def store(self, block: int, block_hash: bytes, parent: bytes, content: BlockContent | None = None) -> None:
         """Makes the block findable, unless another block with the same contents already is.
 
         Args:
             parent: hash of the block before it; empty for the first of a sequence.
+            content: see TierRecorder.stored.
         """
         if block_hash in self._blocks:
             return
         self._blocks[block_hash] = block
         self._hashes[block] = block_hash
         if self._recorder:
-            self._recorder.stored(block_hash, parent)
+            self._recorder.stored(block_hash, parent, content)
 
     def forget(self, block: int) -> bytes | None:
         """Removes the block from the index, if it is there, because its contents are about to be overwritten.

@@ -179,7 +179,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "swap space in host memory": f"{_CUTS}::blocks_come_back_from_the_host",
             "weights offloaded to host memory": "--cpu-offload-gb",
             "KV transfer between instances": "--kv-transfer-config",
-            "KV events for other programs": "GET /kv_event_sources",
+            "KV events for other programs": "--kv-events-config",
             "data types of Mamba states": "--mamba-cache-dtype",
         },
         "scheduling": {

@@ -82,6 +82,7 @@ _TESTS = {
         "long-prefill-token-threshold max-long-partial-prefills max-num-partial-prefills"
     ),
     "tests/engine_svc/service/test_adapters.py": "enable-lora",
+    "tests/engine_svc/service/test_kv_publisher.py": "kv-events-config",
     "tests/engine_svc/service/test_engine_service.py": "num-gpu-blocks-override",
     "tests/gateway/endpoints/test_operations.py": "allow-credentials allowed-origins api-key",
     "tests/gateway/requests/test_request_log.py": (

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from quire.errors import StartupError
 from quire.options.base import option
+from quire.options.kv_events import KvEventsConfig
 
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -58,6 +63,13 @@ class CacheOptions:
         "Keeps the KV blocks of finished requests for prompts with the same beginning. Always off for models with "
         "recurrent layers.",
     )
+    kv_events_config: dict[str, Any] = option(
+        {}, "Publishes over ZeroMQ what the prefix cache stores and removes, in vLLM's format; as JSON or key by key. "
+        "Keys: enable_kv_cache_events (false), publisher (zmq or null), endpoint (tcp://*:5557; without an asterisk it "
+        "is connected to), replay_endpoint (for missed batches; none by default), buffer_steps (batches kept for it: "
+        "10000), hwm (messages that wait for a slow subscriber: 100000), topic. Whoever reads the events learns the "
+        "tokens of all prompts.", schema=KvEventsConfig,
+    )  # fmt: skip
     kv_sharing_fast_prefill: bool = option(
         False, "Has no effect, as in vLLM, and says so at startup: prompts are computed the same way without it."
     )
@@ -69,3 +81,14 @@ class CacheOptions:
         0.0, "GiB of weights per GPU to keep in host memory: as many whole layers as fit, which are copied to the GPU "
         "in each forward pass, each while the one before it computes. No effect on a CPU.", minimum=0, maximum=1 << 20,
     )  # fmt: skip
+
+    def events(self) -> KvEventsConfig:
+        """The settings of --kv-events-config.
+
+        Raises:
+            StartupError: events are enabled without prefix caching.
+        """
+        config = msgspec.convert(self.kv_events_config, KvEventsConfig)
+        if config.is_on and not self.enable_prefix_caching:
+            raise StartupError("--kv-events-config publishes what the prefix cache holds: it needs prefix caching.")
+        return config

@@ -96,9 +96,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
     "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
     "kv-transfer-config": not_built("transfer of KV blocks between workers"),
-    "kv-events-config": not_built(
-        "a publisher of KV events in vLLM's format", "Routers get the events of their workers without it."
-    ),
     "disable-hybrid-kv-cache-manager": no_effect("One manager handles the blocks of all kinds of layers.", switch=True),
     "scheduler-cls": refused(
         "Quire does not load scheduler classes; choose a policy with --scheduling-policy.",
