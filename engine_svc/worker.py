@@ -20,6 +20,8 @@ from engine_svc.core.loop import EngineLoop, Sink, still_loading
 from engine_svc.core.stepped import SteppedEngine
 from engine_svc.executor.base import Executor
 from engine_svc.fingerprint import fingerprint
+from engine_svc.kv_cache.connectors.base import KvConnector
+from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.sizing import KvCacheSize, size_kv_cache
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.formats.registry import create_format
@@ -174,13 +176,20 @@ class EngineWorker:
         self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         facts = _facts(info, spec, size)
         grammars = Grammars(spec.vocab_size, partial(self._load_vocabulary, spec.vocab_size, facts.eos_token_ids))
-        return Engine(self._executor, self._options, facts, drafter=self._make_drafter(), grammars=grammars)
+        return Engine(
+            self._executor, self._options, facts, drafter=self._make_drafter(), connector=self._make_connector(),
+            grammars=grammars,
+        )  # fmt: skip
 
     def _build_pooling(self, folder: Path, config: Mapping[str, Any]) -> SteppedEngine:
         engine, info = build_pooling(folder, config, self._model, self._options)
         adapters = AdapterRegistry(self._options.lora, info.served_model_names, {})
         self._info, self._adapters = info, ServedAdapters(adapters, self.loop)
         return engine
+
+    def _make_connector(self) -> KvConnector | None:
+        config = self._options.cache.transfer()
+        return SharedStorage(config, lambda: self.info.fingerprint) if config.is_on else None
 
     def _make_drafter(self) -> Drafter | None:
         config = self._options.speculative.chosen()

@@ -30,3 +30,14 @@ class BlockStore(ABC):
     def take_ended(self) -> list[EndedTransfer]:
         """The transfers with a key that have ended since the last call."""
         return []
+
+    def close(self) -> None:
+        """Finishes what is under way outside the device. Nothing is called afterwards."""
+        return
+
+
+class NoStore(BlockStore):
+    """For workers whose blocks never leave the device."""
+
+    def begin(self, transfers: Transfers) -> None:
+        """See BlockStore.begin; there are none."""

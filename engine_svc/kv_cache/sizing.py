@@ -46,6 +46,7 @@ def size_kv_cache(spec: KvCacheSpec, options: EngineOptions) -> KvCacheSize:
     """
     cache, scheduler = options.cache, options.scheduler
     _check_swap(spec, cache)
+    _check_transfer(spec, cache)
     if cache.num_gpu_blocks_override is not None:
         size = _overridden(cache.num_gpu_blocks_override, spec)
     else:
@@ -72,6 +73,20 @@ def _check_swap(spec: KvCacheSpec, cache: CacheOptions) -> None:
         raise StartupError("--swap-space does not support models with sliding windows; leave it out.")
     if cache.swap_space and spec.state_bytes:
         raise StartupError("--swap-space does not support models with recurrent layers; leave it out.")
+
+
+def _check_transfer(spec: KvCacheSpec, cache: CacheOptions) -> None:
+    if not cache.transfer().is_on:
+        return
+    flag = "--kv-transfer-config"
+    if not cache.enable_prefix_caching:
+        raise StartupError(f"{flag} exchanges blocks of the prefix cache: it needs --enable-prefix-caching.")
+    if cache.swap_space:
+        raise StartupError(f"{flag} and --swap-space both keep blocks that the device forgets; leave out one of them.")
+    if spec.windows != (None,):
+        raise StartupError(f"{flag} does not support models with sliding windows; leave it out.")
+    if spec.state_bytes:
+        raise StartupError(f"{flag} does not support models with recurrent layers; leave it out.")
 
 
 def _beside_states(spec: KvCacheSpec, max_num_seqs: int) -> int:

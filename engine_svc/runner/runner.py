@@ -7,16 +7,14 @@ import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 import torch
 
-from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.native import NativeBackend
-from engine_svc.block_stores.base import BlockStore
-from engine_svc.block_stores.host_memory import HostMemory
+from engine_svc.block_stores.base import BlockStore, NoStore
+from engine_svc.block_stores.chosen import MakeStore, chosen_store
 from engine_svc.layer_groups import group_layers
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
@@ -79,11 +77,12 @@ class Runner:
         """
         self._options = options
         self._device = device
-        self._num_ranks = groups.layout.num_ranks
+        at, layout = groups.layout.coordinates(groups.rank), groups.layout
+        self._num_ranks = layout.num_ranks
+        self._rank = at.pipeline * layout.tensor + at.tensor  # among those that compute a sequence together
         self._isolates = False  # whether a failing sequence is isolated from the others: single rank, after warm-up
         if device.type == "cpu":
-            at, layout = groups.layout.coordinates(groups.rank), groups.layout
-            bind_threads(options.kernels, at.pipeline * layout.tensor + at.tensor, layout.tensor * layout.pipeline)
+            bind_threads(options.kernels, self._rank, layout.tensor * layout.pipeline)
         processors = load_processors(options.generation.logits_processors)  # before the weights: errors show early
         folder = weights_folder(model, options.load)
         self._lockstep_ranks = groups.layout.data if has_experts(folder, options) else 0
@@ -130,7 +129,7 @@ class Runner:
         )  # fmt: skip
         self._forward = ForwardPasses(self._model, self._attention, self._groups, loaded.present)
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
-        self._store: BlockStore | None = None
+        self._store: BlockStore = NoStore()
         self._recorded: RecordedSteps | NotedSteps | None = None
         self._later_bytes = 0  # GPU memory that will be taken in addition to what has been taken so far
         self._clock = StepClock()
@@ -180,7 +179,9 @@ class Runner:
 
     def release_caches(self) -> None:
         """Frees the KV cache, states, the host memory tier and recorded steps; `allocate` must be called next."""
-        self._forward.caches, self._forward.states, self._store, self._recorded = [], None, None, None
+        self._store.close()
+        self._store = NoStore()
+        self._forward.caches, self._forward.states, self._recorded = [], None, None
         if self._drafting:
             self._drafting.release()
         self._isolates = False
@@ -193,6 +194,7 @@ class Runner:
 
     def close(self) -> None:
         """Stops the background work of adapters and of dual batches."""
+        self._store.close()
         self._adapters.close()
         self._dual_batch.close()
 
@@ -235,8 +237,7 @@ class Runner:
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its host memory tier, warms up the kernels, and records steps."""
         self._allocate(num_blocks, self._options.scheduler.max_num_seqs)
-        if num_host_blocks:
-            self.connect(lambda attention, caches: HostMemory(attention, caches, num_host_blocks))
+        self.connect(chosen_store(self._options.cache, num_host_blocks, self._rank))
         if self._device.type == "cuda":
             self._record_steps()  # comes first, because it frees memory that steps have taken
             self.warm_up(num_blocks, self._options.scheduler.max_num_seqs)
@@ -249,7 +250,7 @@ class Runner:
         if self._answers is not None:
             self._answers.forgives = True
 
-    def connect(self, make_store: Callable[[AttentionBackend, Sequence[torch.Tensor]], BlockStore]) -> None:
+    def connect(self, make_store: MakeStore) -> None:
         """Creates a connector's store over the allocated caches, which moves blocks from now on."""
         self._store = make_store(self._attention, self._all_caches)
 
@@ -438,8 +439,6 @@ class Runner:
         return batch if lens == batch.query_lens else dataclasses.replace(batch, output_lens=lens)
 
     def _transfer(self, transfers: Transfers) -> list[EndedTransfer]:
-        if self._store is None:
-            return []
         self._store.begin(transfers)
         return self._store.take_ended()
 

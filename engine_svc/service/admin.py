@@ -82,9 +82,9 @@ class _Obedience:
                     f"{part[:64]!r} is not a part of the memory; the parts are {', '.join(PARTS)}.", parameter="tags"
                 )
         before = self._administration.status
-        await self._administration.wake_up(command.parts or PARTS)
         if before.sleep_level == SleepLevel.WEIGHTS_FORGOTTEN and WEIGHTS in before.asleep:
-            await self._worker.look_at_weights()
+            await self._worker.look_at_weights()  # before anything is computed, which others may use by the fingerprint
+        await self._administration.wake_up(command.parts or PARTS)
 
     async def drain(self, command: admin_pb2.Drain) -> None:
         self._administration.drain(wanted=True)

@@ -10,6 +10,7 @@ import msgspec
 from quire.errors import StartupError
 from quire.options.base import option
 from quire.options.kv_events import KvEventsConfig
+from quire.options.kv_transfer import KvTransferConfig
 
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -70,6 +71,12 @@ class CacheOptions:
         "10000), hwm (messages that wait for a slow subscriber: 100000), topic. Whoever reads the events learns the "
         "tokens of all prompts.", schema=KvEventsConfig,
     )  # fmt: skip
+    kv_transfer_config: dict[str, Any] = option(
+        {}, "Exchanges KV blocks with other workers, as JSON or key by key. Keys: kv_connector "
+        "(SharedStorageConnector: through a folder), kv_role (kv_both, kv_producer or kv_consumer: which workers save "
+        "blocks, and which load them), kv_connector_extra_config (shared_storage_path, the folder, and max_gib, the "
+        "size of its files beyond which those used least recently are deleted: 32).", schema=KvTransferConfig,
+    )  # fmt: skip
     kv_sharing_fast_prefill: bool = option(
         False, "Has no effect, as in vLLM, and says so at startup: prompts are computed the same way without it."
     )
@@ -92,3 +99,7 @@ class CacheOptions:
         if config.is_on and not self.enable_prefix_caching:
             raise StartupError("--kv-events-config publishes what the prefix cache holds: it needs prefix caching.")
         return config
+
+    def transfer(self) -> KvTransferConfig:
+        """The settings of --kv-transfer-config, which the command line has checked."""
+        return msgspec.convert(self.kv_transfer_config, KvTransferConfig)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_svc.block_stores.base import BlockStore
+from engine_svc.block_stores.block_files import BlockFiles
+from engine_svc.block_stores.shared_storage import SharedStorage as StorageStore
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import NOTHING, KvConnector
 from engine_svc.kv_cache.connectors.host_tier import HostTier
+from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import NO_TRANSFERS
@@ -39,12 +46,53 @@ def remote(load: Callable[[int], Fare], save: Callable[[int], Fare] = lambda key
     return make
 
 
+class ListBlocks:
+    """A cache that is a list of blocks, which are lists, as bytes."""
+
+    num_bytes = 256
+
+    def __init__(self, memory: list[Any]) -> None:
+        self._memory = memory
+
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+        contents = [json.dumps(self._memory[block]).ljust(self.num_bytes).encode() for block in block_ids]
+        return lambda: contents
+
+    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        for content, block in zip(contents, block_ids, strict=True):
+            self._memory[block] = json.loads(content)
+
+
+class AtOnce(Executor):
+    """Runs what it is given in the caller's thread."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*given, **named))
+        return future
+
+
+def storage(max_gib: float) -> Make:
+    def make(memory: list[Any]) -> tuple[KvConnector, BlockStore]:
+        folder = tempfile.mkdtemp(dir=FOLDER.name)
+        extra = {"shared_storage_path": folder, "max_gib": max_gib}
+        config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": extra}
+        files = BlockFiles(Path(folder), 0, ListBlocks.num_bytes, max_gib * 2**30)
+        connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
+        return connector, StorageStore(ListBlocks(memory), files, AtOnce())
+
+    return make
+
+
+FOLDER = tempfile.TemporaryDirectory()
 CONNECTORS: dict[str, Make] = {
     "host": host(24),
+    "shared-storage": storage(1),
     "remote": remote(lambda key: Fare(key % 4)),
 }
 # Connectors that cannot keep, or deliver, everything they are asked for.
 POOR: dict[str, Make] = {
+    "small-storage": storage(2000 / 2**30),
     "small-host": host(3),
     "remote-in-part": remote(lambda key: Fare(key % 4, most=key % 3)),
     "remote-never": remote(lambda key: Fare(None, lingers=key % 3), save=lambda key: Fare(key % 5, most=key % 2)),

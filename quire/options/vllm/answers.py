@@ -95,7 +95,6 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "kv-offloading-size": acts_as("--swap-space", "It counts per rank instead of for all ranks together."),
     "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
     "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
-    "kv-transfer-config": not_built("transfer of KV blocks between workers"),
     "disable-hybrid-kv-cache-manager": no_effect("One manager handles the blocks of all kinds of layers.", switch=True),
     "scheduler-cls": refused(
         "Quire does not load scheduler classes; choose a policy with --scheduling-policy.",

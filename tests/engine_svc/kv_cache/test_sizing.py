@@ -72,6 +72,23 @@ def test_states_take_their_memory_first() -> None:
         size_kv_cache(changed(state_bytes=2500), engine_options(swap_space=1.0))
 
 
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ({}, {"enable_prefix_caching": False}, "needs --enable-prefix-caching"),
+        ({}, {"swap_space": 1.0}, "leave out one of them"),
+        ({"windows": (None, 64)}, {}, "does not support models with sliding windows"),
+        ({"state_bytes": 2500}, {}, "does not support models with recurrent layers"),
+    ],
+)
+def test_blocks_are_exchanged_by_models_whose_blocks_can_be(
+    spec: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": {"shared_storage_path": "/kv"}}
+    with pytest.raises(StartupError, match=f"--kv-transfer-config.*{message}"):
+        size_kv_cache(changed(**spec), engine_options(kv_transfer_config=config, **options))
+
+
 def test_where_no_layer_attends_blocks_cost_nothing() -> None:
     found = size_kv_cache(changed(bytes_per_block=0, available_bytes=10, state_bytes=5), engine_options(max_num_seqs=2))
     assert found.num_blocks == 4 * 2 * 7

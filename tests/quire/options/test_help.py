@@ -48,7 +48,7 @@ def test_one_flag(word: str) -> None:
 def test_one_flag_by_its_short_name_and_with_all_its_variables() -> None:
     assert "-tp, --tensor-parallel-size INTEGER" in flat(shown("tp"))
     assert "-dcp, --decode-context-parallel-size INTEGER" in flat(shown("dcp"))
-    assert "--kv-transfer-config Not an option of Quire. It needs transfer of KV" in flat(shown("kv-transfer-config"))
+    assert "--limit-mm-per-prompt Not an option of Quire. It needs image, audio" in flat(shown("limit-mm-per-prompt"))
     assert "[env: QUIRE_LOG_LEVEL, VLLM_LOGGING_LEVEL]" in flat(shown("log-level"))
     assert "(DEPRECATED in vLLM)" in flat(shown("num-speculative-tokens"))
 

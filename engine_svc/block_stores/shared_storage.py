@@ -1,0 +1,203 @@
+"""A block store that keeps blocks as files in a folder that several workers share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine_svc.attention.base import AttentionBackend
+from engine_svc.block_stores.base import BlockStore
+from engine_svc.block_stores.block_files import BlockFiles
+from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
+from engine_svc.transfer import Arrival
+from quire.errors import StartupError
+from quire.options.kv_transfer import KvTransferConfig
+
+logger = logging.getLogger(__name__)
+
+# Host memory for blocks that wait to be written. If storage is slower than the model, further ones are not saved.
+_MOST_WAITING_BYTES = 512 * 2**20
+_THREADS = 4
+_SILENT_SECONDS = 60.0  # between two warnings that blocks cannot be written
+
+
+class Blocks(Protocol):
+    """The blocks of a rank's caches, as bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of a block."""
+
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+        """Copies blocks from the device, in the order of its stream.
+
+        Returns:
+            A function that waits for the copies and returns them, for another thread. The device's blocks may be
+            changed at once.
+        """
+
+    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Copies blocks to the device, in the order of its stream."""
+
+
+@dataclass(frozen=True)
+class _Load:
+    block_ids: Sequence[int]
+    reading: Future[list[bytes]]
+
+
+class SharedStorage(BlockStore):
+    """Threads read and write the files; blocks are copied from and to the device between steps.
+
+    A save has ended once its blocks have been copied from the device: whether they are ever written makes a difference
+    only to those who look for the files.
+    """
+
+    def __init__(self, blocks: Blocks, files: BlockFiles, executor: Executor) -> None:
+        """
+        Args:
+            executor: runs what waits for files.
+        """
+        self._blocks = blocks
+        self._files = files
+        self._executor = executor
+        self._loads: dict[int, _Load] = {}
+        self._ended: list[EndedTransfer] = []
+        self._counting = threading.Lock()
+        self._waiting_bytes = 0
+        self._warned_at = -_SILENT_SECONDS
+
+    def begin(self, transfers: Transfers) -> None:
+        """See BlockStore.begin."""
+        for save in transfers.saves:
+            if save.key not in transfers.cancelled:
+                self._save(save)
+        for load in transfers.loads:
+            reading = self._executor.submit(self._read, [_name(place) for place in load.places])
+            self._loads[load.key] = _Load(load.block_ids, reading)
+        for key in transfers.cancelled:
+            if given_up := self._loads.pop(key, None):
+                given_up.reading.cancel()
+            self._ended.append(EndedTransfer(key, 0))
+        for key in [key for key, load in self._loads.items() if load.reading.done()]:
+            self._arrive(key, self._loads.pop(key))
+
+    def take_ended(self) -> list[EndedTransfer]:
+        """See BlockStore.take_ended."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Writes what waits; loads under way are given up."""
+        for load in self._loads.values():
+            load.reading.cancel()
+        self._loads.clear()
+        self._executor.shutdown()
+
+    def _save(self, save: BlockTransfer) -> None:
+        size = len(save.block_ids) * self._blocks.num_bytes
+        if self._waiting_bytes + size > _MOST_WAITING_BYTES:
+            self._ended.append(EndedTransfer(save.key, 0))
+            return
+        self._count(size)
+        copies = self._blocks.leave(save.block_ids)
+        self._executor.submit(self._write, [_name(place) for place in save.places], copies, size, time.time_ns())
+        self._ended.append(EndedTransfer(save.key, len(save.block_ids)))
+
+    def _write(self, places: Sequence[str], copies: Callable[[], list[bytes]], size: int, computed_ns: int) -> None:
+        try:
+            for place, content in zip(places, copies(), strict=True):
+                self._files.write(place, content, computed_ns)
+        except OSError as error:
+            if time.monotonic() - self._warned_at > _SILENT_SECONDS:
+                self._warned_at = time.monotonic()
+                logger.warning("KV blocks cannot be written to shared storage: %s", error)
+        finally:
+            self._count(-size)
+
+    def _count(self, num_bytes: int) -> None:
+        with self._counting:
+            self._waiting_bytes += num_bytes
+
+    def _read(self, places: Sequence[str]) -> list[bytes]:
+        """Returns the first blocks, up to one that is missing."""
+        found: list[bytes] = []
+        for place in places:
+            content = self._files.read(place)
+            if content is None:
+                break
+            found.append(content)
+        return found
+
+    def _arrive(self, key: int, load: _Load) -> None:
+        contents = load.reading.result()
+        if contents:
+            self._blocks.enter(contents, load.block_ids[: len(contents)])
+        self._ended.append(EndedTransfer(key, len(contents)))
+
+
+class CacheBlocks:
+    """The blocks of KV caches; see Blocks. A block's bytes are those of all layers, one behind the other."""
+
+    def __init__(self, attention: AttentionBackend, caches: Sequence[torch.Tensor]) -> None:
+        self._attention = attention
+        self._caches = caches
+        self._forms = [(each.shape, each.dtype, each.nbytes) for each in attention.blocks_on_host(caches, [0])]
+        self.num_bytes = sum(size for _, _, size in self._forms)
+
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+        """See Blocks.leave."""
+        layers = self._attention.blocks_on_host(self._caches, block_ids)
+        arrival = Arrival(self._attention.shape.device)
+
+        def wait() -> list[bytes]:
+            arrival.wait()
+            parts = zip(*(layer.split(1, self._attention.block_dimension) for layer in layers), strict=True)
+            return [
+                b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in block) for block in parts
+            ]
+
+        return wait
+
+    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """See Blocks.enter."""
+        blocks = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+        layers, start = [], 0
+        for shape, dtype, size in self._forms:
+            parts = [block[start : start + size].view(dtype).view(shape) for block in blocks]
+            layers.append(torch.cat(parts, self._attention.block_dimension))
+            start += size
+        self._attention.put_blocks(layers, self._caches, block_ids)
+
+
+def open_storage(
+    attention: AttentionBackend, caches: Sequence[torch.Tensor], config: KvTransferConfig, rank: int
+) -> SharedStorage:
+    """Creates the store of a rank of a worker.
+
+    Args:
+        rank: among the ranks that compute a sequence.
+
+    Raises:
+        StartupError: the folder does not exist and cannot be created.
+    """
+    blocks, storage = CacheBlocks(attention, caches), config.kv_connector_extra_config
+    folder = Path(storage.shared_storage_path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"shared_storage_path of --kv-transfer-config cannot be used: {error}.") from error
+    files = BlockFiles(folder, rank, blocks.num_bytes, storage.max_gib * 2**30)
+    return SharedStorage(blocks, files, ThreadPoolExecutor(_THREADS, "shared-storage"))
+
+
+def _name(place: int | bytes) -> str:
+    return bytes(place).decode()

@@ -1,0 +1,100 @@
+"""KV blocks in a folder that several workers see: a disk, memory (/dev/shm), or a network file system.
+
+Every full block that is computed is saved as a file, under a name that its hash gives it, and any worker that computes
+alike (`ModelInfo.fingerprint`) loads it instead of computing it: prompts of other workers, of earlier runs, or, if some
+workers only save and others only load, of a prefill worker.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine_svc.kv_cache.block_table import BlockTable
+from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
+from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
+from quire.options.kv_transfer import KvTransferConfig
+
+# How long a sequence waits for its blocks: longer than any healthy storage takes, shorter than clients' patience.
+_WAIT_SECONDS = 10.0
+
+
+class SharedStorage(KvConnector):
+    """Looks for files in the folder, and has computed blocks saved there.
+
+    A look-up asks the file system, because only then is a block found as soon as another worker has saved it. As blocks
+    are saved in order, bisecting a prompt takes few questions.
+    """
+
+    def __init__(self, config: KvTransferConfig, namespace: Callable[[], str]) -> None:
+        """
+        Args:
+            namespace: returns the name under which workers that compute alike keep their blocks.
+        """
+        self._saves_any, self._loads_any = config.saves, config.loads
+        self._folder = Path(config.kv_connector_extra_config.shared_storage_path)
+        self._namespace = namespace
+        self._saves: list[BlockTransfer] = []
+        self._loads: list[BlockTransfer] = []
+        self._cancelled: list[int] = []
+        self._saving: dict[int, Sequence[bytes]] = {}  # hashes by transfer
+        self._since = 0  # files from before this time, in nanoseconds, are not used
+
+    def find(self, table: BlockTable, hashes: Sequence[bytes]) -> Found:
+        """See KvConnector.find."""
+        if not self._loads_any or not self._has(hashes[0]):
+            return NOTHING
+        count = bisect_left(range(len(hashes)), True, key=lambda index: not self._has(hashes[index]))
+        return Found(hashes[:count], _WAIT_SECONDS)
+
+    def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """See KvConnector.load."""
+        self._loads.append(BlockTransfer(list(block_ids), self._places(hashes), key))
+
+    def wants(self, hashes: Sequence[bytes]) -> Sequence[int]:
+        """Those that nobody has saved yet."""
+        if not self._saves_any:
+            return ()
+        saving = {each for some in self._saving.values() for each in some}
+        return [index for index, each in enumerate(hashes) if each not in saving and not self._has(each)]
+
+    def save(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """See KvConnector.save."""
+        self._saving[key] = hashes
+        self._saves.append(BlockTransfer(list(block_ids), self._places(hashes), key))
+
+    def cancel(self, key: int) -> None:
+        """See KvConnector.cancel."""
+        self._cancelled.append(key)
+
+    def take_transfers(self) -> Transfers:
+        """See KvConnector.take_transfers."""
+        transfers = Transfers(self._saves, self._loads, self._cancelled)
+        self._saves, self._loads, self._cancelled = [], [], []
+        return transfers
+
+    def ended(self, end: EndedTransfer) -> None:
+        """See KvConnector.ended."""
+        self._saving.pop(end.key, None)
+
+    def clear(self) -> None:
+        """Files from before stay for other workers, which have no reason to distrust them."""
+        self._since = time.time_ns()
+
+    def _has(self, block_hash: bytes) -> bool:
+        try:
+            return (self._folder / f"{place_of(self._namespace(), block_hash)}.0").stat().st_mtime_ns > self._since
+        except OSError:
+            return False
+
+    def _places(self, hashes: Sequence[bytes]) -> list[bytes]:
+        namespace = self._namespace()
+        return [place_of(namespace, each).encode() for each in hashes]
+
+
+def place_of(namespace: str, block_hash: bytes) -> str:
+    """Returns a block's place in the folder; each rank appends its number to the name."""
+    name = block_hash.hex()
+    return f"{namespace}/{name[:2]}/{name}"
