@@ -16,7 +16,7 @@ COPY demo_model demo_model
 # Extras to install: `engine,ray` if Ray starts the ranks.
 ARG EXTRAS=engine
 # The wheel includes the CPU kernels of all instruction levels of this architecture, so none are compiled at run time.
-RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS},tracing]"
+RUN --mount=type=cache,target=/root/.cache pip install --constraint constraints.txt ".[${EXTRAS},kv-events,tracing]"
 
 FROM python:3.12-slim
 # gcc: Triton compiles a launcher for each kernel. wget: KubeRay checks the health of nodes with it.
