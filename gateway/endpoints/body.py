@@ -17,6 +17,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BRACKETS = 200_000
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
 # Half of a surrogate pair: a first one without a second one after it, or a second one without a first one before it.
 _FIRST, _SECOND = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_FIRST, _SECOND, _FIRST, _SECOND))
@@ -74,10 +75,11 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         return _decode(body, kind)
     except msgspec.ValidationError as error:
         text = str(error)
-        path = _PATH.search(text)
+        path, missing = _PATH.search(text), _MISSING.search(text)
         field = path[1] if path else ""
+        named = ".".join(name for name in (field, missing[1] if missing else "") if name)
         raise InvalidRequest(
-            f"{field + ': ' if field else ''}{_PATH.sub('', text)[:500]}", parameter=field[:200]
+            f"{field + ': ' if field else ''}{_PATH.sub('', text)[:500]}", parameter=named[:200]
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if lone := _LONE_SURROGATE.search(body):

@@ -17,6 +17,7 @@ from gateway.endpoints.large import beside
 from gateway.protocol.common import Usage
 from gateway.protocol.pooling import InputFields, PoolingFields
 from gateway.requests.caller import check_rank, tenant_of
+from gateway.requests.field_names import told_as
 from gateway.requests.messages import template_messages
 from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Truncation
 from gateway.requests.refused import check_refused
@@ -205,7 +206,8 @@ async def inputs_of(call: PoolingCall, body: InputFields, prompt: str = "") -> l
     if texts:
         if len(texts) != len(entries):
             raise InvalidRequest("input mixes texts and token ids; send one kind.", parameter="input")
-        return await call.texts([prompt + text for text in texts], special=body.add_special_tokens is not False)
+        with told_as({"prompt": "input"}):
+            return await call.texts([prompt + text for text in texts], special=body.add_special_tokens is not False)
     return await beside(call.request, _checked, entries, call)
 
 

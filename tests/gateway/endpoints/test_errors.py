@@ -120,6 +120,11 @@ ONLY_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+async def test_a_field_that_is_missing_is_named(gateway: GatewayStack) -> None:
+    response = await gateway.post("/v1/chat/completions", {"model": "fake"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(("fields", "parameter", "part"), BOTH)
 async def test_fields_of_both(

@@ -148,7 +148,7 @@ async def test_what_is_too_long_is_cut_where_that_is_asked_for(stack: Stack) -> 
             assert list(stack.inputs("embedder")[0].token_ids) == expected
     for given in (long, await stack.ids(long)):
         error = await stack.refused("/v1/embeddings", {"model": "embedder", "input": given}, "4096 tokens")
-        assert error["code"] == 400
+        assert (error["code"], error["param"]) == (400, "input")
         await stack.post("/v1/embeddings", {"model": "embedder", "input": given, "truncate_prompt_tokens": -1})
         assert len(stack.inputs("embedder")[0].token_ids) == 4096
 

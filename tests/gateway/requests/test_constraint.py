@@ -128,7 +128,7 @@ def test_old_switches() -> None:
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'; it must be one of text, json_object"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "needs format"),
         ({"response_format": {"type": "structural_tag", "triggers": ["a"]}}, "response_format", "needs format"),
-        ({"response_format": {}}, "response_format", "missing required field `type`"),
+        ({"response_format": {}}, "response_format.type", "missing required field `type`"),
         ({"guided_choice": "a"}, "guided_choice", "Expected `array"),
         ({"structured_outputs": {"regex": "a", "backend": "guidance"}, "guided_decoding_backend": "outlines"},
          "guided_decoding_backend", "leave one out"),
