@@ -3,7 +3,8 @@
 The interpreter runs the compiler's front end for each operation of each program. Most of its time goes into creating
 and comparing types, shapes and numbers that are the same as for the previous operation; here they are created once. For
 each kernel, and each function call within it, it searches the whole language for what to replace. The language does not
-change, so this is done once, and replacements stay until the kernel ends.
+change, so this is done once, and replacements stay until the kernel ends. Products of single rows are computed by few
+programs with large tiles, because an operation takes nearly the same time whatever its size.
 
 Its products are numpy's, whose library sums the rows of a matrix in different orders if it has no AVX-512 kernels. A
 GPU, and einsum, treat all rows alike.
@@ -32,6 +33,7 @@ def quick_interpreter() -> Iterator[None]:
             make_types_once(patch)
             multiply_rows_alike(patch)
             look_for_no_overflows(patch)
+            take_larger_tiles(patch)
         yield
 
 
@@ -150,3 +152,13 @@ def look_for_no_overflows(patch: pytest.MonkeyPatch) -> None:
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     patch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+
+
+def take_larger_tiles(patch: pytest.MonkeyPatch) -> None:
+    """Has products of single rows computed in tiles of 64 outputs, not 4; the kernels' own tests name their tiles."""
+    from engine_svc.kernels import single_row, single_row_experts
+
+    tiles = single_row.MatrixTiles(64, 128, 1)
+    for module in (single_row, single_row_experts):
+        patch.setattr(module, "single_row_tiles", lambda size: tiles)
+    patch.setattr(single_row_experts, "DOWN", tiles)

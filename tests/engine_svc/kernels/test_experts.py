@@ -8,12 +8,14 @@ import torch.nn.functional as F
 
 from engine_svc.kernels.activation import NamedActivation
 from engine_svc.kernels.experts import sort_by_expert
-from engine_svc.kernels.single_row import MatrixTiles
-from engine_svc.kernels.single_row_experts import Stack, single_row_experts
+from engine_svc.kernels.single_row import MatrixTiles, single_row_tiles
+from engine_svc.kernels.single_row_experts import DOWN, Stack, single_row_experts
 from engine_svc.ops.base import Activation, ClampedSwish, Routing, Scoring
 from engine_svc.ops.plain import PlainOps
 from engine_svc.ops.triton import TritonOps
 from tests.support.launches import Launches
+
+ON_A_GPU = (single_row_tiles(37), DOWN)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +52,14 @@ def test_a_gpu_is_given_few_kernels(monkeypatch: pytest.MonkeyPatch, tokens: int
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tiles", [None, (MatrixTiles(4, 16, 1), MatrixTiles(2, 8, 1))])  # one tile, and several
+@pytest.mark.parametrize("tiles", [ON_A_GPU, (MatrixTiles(4, 16, 1), MatrixTiles(2, 8, 1))])  # one tile, and several
 @pytest.mark.parametrize(
     ("activation", "has_bias"), [("silu", False), ("gelu_tanh", True), (ClampedSwish(1.7, 0.5), True)]
 )
 @pytest.mark.parametrize("ids", [[3, 0, 2], [-1, 4, 1], [-1, -1, 3], [-1, -1, -1]])
 def test_experts_of_one_token(
     dtype: torch.dtype,
-    tiles: tuple[MatrixTiles, MatrixTiles] | None,
+    tiles: tuple[MatrixTiles, MatrixTiles],
     activation: Activation,
     has_bias: bool,
     ids: list[int],

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.kernels.activation import NamedActivation
-from engine_svc.kernels.single_row import MatrixTiles, Norm, most_rows, single_row_product
+from engine_svc.kernels.single_row import MatrixTiles, Norm, most_rows, single_row_product, single_row_tiles
 from engine_svc.ops.triton import TritonOps
 
 # Outputs, inputs and tiles: one tile that is not full, whole tiles, and several with a partial one.
-SHAPES = [(5, 7, None), (8, 64, MatrixTiles(4, 32, 1)), (13, 100, MatrixTiles(2, 32, 1))]
+SHAPES = [(5, 7, single_row_tiles(7)), (8, 64, MatrixTiles(4, 32, 1)), (13, 100, MatrixTiles(2, 32, 1))]
 EPSILON = 1e-5
 
 
@@ -30,7 +30,7 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_product(
-    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles | None, has_bias: bool, wide: bool
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles, has_bias: bool, wide: bool
 ) -> None:
     torch.manual_seed(0)
     # Rows with a stride larger than their length.
@@ -48,7 +48,7 @@ def test_product(
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_of_a_norm(
-    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles | None, has_residual: bool
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles, has_residual: bool
 ) -> None:
     torch.manual_seed(0)
     hidden, weight, scales = numbers(dtype, rows, size), numbers(dtype, outputs, size), numbers(dtype, size)
@@ -65,7 +65,7 @@ def test_of_a_norm(
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
 @pytest.mark.parametrize("name", ["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped"])
 def test_of_an_activation(
-    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles | None, name: str
+    rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles, name: str
 ) -> None:
     torch.manual_seed(0)
     gate_up, weight = 3 * numbers(dtype, rows, 2 * size), numbers(dtype, outputs, size)
@@ -84,7 +84,7 @@ def test_of_an_activation(
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("outputs", "size", "tiles"), SHAPES)
-def test_added_to_a_total(rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles | None) -> None:
+def test_added_to_a_total(rows: int, dtype: torch.dtype, outputs: int, size: int, tiles: MatrixTiles) -> None:
     torch.manual_seed(0)
     hidden, weight, bias = numbers(dtype, rows, size), numbers(dtype, outputs, size), numbers(dtype, outputs)
     total, added = numbers(dtype, rows, outputs), numbers(dtype, rows, outputs)
