@@ -18,6 +18,7 @@ import inspect
 import os
 from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def quick_interpreter() -> Iterator[None]:
         if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
             replace_language_once(patch)
             make_types_once(patch)
+            match_operands_once(patch)
             multiply_rows_alike(patch)
             look_for_no_overflows(patch)
             take_larger_tiles(patch)
@@ -85,7 +87,7 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
-    unwrap, is_same, broadcast = core._unwrap_if_constexpr, core.dtype.__eq__, TritonSemantic.broadcast_impl_value
+    unwrap, is_same = core._unwrap_if_constexpr, core.dtype.__eq__
     begin_block, begin_tensor = core.block_type.__init__, core.tensor.__init__
     numpy_type, computed_as = interpreter._get_np_dtype, cache(TritonSemantic.computation_type_impl)
     blocks: dict[tuple[Any, ...], core.block_type] = {}
@@ -93,10 +95,9 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
     numpy_types: dict[str, np.dtype[Any]] = {}
 
     def unwrap_quickly(value: Any) -> Any:
-        kind = type(value)
-        if kind is core.constexpr:
+        if type(value) is core.constexpr:
             return value.value
-        return value if kind is int or kind is core.dtype or kind is core.tensor else unwrap(value)
+        return unwrap(value) if isinstance(value, (list, tuple, core.tuple)) else value
 
     def begin_known_block(block: core.block_type, element: core.dtype, shape: Any) -> None:
         key = (element.name, *(unwrap_quickly(size) for size in shape))
@@ -116,9 +117,6 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
             tensor.handle, tensor.type = handle, kind
             tensor.shape, tensor.numel, tensor.dtype = told
 
-    def broadcast_others(semantic: TritonSemantic, left: Any, right: Any) -> tuple[Any, Any]:
-        return (left, right) if left.shape is right.shape else broadcast(semantic, left, right)
-
     def known_numpy_type(kind: core.dtype) -> np.dtype[Any]:
         name = kind.scalar.name
         if name not in numpy_types:
@@ -129,9 +127,56 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(core.dtype, "__eq__", lambda kind, other: kind is other or is_same(kind, other))
     patch.setattr(core.block_type, "__init__", begin_known_block)
     patch.setattr(core.tensor, "__init__", begin_known_tensor)
-    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_others)
     patch.setattr(TritonSemantic, "computation_type_impl", computed_as)
     patch.setattr(interpreter, "_get_np_dtype", known_numpy_type)
+
+
+def match_operands_once(patch: pytest.MonkeyPatch) -> None:
+    """Finds out once for each pair of types and shapes how operands are cast and broadcast: half of the time.
+
+    Depends on make_types_once, by which equal shapes are the same object.
+    """
+    from triton.language import core, semantic
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    broadcast, check = TritonSemantic.broadcast_impl_value, TritonSemantic.binary_op_type_checking_impl
+    broadcasts: dict[tuple[Any, ...], tuple[Any, core.dtype, core.dtype]] = {}  # the shape, and both types
+    need_no_cast: set[tuple[Any, ...]] = set()
+
+    def broadcast_as_before(semantic: TritonSemantic, left: Any, right: Any) -> tuple[Any, Any]:
+        if left.shape is right.shape:
+            return left, right
+        key = (id(left.shape), left.dtype.name, id(right.shape), right.dtype.name)
+        if key not in broadcasts:
+            found: tuple[Any, Any] = broadcast(semantic, left, right)
+            broadcasts[key] = (found[0].shape, found[0].type, found[1].type)
+            return found
+        shape, left_kind, right_kind = broadcasts[key]
+        return spread(left, shape, left_kind), spread(right, shape, right_kind)
+
+    def spread(tensor: Any, shape: Any, kind: core.dtype) -> Any:
+        if tensor.shape is shape:
+            return tensor
+        data = np.empty(kind.shape, tensor.handle.data.dtype)
+        data[...] = tensor.handle.data
+        return core.tensor(interpreter.TensorHandle(data, tensor.dtype), kind)
+
+    def check_as_before(
+        semantic: TritonSemantic, left: Any, right: Any, *rules: bool, **named: bool
+    ) -> tuple[Any, Any]:
+        are_tensors = type(left) is core.tensor and type(right) is core.tensor
+        key = (left.dtype.name, right.dtype.name, *rules, *named.items()) if are_tensors else ()
+        if key in need_no_cast:
+            return broadcast_as_before(semantic, left, right)
+        found: tuple[Any, Any] = check(semantic, left, right, *rules, **named)
+        if are_tensors and (found[0].dtype, found[1].dtype) == (left.dtype, right.dtype):
+            need_no_cast.add(key)
+        return found
+
+    patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_as_before)
+    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", check_as_before)
+    patch.setattr(semantic, "numbers", SimpleNamespace(Number=(int, float)))  # abstract classes are slow to check
 
 
 def multiply_rows_alike(patch: pytest.MonkeyPatch) -> None:
