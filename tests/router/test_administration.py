@@ -18,7 +18,7 @@ from quire.rpc.status import from_request_error, from_rpc_error
 from quire.sleep import Leaving
 from quire.v1 import admin_pb2, admin_pb2_grpc, router_pb2
 from router.app import Router
-from tests.router.conftest import Running, StartRouter, leaked
+from tests.router.conftest import Running, StartRouter, nothing_is_left
 from tests.support.engine_client import TIMEOUT, expected, generation
 from tests.support.engine_server import RunningEngine, running_engine
 from tests.support.fake_executor import FakeExecutor
@@ -86,7 +86,7 @@ async def fleet() -> AsyncIterator[Fleet]:
         await client.wait_ready(*addresses)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{router.server.port}", security))
         yield Fleet(engines, Running(router, client), admin_pb2_grpc.RouterAdminServiceStub(channel))
-        await eventually(lambda: not leaked(router), f"leaked: {leaked(router)}")
+        await nothing_is_left(router)
 
 
 async def test_a_drained_worker_gets_nothing_new(fleet: Fleet) -> None:
