@@ -186,7 +186,8 @@ async def test_a_policy_that_fails_costs_one_request(
         assert (await survivor.wait_ended()).tokens[0] == expected_tokens([1], 50)
 
 
-async def test_no_worker_at_all(start_router: StartRouter) -> None:
+async def test_no_worker_at_all(monkeypatch: pytest.MonkeyPatch, start_router: StartRouter) -> None:
+    monkeypatch.setattr("router.workers.ready_workers._FIRST_SECONDS", 0.1)  # for which a first worker is waited for
     running = await start_router()
     async with running.client.session() as session:
         output = await (await session.start(1, generation([1]))).wait_ended()
