@@ -112,8 +112,8 @@ IN_CHUNKS = (
 
 
 @pytest.mark.parametrize(("operation", "steps", "keys"), IN_CHUNKS, ids=lambda each: getattr(each, "name", ""))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("chunk", [16, 64])
+# Chunks of 64 tokens are for bfloat16, which the interpreter lacks and float32 stands in for.
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.float32, 16), (torch.float32, 64), (torch.float16, 16)], ids=str)
 def test_triton_in_chunks(
     monkeypatch: pytest.MonkeyPatch, operation: Operation, steps: slice, keys: slice | None, dtype: torch.dtype,
     chunk: int,
