@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 Holders = Callable[[int], int]  # key → mask; 0 for a block that no worker holds
 
 _MOST_MASKS = 65536
-_PART = 16384  # keys in each dictionary when the index is full
-SLICE = 4096  # keys added or removed before other tasks get a turn on the event loop
+_PART = 8192  # keys in each dictionary when the index is full
+SLICE = 2048  # keys added or removed before other tasks get a turn on the event loop
 
 
 class BlockIndex:
