@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -34,19 +34,26 @@ class BlockFiles:
         self._turn = threading.Lock()
         self._unseen = most_bytes  # bytes written since the last look at the folder: the first file calls for one
 
-    def read(self, place: str) -> bytes | None:
+    def read(self, place: str) -> bytearray | None:
         """Returns a block; None if there is no such file."""
-        path = self._path(place)
+        path, content = self._path(place), bytearray(self._block_bytes)
         try:
-            content = path.read_bytes()
+            with path.open("rb", buffering=0) as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_size != self._block_bytes or file.readinto(content) != self._block_bytes:
+                    return None
         except OSError:
             return None
         with contextlib.suppress(OSError):  # who may only read leaves no trace
-            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-        return content if len(content) == self._block_bytes else None
+            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))
+        return content
 
-    def write(self, place: str, content: bytes, computed_ns: int) -> None:
+    def write(self, place: str, parts: Iterable[bytes | memoryview], computed_ns: int) -> None:
         """Writes a block, which others see once it is complete.
+
+        Args:
+            parts: the block's bytes, in order.
+            computed_ns: when it was computed, since the epoch.
 
         Raises:
             OSError: it cannot be written.
@@ -56,7 +63,8 @@ class BlockFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{uuid.uuid4().hex}.partial")
         try:
-            partial.write_bytes(content)
+            with partial.open("wb", buffering=0) as file:
+                file.writelines(parts)
             os.utime(partial, ns=(time.time_ns(), computed_ns))
             partial.replace(path)
         except OSError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,28 +31,40 @@ _SILENT_SECONDS = 60.0  # between two warnings that blocks cannot be written
 
 
 class Blocks(Protocol):
-    """The blocks of a rank's caches, as bytes."""
+    """The blocks of a rank's caches, as bytes. What takes long is left to other threads than the caller's."""
 
     @property
     def num_bytes(self) -> int:
         """Size of a block."""
 
-    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
         """Copies blocks from the device, in the order of its stream.
 
         Returns:
-            A function that waits for the copies and returns them, for another thread. The device's blocks may be
-            changed at once.
+            A function, for another thread, that waits for the copies and yields each block in parts. The device's
+            blocks may be changed at once.
         """
 
-    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """Copies blocks to the device, in the order of its stream."""
+    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
+        """Prepares blocks for the device; may be called in another thread.
+
+        Returns:
+            A function that copies them to the device's blocks with these ids, in the order of its stream.
+        """
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The first blocks of a load, up to one that is missing."""
+
+    num_blocks: int
+    enter: Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True)
 class _Load:
     block_ids: Sequence[int]
-    reading: Future[list[bytes]]
+    reading: Future[_Read]
 
 
 class SharedStorage(BlockStore):
@@ -112,10 +125,16 @@ class SharedStorage(BlockStore):
         self._executor.submit(self._write, [_name(place) for place in save.places], copies, size, time.time_ns())
         self._ended.append(EndedTransfer(save.key, len(save.block_ids)))
 
-    def _write(self, places: Sequence[str], copies: Callable[[], list[bytes]], size: int, computed_ns: int) -> None:
+    def _write(
+        self,
+        places: Sequence[str],
+        copies: Callable[[], Iterator[Iterable[memoryview]]],
+        size: int,
+        computed_ns: int,
+    ) -> None:
         try:
-            for place, content in zip(places, copies(), strict=True):
-                self._files.write(place, content, computed_ns)
+            for place, parts in zip(places, copies(), strict=True):
+                self._files.write(place, parts, computed_ns)
         except OSError as error:
             if time.monotonic() - self._warned_at > _SILENT_SECONDS:
                 self._warned_at = time.monotonic()
@@ -127,21 +146,15 @@ class SharedStorage(BlockStore):
         with self._counting:
             self._waiting_bytes += num_bytes
 
-    def _read(self, places: Sequence[str]) -> list[bytes]:
-        """Returns the first blocks, up to one that is missing."""
-        found: list[bytes] = []
-        for place in places:
-            content = self._files.read(place)
-            if content is None:
-                break
-            found.append(content)
-        return found
+    def _read(self, places: Sequence[str]) -> _Read:
+        found = list(itertools.takewhile(lambda content: content is not None, map(self._files.read, places)))
+        return _Read(len(found), self._blocks.enter([content for content in found if content is not None]))
 
     def _arrive(self, key: int, load: _Load) -> None:
-        contents = load.reading.result()
-        if contents:
-            self._blocks.enter(contents, load.block_ids[: len(contents)])
-        self._ended.append(EndedTransfer(key, len(contents)))
+        read = load.reading.result()
+        if read.num_blocks:
+            read.enter(load.block_ids[: read.num_blocks])
+        self._ended.append(EndedTransfer(key, read.num_blocks))
 
 
 class CacheBlocks:
@@ -153,29 +166,27 @@ class CacheBlocks:
         self._forms = [(each.shape, each.dtype, each.nbytes) for each in attention.blocks_on_host(caches, [0])]
         self.num_bytes = sum(size for _, _, size in self._forms)
 
-    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
         """See Blocks.leave."""
         layers = self._attention.blocks_on_host(self._caches, block_ids)
         arrival = Arrival(self._attention.shape.device)
 
-        def wait() -> list[bytes]:
+        def wait() -> Iterator[Iterable[memoryview]]:
             arrival.wait()
-            parts = zip(*(layer.split(1, self._attention.block_dimension) for layer in layers), strict=True)
-            return [
-                b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in block) for block in parts
-            ]
+            for block in zip(*(layer.split(1, self._attention.block_dimension) for layer in layers), strict=True):
+                yield (memoryview(part.contiguous().view(torch.uint8).numpy()).cast("B") for part in block)
 
         return wait
 
-    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
+    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
         """See Blocks.enter."""
-        blocks = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+        blocks = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
         layers, start = [], 0
-        for shape, dtype, size in self._forms:
+        for shape, dtype, size in self._forms if blocks else ():
             parts = [block[start : start + size].view(dtype).view(shape) for block in blocks]
             layers.append(torch.cat(parts, self._attention.block_dimension))
             start += size
-        self._attention.put_blocks(layers, self._caches, block_ids)
+        return lambda block_ids: self._attention.put_blocks(layers, self._caches, block_ids)
 
 
 def open_storage(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,16 @@ class ListBlocks:
     def __init__(self, memory: list[Any]) -> None:
         self._memory = memory
 
-    def leave(self, block_ids: Sequence[int]) -> Callable[[], list[bytes]]:
+    def leave(self, block_ids: Sequence[int]) -> Callable[[], Iterator[Iterable[memoryview]]]:
         contents = [json.dumps(self._memory[block]).ljust(self.num_bytes).encode() for block in block_ids]
-        return lambda: contents
+        return lambda: iter([[memoryview(content)] for content in contents])
 
-    def enter(self, contents: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        for content, block in zip(contents, block_ids, strict=True):
-            self._memory[block] = json.loads(content)
+    def enter(self, contents: Sequence[bytearray]) -> Callable[[Sequence[int]], None]:
+        def write(block_ids: Sequence[int]) -> None:
+            for content, block in zip(contents, block_ids, strict=True):
+                self._memory[block] = json.loads(content)
+
+        return write
 
 
 class AtOnce(Executor):
