@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-logger = logging.getLogger(__name__)
 
 # Parts of the limit: how much is written from one look at the whole folder to the next, and how full it may be after.
 _BETWEEN_LOOKS = 1 / 32
 _FULL = 1 - 2 * _BETWEEN_LOOKS
+# A checksum at the end: after a crash of its machine, a file may have its size and not its contents.
+_SUM_BYTES = 4
 
 
 class BlockFiles:
@@ -24,23 +24,34 @@ class BlockFiles:
     def __init__(self, folder: Path, rank: int, block_bytes: int, most_bytes: float) -> None:
         """
         Args:
-            block_bytes: size of each file; others are taken for foreign ones.
+            folder: has no other files, as any of them may be deleted.
+            block_bytes: size of a block; files of another size are not read.
             most_bytes: of all files in the folder, by whomever.
         """
         self._folder = folder
-        self._suffix = f".{rank}"
+        self._rank = rank
         self._block_bytes = block_bytes
         self._most_bytes = most_bytes
         self._turn = threading.Lock()
         self._unseen = most_bytes  # bytes written since the last look at the folder: the first file calls for one
 
     def read(self, place: str) -> bytearray | None:
-        """Returns a block; None if there is no such file."""
-        path, content = self._path(place), bytearray(self._block_bytes)
+        """Returns a block; None if there is no such file, or not the whole of it."""
+        content = self._read(self._path(place))
+        if content is None:
+            # By the first rank's file, workers tell whether there is a block. Without it, this one will be saved anew.
+            with contextlib.suppress(OSError):
+                self._path(place, 0).unlink()
+        return content
+
+    def _read(self, path: Path) -> bytearray | None:
+        content = bytearray(self._block_bytes)
         try:
-            with path.open("rb", buffering=0) as file:
+            with path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_size != self._block_bytes or file.readinto(content) != self._block_bytes:
+                if stat.st_size != self._block_bytes + _SUM_BYTES or file.readinto(content) != self._block_bytes:
+                    return None
+                if file.read() != zlib.crc32(content).to_bytes(_SUM_BYTES, "big"):
                     return None
         except OSError:
             return None
@@ -63,16 +74,20 @@ class BlockFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{uuid.uuid4().hex}.partial")
         try:
-            with partial.open("wb", buffering=0) as file:
-                file.writelines(parts)
+            with partial.open("wb") as file:
+                total = 0
+                for part in parts:
+                    file.write(part)
+                    total = zlib.crc32(part, total)
+                file.write(total.to_bytes(_SUM_BYTES, "big"))
             os.utime(partial, ns=(time.time_ns(), computed_ns))
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
 
-    def _path(self, place: str) -> Path:
-        return self._folder / (place + self._suffix)
+    def _path(self, place: str, rank: int | None = None) -> Path:
+        return self._folder / f"{place}.{self._rank if rank is None else rank}"
 
     def _make_room(self) -> None:
         """Now and then, deletes the files that were used least recently, if there are too many."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -26,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Host memory for blocks that wait to be written. If storage is slower than the model, further ones are not saved.
 _MOST_WAITING_BYTES = 512 * 2**20
-_THREADS = 4
+# A load is read in pieces of this size, each while the one before it is copied to the device.
+_PIECE_BYTES = 64 * 2**20
+_THREADS = 2  # that read, and as many that write
 _SILENT_SECONDS = 60.0  # between two warnings that blocks cannot be written
 
 
@@ -54,17 +55,20 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class _Read:
-    """The first blocks of a load, up to one that is missing."""
+class _Piece:
+    """Blocks that have been read: as many as were asked for, or fewer if one is missing."""
 
     num_blocks: int
     enter: Callable[[Sequence[int]], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Load:
-    block_ids: Sequence[int]
-    reading: Future[_Read]
+    """A load under way."""
+
+    transfer: BlockTransfer
+    reading: Future[_Piece]
+    num_blocks: int = 0  # that have arrived
 
 
 class SharedStorage(BlockStore):
@@ -74,14 +78,11 @@ class SharedStorage(BlockStore):
     only to those who look for the files.
     """
 
-    def __init__(self, blocks: Blocks, files: BlockFiles, executor: Executor) -> None:
-        """
-        Args:
-            executor: runs what waits for files.
-        """
+    def __init__(self, blocks: Blocks, files: BlockFiles, readers: Executor, writers: Executor) -> None:
         self._blocks = blocks
         self._files = files
-        self._executor = executor
+        self._readers, self._writers = readers, writers
+        self._most_at_once = max(1, _PIECE_BYTES // blocks.num_bytes)
         self._loads: dict[int, _Load] = {}
         self._ended: list[EndedTransfer] = []
         self._counting = threading.Lock()
@@ -94,14 +95,13 @@ class SharedStorage(BlockStore):
             if save.key not in transfers.cancelled:
                 self._save(save)
         for load in transfers.loads:
-            reading = self._executor.submit(self._read, [_name(place) for place in load.places])
-            self._loads[load.key] = _Load(load.block_ids, reading)
+            self._loads[load.key] = _Load(load, self._read_on(load, 0))
         for key in transfers.cancelled:
             if given_up := self._loads.pop(key, None):
                 given_up.reading.cancel()
             self._ended.append(EndedTransfer(key, 0))
-        for key in [key for key, load in self._loads.items() if load.reading.done()]:
-            self._arrive(key, self._loads.pop(key))
+        for load_under_way in [load for load in self._loads.values() if load.reading.done()]:
+            self._get_on(load_under_way)
 
     def take_ended(self) -> list[EndedTransfer]:
         """See BlockStore.take_ended."""
@@ -110,20 +110,19 @@ class SharedStorage(BlockStore):
 
     def close(self) -> None:
         """Writes what waits; loads under way are given up."""
-        for load in self._loads.values():
-            load.reading.cancel()
         self._loads.clear()
-        self._executor.shutdown()
+        self._readers.shutdown(cancel_futures=True)
+        self._writers.shutdown()
 
     def _save(self, save: BlockTransfer) -> None:
-        size = len(save.block_ids) * self._blocks.num_bytes
-        if self._waiting_bytes + size > _MOST_WAITING_BYTES:
-            self._ended.append(EndedTransfer(save.key, 0))
-            return
-        self._count(size)
-        copies = self._blocks.leave(save.block_ids)
-        self._executor.submit(self._write, [_name(place) for place in save.places], copies, size, time.time_ns())
-        self._ended.append(EndedTransfer(save.key, len(save.block_ids)))
+        """Saves as many of the first blocks as there is room for."""
+        count = min(len(save.block_ids), (_MOST_WAITING_BYTES - self._waiting_bytes) // self._blocks.num_bytes)
+        self._ended.append(EndedTransfer(save.key, count))
+        if count:
+            size = count * self._blocks.num_bytes
+            self._count(size)
+            copies = self._blocks.leave(save.block_ids[:count])
+            self._writers.submit(self._write, list(map(_name, save.places[:count])), copies, size, time.time_ns())
 
     def _write(
         self,
@@ -146,15 +145,26 @@ class SharedStorage(BlockStore):
         with self._counting:
             self._waiting_bytes += num_bytes
 
-    def _read(self, places: Sequence[str]) -> _Read:
-        found = list(itertools.takewhile(lambda content: content is not None, map(self._files.read, places)))
-        return _Read(len(found), self._blocks.enter([content for content in found if content is not None]))
+    def _read_on(self, load: BlockTransfer, first: int) -> Future[_Piece]:
+        """Starts reading the next piece, from block `first` on."""
+        return self._readers.submit(self._read, list(map(_name, load.places[first : first + self._most_at_once])))
 
-    def _arrive(self, key: int, load: _Load) -> None:
-        read = load.reading.result()
-        if read.num_blocks:
-            read.enter(load.block_ids[: read.num_blocks])
-        self._ended.append(EndedTransfer(key, read.num_blocks))
+    def _read(self, places: Sequence[str]) -> _Piece:
+        found = list(itertools.takewhile(lambda content: content is not None, map(self._files.read, places)))
+        return _Piece(len(found), self._blocks.enter([content for content in found if content is not None]))
+
+    def _get_on(self, load: _Load) -> None:
+        """Copies a piece to the device, and starts reading the next one."""
+        piece, first = load.reading.result(), load.num_blocks
+        load.num_blocks = end = first + piece.num_blocks
+        is_whole = piece.num_blocks == self._most_at_once
+        if is_whole and end < len(load.transfer.block_ids):
+            load.reading = self._read_on(load.transfer, end)
+        else:
+            del self._loads[load.transfer.key]
+            self._ended.append(EndedTransfer(load.transfer.key, end))
+        if piece.num_blocks:
+            piece.enter(load.transfer.block_ids[first:end])
 
 
 class CacheBlocks:
@@ -201,13 +211,13 @@ def open_storage(
         StartupError: the folder does not exist and cannot be created.
     """
     blocks, storage = CacheBlocks(attention, caches), config.kv_connector_extra_config
-    folder = Path(storage.shared_storage_path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StartupError(f"shared_storage_path of --kv-transfer-config cannot be used: {error}.") from error
-    files = BlockFiles(folder, rank, blocks.num_bytes, storage.max_gib * 2**30)
-    return SharedStorage(blocks, files, ThreadPoolExecutor(_THREADS, "shared-storage"))
+    files = BlockFiles(storage.folder, rank, blocks.num_bytes, storage.max_gib * 2**30)
+    readers, writers = ThreadPoolExecutor(_THREADS, "kv-readers"), ThreadPoolExecutor(_THREADS, "kv-writers")
+    return SharedStorage(blocks, files, readers, writers)
 
 
 def _name(place: int | bytes) -> str:

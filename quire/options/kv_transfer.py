@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,7 +14,12 @@ class SharedStorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """Keys of kv_connector_extra_config."""
 
     shared_storage_path: str = ""  # a folder that all workers see
-    max_gib: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # of the files in it; those used least recently are deleted
+    max_gib: Annotated[float, msgspec.Meta(gt=0)] = 32.0  # of its files; those used least recently are deleted
+
+    @property
+    def folder(self) -> Path:
+        """Quire's own folder in it, in which nothing else is kept: files there are deleted."""
+        return Path(self.shared_storage_path) / "quire-kv"
 
 
 class KvTransferConfig(msgspec.Struct, frozen=True):

@@ -80,9 +80,9 @@ def storage(max_gib: float) -> Make:
         folder = tempfile.mkdtemp(dir=FOLDER.name)
         extra = {"shared_storage_path": folder, "max_gib": max_gib}
         config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": extra}
-        files = BlockFiles(Path(folder), 0, ListBlocks.num_bytes, max_gib * 2**30)
+        files = BlockFiles(Path(folder) / "quire-kv", 0, ListBlocks.num_bytes, max_gib * 2**30)
         connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
-        return connector, StorageStore(ListBlocks(memory), files, AtOnce())
+        return connector, StorageStore(ListBlocks(memory), files, AtOnce(), AtOnce())
 
     return make
 
@@ -95,7 +95,7 @@ CONNECTORS: dict[str, Make] = {
 }
 # Connectors that cannot keep, or deliver, everything they are asked for.
 POOR: dict[str, Make] = {
-    "small-storage": storage(2000 / 2**30),
+    "small-storage": storage(3000 / 2**30),
     "small-host": host(3),
     "remote-in-part": remote(lambda key: Fare(key % 4, most=key % 3)),
     "remote-never": remote(lambda key: Fare(None, lingers=key % 3), save=lambda key: Fare(key % 5, most=key % 2)),

@@ -10,15 +10,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from engine_svc.kv_cache.block_table import BlockTable
 from engine_svc.kv_cache.connectors.base import NOTHING, Found, KvConnector
 from engine_svc.plan import BlockTransfer, EndedTransfer, Transfers
 from quire.options.kv_transfer import KvTransferConfig
 
-# How long a sequence waits for its blocks: longer than any healthy storage takes, shorter than clients' patience.
-_WAIT_SECONDS = 10.0
+# How long a sequence waits for its blocks, in all and for each: longer than any healthy storage takes.
+_WAIT_SECONDS, _SECONDS_A_BLOCK = 10.0, 0.02
 
 
 class SharedStorage(KvConnector):
@@ -34,7 +33,7 @@ class SharedStorage(KvConnector):
             namespace: returns the name under which workers that compute alike keep their blocks.
         """
         self._saves_any, self._loads_any = config.saves, config.loads
-        self._folder = Path(config.kv_connector_extra_config.shared_storage_path)
+        self._folder = config.kv_connector_extra_config.folder
         self._namespace = namespace
         self._saves: list[BlockTransfer] = []
         self._loads: list[BlockTransfer] = []
@@ -47,7 +46,7 @@ class SharedStorage(KvConnector):
         if not self._loads_any or not self._has(hashes[0]):
             return NOTHING
         count = bisect_left(range(len(hashes)), True, key=lambda index: not self._has(hashes[index]))
-        return Found(hashes[:count], _WAIT_SECONDS)
+        return Found(hashes[:count], _WAIT_SECONDS + count * _SECONDS_A_BLOCK)
 
     def load(self, key: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """See KvConnector.load."""

@@ -17,6 +17,7 @@ from engine_svc.block_stores import shared_storage
 from engine_svc.block_stores.block_files import BlockFiles
 from engine_svc.block_stores.shared_storage import CacheBlocks, SharedStorage
 from engine_svc.plan import NO_TRANSFERS, BlockTransfer, EndedTransfer, Transfers
+from quire.options.kv_transfer import SharedStorageConfig
 
 PLACES = [b"alike/ab/abcd", b"alike/cd/cdef", b"alike/ef/ef01"]
 
@@ -37,13 +38,15 @@ def test_one_worker_reads_what_another_wrote(tmp_path: Path, backend: str, dtype
     (attention, caches), (other, others) = filled(backend, dtype, 1), filled(backend, dtype, 50)
     blocks, at = CacheBlocks(attention, caches), attention.block_dimension
     with ThreadPoolExecutor(1) as threads:
-        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads)
+        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads, threads)
         store.begin(Transfers(saves=[BlockTransfer([3, 1], PLACES[:2], 1)]))
         assert store.take_ended() == [EndedTransfer(1, 2)]
         for cache in caches:
             cache.fill_(-1)  # overwritten at once
     with ThreadPoolExecutor(1) as threads:
-        reader = SharedStorage(CacheBlocks(other, others), BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads)
+        reader = SharedStorage(
+            CacheBlocks(other, others), BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads, threads
+        )
         reader.begin(Transfers(loads=[BlockTransfer([0, 2, 1], PLACES, 7)]))
         threads.submit(lambda: None).result()
         reader.begin(NO_TRANSFERS)
@@ -68,7 +71,7 @@ def test_more_than_may_wait_is_not_saved(
     monkeypatch.setattr(shared_storage, "_MOST_WAITING_BYTES", 2 * blocks.num_bytes)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(held.wait)
-        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads)
+        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads, threads)
         for key, place in enumerate(PLACES, 1):
             store.begin(Transfers(saves=[BlockTransfer([0], [place], key)]))
         assert store.take_ended() == [EndedTransfer(1, 1), EndedTransfer(2, 1), EndedTransfer(3, 0)]
@@ -83,7 +86,7 @@ def test_a_cancelled_load_ends_without_touching_its_blocks(tmp_path: Path, held:
     files.write(PLACES[0].decode(), [bytes(blocks.num_bytes)], 1)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(held.wait)
-        store = SharedStorage(blocks, files, threads)
+        store = SharedStorage(blocks, files, threads, threads)
         store.begin(Transfers(loads=[BlockTransfer([0], PLACES[:1], 3)]))
         store.begin(Transfers(cancelled=[3, 4]))
         assert store.take_ended() == [EndedTransfer(3, 0), EndedTransfer(4, 0)]
@@ -98,7 +101,7 @@ def test_a_storage_that_refuses_is_reported_and_nothing_else(tmp_path: Path, cap
     blocks = CacheBlocks(attention, caches)
     (tmp_path / "alike").write_text("in the way")
     with ThreadPoolExecutor(1) as threads:
-        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads)
+        store = SharedStorage(blocks, BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30), threads, threads)
         for key in (1, 2):
             store.begin(Transfers(saves=[BlockTransfer([0], [PLACES[0]], key)]))
     assert caplog.text.count("cannot be written to shared storage") == 1
@@ -107,9 +110,8 @@ def test_a_storage_that_refuses_is_reported_and_nothing_else(tmp_path: Path, cap
 def test_files_of_another_size_are_not_read(tmp_path: Path) -> None:
     BlockFiles(tmp_path, 0, 4, 2**30).write("a/b", [b"12", b"34"], 5)
     assert bytes(BlockFiles(tmp_path, 0, 4, 2**30).read("a/b") or b"") == b"1234"
-    assert BlockFiles(tmp_path, 0, 8, 2**30).read("a/b") is None
-    assert BlockFiles(tmp_path, 1, 4, 2**30).read("a/b") is None
     assert (tmp_path / "a" / "b.0").stat().st_mtime_ns == 5
+    assert BlockFiles(tmp_path, 0, 8, 2**30).read("a/b") is None
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
@@ -124,3 +126,42 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
     kept = {path.name for path in (tmp_path / "n").iterdir()}
     assert "0.0" in kept and "39.0" in kept and "1.0" not in kept
     assert len(kept) <= 10
+
+
+def test_a_block_that_lost_its_contents_is_not_read_and_no_longer_found(tmp_path: Path) -> None:
+    """Otherwise nobody would ever save it anew."""
+    first, second = (BlockFiles(tmp_path, rank, 4, 2**30) for rank in range(2))
+    for files in (first, second):
+        files.write("a/b", [b"1234"], 5)
+    path = tmp_path / "a" / "b.1"
+    path.write_bytes(b"\0" * len(path.read_bytes()))
+    assert first.read("a/b") == b"1234"
+    assert second.read("a/b") is None
+    assert not (tmp_path / "a" / "b.0").exists()
+    second.write("a/b", [b"5678"], 5)
+    assert second.read("a/b") == b"5678"
+
+
+def test_long_loads_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, caches = filled("reference", torch.float32, 1)
+    blocks, at = CacheBlocks(attention, caches), attention.block_dimension
+    monkeypatch.setattr(shared_storage, "_PIECE_BYTES", 2 * blocks.num_bytes)
+    files = BlockFiles(tmp_path, 0, blocks.num_bytes, 2**30)
+    with ThreadPoolExecutor(1) as threads:
+        store = SharedStorage(blocks, files, threads, threads)
+        store.begin(Transfers(saves=[BlockTransfer([3, 1, 2], PLACES, 1)]))
+        threads.submit(lambda: None).result()
+        for cache in caches:
+            cache.fill_(-1)
+        store.begin(Transfers(loads=[BlockTransfer([0, 1, 2, 3], [*PLACES, b"alike/00/00"], 2)]))
+        ends = []
+        while len(ends) < 2:
+            threads.submit(lambda: None).result()
+            store.begin(NO_TRANSFERS)
+            ends += store.take_ended()
+    assert ends == [EndedTransfer(1, 3), EndedTransfer(2, 3)]
+    assert [float(caches[0].select(at, block).mean()) for block in range(4)] == [4, 2, 3, -1]
+
+
+def test_nothing_but_its_own_folder_is_cleared() -> None:
+    assert SharedStorageConfig(shared_storage_path="/data").folder == Path("/data/quire-kv")

@@ -92,10 +92,10 @@ def test_a_shared_folder_carries_blocks_to_other_workers(model_folder: ModelFold
 
     with worker("kv_producer") as first:
         assert tokens(run(first, PROMPTS)) == expected
-    files = len([*tmp_path.glob("alike/*/*.0")])
-    assert files == len([*tmp_path.glob(f"alike/*/*.{ranks - 1}")]) > 3
+    files = len([*tmp_path.glob("quire-kv/alike/*/*.0")])
+    assert files == len([*tmp_path.glob(f"quire-kv/alike/*/*.{ranks - 1}")]) > 3
     with worker("kv_consumer") as second:
         assert tokens(run(second, PROMPTS)) == expected
         counters = second.load().counters
         assert counters.prefix_cache_hits >= len(SHARED) // 16 * 16 * len(PROMPTS)
-    assert len([*tmp_path.glob("alike/*/*.0")]) == files
+    assert len([*tmp_path.glob("quire-kv/alike/*/*.0")]) == files
