@@ -108,9 +108,9 @@ async def host_tier(stack: Stack) -> str:
     """Blocks evicted from the device are loaded from host memory when they are needed again."""
     kept = await stack.metric("quire_engine_host_blocks_used", "engine")
     expect(kept > 0, "the host's memory keeps no block")
-    before = await stack.metric("quire_engine_host_cache_hits_total", "engine")
+    before = await stack.metric("quire_engine_external_cache_hits_total", "engine")
     await many_streams(stack)  # their prompts have been evicted by others
-    found = await stack.metric("quire_engine_host_cache_hits_total", "engine") - before
+    found = await stack.metric("quire_engine_external_cache_hits_total", "engine") - before
     expect(before + found > 0, "no token was found in the host's memory")
     return f"{kept:.0f} blocks kept there, {before:.0f} tokens found there, {found:.0f} more by the same streams again"
 

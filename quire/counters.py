@@ -30,9 +30,13 @@ class Counters:
     generation_tokens: int = _count("Tokens generated.")
     preemptions: int = _count("Preemptions of sequences.")
     prefix_cache_queries: int = _count("Tokens looked up in the prefix cache.")
-    prefix_cache_hits: int = _count("Tokens found in the prefix cache, on the device or in host memory.")
-    host_cache_queries: int = _count("Tokens missing on the device that were looked up in host memory.")
-    host_cache_hits: int = _count("Tokens missing on the device that were found in host memory.")
+    prefix_cache_hits: int = _count("Tokens found in the prefix cache on the device.")
+    external_cache_queries: int = _count(
+        "Tokens missing on the device that were looked up in host memory or shared storage."
+    )
+    external_cache_hits: int = _count(
+        "Tokens missing on the device that were loaded from host memory or shared storage."
+    )
     computed_tokens: int = _count("Tokens computed, including those recomputed after a preemption.")
     draft_tokens: int = _count("Draft tokens verified by the model.")
     draft_emitted_tokens: int = _count("Tokens generated for sequences in steps that verified drafts of theirs.")

@@ -18,6 +18,7 @@ class BlockTable:
         "hashes",
         "is_private",
         "num_findable",
+        "num_loaded",
         "num_released",
     )
 
@@ -32,6 +33,7 @@ class BlockTable:
         self.block_ids: list[list[int]] = []
         self.hashes = hashes if hashes is not None else []  # of the sequence's first full blocks
         self.has_awaited = False  # has waited for a connector's blocks; only once, so that the sequence progresses
+        self.num_loaded = 0  # how many awaited blocks have arrived
         self.is_private = False  # its blocks are never put into the prefix cache
         self.num_findable = 0  # how many of its first blocks are in the prefix cache
         # For each group, how many of its first blocks are no longer held because the sliding window has passed them.

@@ -98,6 +98,11 @@ class KvCacheManager:
         return self._pool.num_used
 
     @property
+    def has_connector(self) -> bool:
+        """Whether blocks are kept elsewhere, too."""
+        return not isinstance(self._connector, NoConnector)
+
+    @property
     def num_host_blocks(self) -> int:
         """Blocks of the host tier."""
         return self._connector.num_blocks

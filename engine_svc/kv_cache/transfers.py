@@ -98,7 +98,7 @@ class TransfersUnderWay:
             self._connector.ended(end)
             table, count = awaiting.get(end.key), 0
             if table is not None:
-                count = end.num_blocks
+                table.num_loaded = count = end.num_blocks
                 for block_hash, block in zip(self._awaited.pop(table).hashes[:count], block_ids, strict=False):
                     self.append(table, block_hash, block)
                 self._arrived.append(table)

@@ -68,9 +68,9 @@ class Scheduler:
         self._step = 0
         self._unscheduled_prefill_tokens = 0
         self.prefix_queries = 0  # tokens looked up in the prefix cache
-        self.prefix_hits = 0  # tokens found there, in either tier
-        self.host_queries = 0  # tokens not found on the device
-        self.host_hits = 0  # tokens found in the host tier instead
+        self.prefix_hits = 0  # tokens found there
+        self.external_queries = 0  # tokens not found there
+        self.external_hits = 0  # tokens that a connector loaded instead
         self.num_preempted = 0  # sequences that were preempted and wait
         self.preemptions = 0
 
@@ -171,7 +171,7 @@ class Scheduler:
             sequence = self._awaiting.pop(table)
             sequence.advance(len(table) * self._kv_cache.block_size)
             if sequence.num_computed_tokens:  # otherwise it is looked up again
-                self._count_hits(sequence, sequence.num_computed_tokens)
+                self._count_hits(sequence, len(table), table.num_loaded)
             self._waiting.push(sequence)
 
     def _schedule_running(self, batch: Batch) -> None:
@@ -332,15 +332,15 @@ class Scheduler:
     def _count_lookup(self, sequence: Sequence, found: Prefix) -> None:
         """Counts the cache hits of a starting sequence; one that already holds blocks was not looked up."""
         if not sequence.num_computed_tokens and not sequence.wants_prompt_logprobs:
-            in_host = len(found.elsewhere.hashes) * self._kv_cache.block_size
-            self._count_hits(sequence, len(found) * self._kv_cache.block_size - in_host, in_host)
+            self._count_hits(sequence, len(found), len(found.elsewhere.hashes))
 
-    def _count_hits(self, sequence: Sequence, on_device: int, in_host: int = 0) -> None:
-        """Counts the tokens of a sequence that were looked up in the cache and found."""
+    def _count_hits(self, sequence: Sequence, num_blocks: int, num_loaded: int) -> None:
+        """Counts the tokens of a sequence that were looked up, and found in some blocks, the last of them elsewhere."""
+        on_device = (num_blocks - num_loaded) * self._kv_cache.block_size
         self.prefix_queries += len(sequence.token_ids)
-        self.prefix_hits += on_device + in_host
-        self.host_queries += len(sequence.token_ids) - on_device
-        self.host_hits += in_host
+        self.prefix_hits += on_device
+        self.external_queries += len(sequence.token_ids) - on_device
+        self.external_hits += num_loaded * self._kv_cache.block_size
 
     def _start(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Moves a sequence from waiting to running."""

@@ -54,11 +54,11 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
     {
         "gpu_prefix_cache_hit_rate": (
             "Fraction of the tokens looked up that were in the prefix cache on the device, from 0 to 1.",
-            lambda count: ratio(_device_hits(count), count.prefix_cache_queries),
+            lambda count: ratio(count.prefix_cache_hits, count.prefix_cache_queries),
         ),
         "cpu_prefix_cache_hit_rate": (
-            "Fraction of the tokens missing on the device that were in host memory (--swap-space), from 0 to 1.",
-            lambda count: ratio(count.host_cache_hits, count.host_cache_queries),
+            "Fraction of the tokens missing on the device that host memory or shared storage had, from 0 to 1.",
+            lambda count: ratio(count.external_cache_hits, count.external_cache_queries),
         ),
     }
 )
@@ -66,13 +66,15 @@ _RATES: Mapping[str, tuple[str, Callable[[EngineCounters], float]]] = MappingPro
 _COUNTERS: Mapping[str, str] = MappingProxyType(
     {
         "prompt_tokens": "prompt_tokens",
-        "prompt_tokens_cached": "prefix_cache_hits",
         "generation_tokens": "generation_tokens",
         "num_preemptions": "preemptions",
         "num_dual_batch_steps": "dual_batch_steps",
         "prefix_cache_queries": "prefix_cache_queries",
         "prefix_cache_hits": "prefix_cache_hits",
         "gpu_prefix_cache_queries": "prefix_cache_queries",
+        "gpu_prefix_cache_hits": "prefix_cache_hits",
+        "external_prefix_cache_queries": "external_cache_queries",
+        "external_prefix_cache_hits": "external_cache_hits",
     }
 )
 _HISTOGRAMS: Mapping[str, str] = MappingProxyType(
@@ -102,8 +104,8 @@ def fleet_metrics(prefix: str, fleet: Fleet, queued: Mapping[str, int]) -> Itera
     for name, field in _COUNTERS.items():
         yield counter(prefix + name, HELP[field], {model: getattr(count, field) for model, count in counters.items()})
     yield counter(
-        f"{prefix}gpu_prefix_cache_hits", "Tokens found in the prefix cache on the device.",
-        {model: _device_hits(count) for model, count in counters.items()},
+        f"{prefix}prompt_tokens_cached", "Tokens found in the prefix cache, host memory or shared storage.",
+        {model: count.prefix_cache_hits + count.external_cache_hits for model, count in counters.items()},
     )  # fmt: skip
     for name, field in _HISTOGRAMS.items():
         yield _histogram(prefix + name, HELP[field], field, counters)
@@ -154,7 +156,3 @@ def _cache_config(prefix: str, fleet: Fleet) -> Metric:
 def used_share(loads: Loads) -> float:
     """Share of the KV cache used by live sequences."""
     return ratio(sum(load.used_kv_blocks for load in loads), sum(load.total_kv_blocks for load in loads))
-
-
-def _device_hits(count: EngineCounters) -> int:
-    return count.prefix_cache_hits - count.host_cache_hits

@@ -18,7 +18,8 @@ class WorkerView(msgspec.Struct):
     waiting_requests: int
     kv_usage: float  # share of the KV cache used by live sequences
     prefix_cache_queries: int  # tokens looked up since the worker started
-    prefix_cache_hits: int
+    prefix_cache_hits: int  # tokens found on the device
+    external_cache_hits: int  # tokens loaded from host memory or shared storage
     generation_tokens: int
     prefill_tokens_per_second: float  # 0 until known
     seconds_per_step: float

@@ -94,7 +94,8 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
         info.data_parallel_rank if info.HasField("data_parallel_rank") else None,
         list(info.served_model_names), [adapter.name for adapter in info.adapters], load.running_sequences,
         load.waiting_requests, load.used_kv_blocks / load.total_kv_blocks if load.total_kv_blocks else 0.0,
-        load.counters.prefix_cache_queries, load.counters.prefix_cache_hits, load.counters.generation_tokens,
+        load.counters.prefix_cache_queries, load.counters.prefix_cache_hits,
+        load.counters.external_cache_hits, load.counters.generation_tokens,
         worker.prefill_tokens_per_second, worker.seconds_per_step,
     )  # fmt: skip
 

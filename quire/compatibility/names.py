@@ -18,6 +18,7 @@ spec_decode_draft_acceptance_rate spec_decode_efficiency spec_decode_num_accepte
 spec_decode_num_draft_tokens_total spec_decode_num_emitted_tokens_total inter_token_latency_seconds
 prompt_tokens_cached_total request_time_per_output_token_seconds request_prefill_kv_computed_tokens
 request_num_preemptions kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total engine_sleep_state
+external_prefix_cache_queries_total external_prefix_cache_hits_total
 """
 METRICS = tuple(_METRICS.split())
 # Metrics that are not exported → reason.

@@ -526,7 +526,7 @@ class AdapterLoad(_message.Message):
     def __init__(self, name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "host_cache_queries", "host_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps")
+    __slots__ = ("prompt_tokens", "generation_tokens", "preemptions", "prefix_cache_queries", "prefix_cache_hits", "iteration_tokens", "model_forward_milliseconds", "model_execute_milliseconds", "computed_tokens", "external_cache_queries", "external_cache_hits", "draft_tokens", "draft_emitted_tokens", "draft_accepted_tokens", "draft_failures", "dual_batch_steps")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -536,8 +536,8 @@ class EngineCounters(_message.Message):
     MODEL_FORWARD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_EXECUTE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    HOST_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
-    HOST_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    EXTERNAL_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -552,14 +552,14 @@ class EngineCounters(_message.Message):
     model_forward_milliseconds: Histogram
     model_execute_milliseconds: Histogram
     computed_tokens: int
-    host_cache_queries: int
-    host_cache_hits: int
+    external_cache_queries: int
+    external_cache_hits: int
     draft_tokens: int
     draft_emitted_tokens: int
     draft_accepted_tokens: Histogram
     draft_failures: int
     dual_batch_steps: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., host_cache_queries: _Optional[int] = ..., host_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., iteration_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., model_forward_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., model_execute_milliseconds: _Optional[_Union[Histogram, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., external_cache_queries: _Optional[int] = ..., external_cache_hits: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., draft_emitted_tokens: _Optional[int] = ..., draft_accepted_tokens: _Optional[_Union[Histogram, _Mapping]] = ..., draft_failures: _Optional[int] = ..., dual_batch_steps: _Optional[int] = ...) -> None: ...
 
 class Histogram(_message.Message):
     __slots__ = ("bounds", "counts", "sum")

@@ -189,7 +189,7 @@ def test_blocks_in_a_shared_folder(tmp_path: Path) -> None:
         options = LIMITS | {"block_size": 16, "kv_transfer_config": config}
         with running_engine(folder, connector=connector, **options) as engine, no_waits():
             found.append(tokens(run(engine, prompts, SAMPLING)))
-            hits = engine.load().counters.prefix_cache_hits
+            hits = engine.load().counters.external_cache_hits
     assert hits == 64 + 80
     assert found[0] == found[1]
     check_greedy(folder, prompts, found[1], NUM_TOKENS)

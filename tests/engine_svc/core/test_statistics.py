@@ -58,16 +58,16 @@ def test_the_host_tier() -> None:
     assert (loads[-1].swapped_sequences, loads[-1].total_host_blocks) == (0, 32)
     assert loads[-1].used_host_blocks == max(load.used_host_blocks for load in loads) > 0
     before = loads[-1].counters
-    assert before.host_cache_hits > 0
+    assert before.external_cache_hits > 0
     for key, prompt in enumerate(prompts, 2):
         add(engine, key, prompt, 1)
         run(engine)
     after = engine.load().counters
     assert after.prefix_cache_queries - before.prefix_cache_queries == 48
-    found = after.prefix_cache_hits - before.prefix_cache_hits
-    in_host = after.host_cache_hits - before.host_cache_hits
-    assert 0 < in_host <= found == 40
-    assert after.host_cache_queries - before.host_cache_queries == 48 - (found - in_host)
+    on_device = after.prefix_cache_hits - before.prefix_cache_hits
+    in_host = after.external_cache_hits - before.external_cache_hits
+    assert 0 < in_host <= on_device + in_host == 40
+    assert after.external_cache_queries - before.external_cache_queries == 48 - on_device
 
 
 def test_without_a_host_tier() -> None:
@@ -77,7 +77,7 @@ def test_without_a_host_tier() -> None:
     loads = run(engine)
     assert loads[-1].counters.preemptions > 0
     assert {(load.swapped_sequences, load.used_host_blocks, load.total_host_blocks) for load in loads} == {(0, 0, 0)}
-    assert (loads[-1].counters.host_cache_queries, loads[-1].counters.host_cache_hits) == (0, 0)
+    assert (loads[-1].counters.external_cache_queries, loads[-1].counters.external_cache_hits) == (0, 0)
 
 
 def test_an_abort_leaves_nothing_running() -> None:

@@ -78,7 +78,7 @@ def test_preempted_and_swapped_sequences(model_folder: ModelFolder, host_blocks:
         assert tokens(run_requests(engine, requests)) == expected
         counters = engine.load().counters
         assert counters.preemptions > 0
-        assert bool(counters.host_cache_hits) == bool(host_blocks)
+        assert bool(counters.external_cache_hits) == bool(host_blocks)
     assert drafter.drafts["all"] > 60
     assert drafter.drafts["right"] == drafter.drafts["all"]
 

@@ -106,11 +106,15 @@ async def test_a_worker_that_takes_nothing_new_still_runs_what_it_has(tokenizer_
         ({}, {}, {"num_requests_swapped": 0, "cpu_cache_usage_perc": 0, "cpu_prefix_cache_hit_rate": 0}),
         (
             {"swapped_sequences": 3, "used_host_blocks": 10, "total_host_blocks": 40},
-            {"prefix_cache_queries": 100, "prefix_cache_hits": 80, "host_cache_queries": 50, "host_cache_hits": 30},
+            {
+                "prefix_cache_queries": 100, "prefix_cache_hits": 50, "external_cache_queries": 50,
+                "external_cache_hits": 30,
+            },
             {
                 "num_requests_swapped": 3, "cpu_cache_usage_perc": 0.25, "cpu_prefix_cache_hit_rate": 0.6,
                 "gpu_prefix_cache_hit_rate": 0.5, "gpu_prefix_cache_queries_total": 100,
-                "gpu_prefix_cache_hits_total": 50, "prefix_cache_hits_total": 80,
+                "gpu_prefix_cache_hits_total": 50, "prefix_cache_hits_total": 50, "prompt_tokens_cached_total": 80,
+                "external_prefix_cache_queries_total": 50, "external_prefix_cache_hits_total": 30,
             },
         ),
     ],
