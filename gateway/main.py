@@ -23,7 +23,7 @@ from gateway.context import GatewayContext
 from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
 from gateway.pipeline import Pipeline
-from gateway.reasoning_parsers import reasoning_parser
+from gateway.reasoning_parsers.registry import chosen_reasoning_parser
 from gateway.requests.request_log import RequestLog
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.traces import RequestTraces
@@ -143,7 +143,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
     log, traces = RequestLog(options), RequestTraces(tracer)
     pipeline = Pipeline(options.router_address, tokenizers, security, statistics, seeds, log, traces)
     tokenizer = Tokenizer(pipeline.texts.replicas, large_requests)
-    name = options.reasoning.parser
+    reasoning_parser = chosen_reasoning_parser(options.reasoning)
     return GatewayContext(
         options,
         Fleet(options.router_address, security),
@@ -152,7 +152,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         statistics,
         large_requests,
         Responses(open_store(options.responses)),
-        reasoning=ReasoningFormat(reasoning_parser(name), tokenizer) if name else None,
+        reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),
         tracer=tracer,
     )

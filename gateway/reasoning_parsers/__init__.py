@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.reasoning_parsers.base import ReasoningParser
 from quire.options.reasoning import REASONING_PARSERS as NAMES
-from quire.registry import load_entry, registry
+from quire.registry import registry
 
 _TAGS = "gateway.reasoning_parsers.tags:"
 
@@ -38,13 +37,3 @@ REASONING_PARSERS: Mapping[str, str] = registry(
         "step3p5": _TAGS + "AlwaysThinkTags",
     },
 )
-
-
-def reasoning_parser(name: str) -> type[ReasoningParser]:
-    """Returns the parser of that name.
-
-    Raises:
-        StartupError: there is none.
-    """
-    found: type[ReasoningParser] = load_entry("--reasoning-parser", REASONING_PARSERS, name)
-    return found

@@ -27,10 +27,13 @@ class ReasoningOptions:
 
     reasoning_parser: str = option(
         "", "Format in which the model marks its reasoning, which is returned as `reasoning` beside the `content` of "
-        "chat completions; see docs/reasoning.md. Empty for models that do not reason.",
-        choices=("", *REASONING_PARSERS),
+        "chat completions; see docs/reasoning.md. Empty for models that do not reason. Names registered by a plugin "
+        "are accepted too.",
         metavar=f"[{'|'.join(REASONING_PARSERS)}]",
     )  # fmt: skip
+    reasoning_parser_plugin: str = option(
+        "", "Python file that registers additional reasoning parsers; see docs/reasoning.md.", metavar="FILE"
+    )
     enable_reasoning: bool | None = option(None, "Deprecated: --reasoning-parser implies it.")
     reasoning_effort: str = option(
         "medium", "Reasoning effort if a request does not set one, for models whose chat template supports "
@@ -46,6 +49,11 @@ class ReasoningOptions:
         return self.reasoning_parser or str(self.structured_outputs_config.get("reasoning_parser", ""))
 
     @property
+    def plugin(self) -> str:
+        """The file with additional parsers, whichever flag it was given by; empty for none."""
+        return self.reasoning_parser_plugin or str(self.structured_outputs_config.get("reasoning_parser_plugin", ""))
+
+    @property
     def constrains_thinking(self) -> bool:
         """Whether constraints apply to the reasoning too, instead of only after it."""
         return bool(self.structured_outputs_config.get("enable_in_reasoning"))
@@ -55,13 +63,18 @@ class ReasoningOptions:
 
         Raises:
             StartupError: reasoning is enabled without a parser, or disabled with one; or two flags name different
-                parsers, or an unknown one.
+                parsers, or an unknown one where no plugin may add it.
         """
         named = self.structured_outputs_config.get("reasoning_parser") or self.parser
-        if named != self.parser or named not in ("", *REASONING_PARSERS):
+        if named != self.parser:
             raise StartupError(
-                f"--structured-outputs-config has the reasoning_parser {named!r}; it must match --reasoning-parser if "
-                f"that is set, and be one of {', '.join(REASONING_PARSERS)}."
+                f"--structured-outputs-config has the reasoning_parser {named!r} and --reasoning-parser is "
+                f"{self.parser!r}: leave one of them out."
+            )
+        if not self.plugin and named not in ("", *REASONING_PARSERS):
+            raise StartupError(
+                f"--reasoning-parser {named} does not exist. Choose one of {', '.join(REASONING_PARSERS)}, or add one "
+                "with --reasoning-parser-plugin."
             )
         if self.enable_reasoning is not None and self.enable_reasoning != bool(self.parser):
             raise StartupError(

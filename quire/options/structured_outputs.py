@@ -21,6 +21,7 @@ class StructuredOutputsConfig(msgspec.Struct):
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
 
 
@@ -33,8 +34,8 @@ def structured_outputs_config_option() -> Any:
         "and enforces constraints; requests may choose another), disable_fallback (refuse what the backend cannot "
         "express instead of trying another), disable_any_whitespace (JSON without spaces and line breaks between its "
         "parts), disable_additional_properties (objects have only the properties in their schema), reasoning_parser "
-        "(same as --reasoning-parser) and enable_in_reasoning (constraints apply to the reasoning too, instead of only "
-        "after it).",
+        "and reasoning_parser_plugin (same as the flags of these names) and enable_in_reasoning (constraints apply to "
+        "the reasoning too, instead of only after it).",
         schema=StructuredOutputsConfig,
     )
 

@@ -23,7 +23,6 @@ from quire.registry import load_entry, load_plugin, registry
         ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
         ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),
         ("distributed_executor_backend", "engine_svc.executor.base:EXECUTORS"),
-        ("reasoning_parser", "gateway.reasoning_parsers:REASONING_PARSERS"),
         ("routing_policy", "router.placement.policies.registry:POLICIES"),
     ],
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.answers.parser import AnswerParser
+from gateway.reasoning_parsers.base import ReasoningParser
+from gateway.reasoning_parsers.registry import chosen_reasoning_parser
+from quire.options.reasoning import ReasoningOptions
 from quire.registry import load_entry
 
 
@@ -18,4 +21,11 @@ def parser_class(parsers: Mapping[str, str], name: str) -> type[AnswerParser]:
         StartupError: there is none of that name.
     """
     found: type[AnswerParser] = load_entry("The parser", parsers, name)
+    return found
+
+
+def reasoning_parser(name: str) -> type[ReasoningParser]:
+    """The reasoning parser of that name."""
+    found = chosen_reasoning_parser(ReasoningOptions(name))
+    assert found is not None
     return found

@@ -39,7 +39,7 @@ _GROUPS = {
     "StructuredOutputsConfig": (
         "enable-reasoning! guided-decoding-backend! guided-decoding-disable-additional-properties! "
         "guided-decoding-disable-any-whitespace! guided-decoding-disable-fallback! reasoning-effort reasoning-parser "
-        "structured-outputs-config"
+        "reasoning-parser-plugin structured-outputs-config"
     ),
     "ParallelConfig": (
         "data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank data-parallel-rpc-port "

@@ -7,8 +7,8 @@ import pytest
 from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import AnswerContext, Tool, ToolChoice
 from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason, ToolCall
-from gateway.reasoning_parsers import REASONING_PARSERS, reasoning_parser
-from tests.support.parser_classes import parser_class
+from gateway.reasoning_parsers import REASONING_PARSERS
+from tests.support.parser_classes import parser_class, reasoning_parser
 
 END = Finish(FinishReason.STOP)
 

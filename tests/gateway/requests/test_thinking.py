@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from gateway.protocol.completions import CompletionRequest
-from gateway.reasoning_parsers import reasoning_parser
 from gateway.requests.convert import _needed_marks
 from gateway.requests.messages import template_messages
 from gateway.requests.template_variables import template_variables
@@ -18,6 +17,7 @@ from quire.options.gateway import GatewayOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.reasoning import ReasoningMarks
 from quire.structured.base import Constraint
+from tests.support.parser_classes import reasoning_parser
 
 CONSTRAINT = Constraint.of("guidance", b"")
 TOKENS = MarkTokens((1, 2), (3,), (), (4, 5))
@@ -183,7 +183,7 @@ def test_reasoning_that_is_turned_on_needs_a_parser() -> None:
     with pytest.raises(StartupError, match=r"which is qwen3: leave it out"):
         GatewayOptions(reasoning=ReasoningOptions("qwen3", enable_reasoning=False)).check()
     with pytest.raises(StartupError, match=r"--reasoning-parser r1 does not exist.*qwen3"):
-        reasoning_parser("r1")
+        GatewayOptions(reasoning=ReasoningOptions("r1")).check()
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,22 @@ def test_the_gateway_reads_its_keys() -> None:
     assert (ReasoningOptions().parser, ReasoningOptions().constrains_thinking) == ("", False)
 
 
-@pytest.mark.parametrize(("flag", "key"), [("glm45", "qwen3"), ("", "qwen4")])
-def test_parsers_of_reasoning_that_do_not_agree_or_exist(flag: str, key: str) -> None:
-    with pytest.raises(StartupError, match=f"has the reasoning_parser '{key}'"):
+@pytest.mark.parametrize(
+    ("flag", "key", "why"),
+    [("glm45", "qwen3", "has the reasoning_parser 'qwen3' and"), ("", "qwen4", "qwen4 does not exist")],
+)
+def test_parsers_of_reasoning_that_do_not_agree_or_exist(flag: str, key: str, why: str) -> None:
+    with pytest.raises(StartupError, match=why):
         ReasoningOptions(reasoning_parser=flag, structured_outputs_config={"reasoning_parser": key}).check()
+
+
+@pytest.mark.parametrize(
+    "given", [{"reasoning_parser_plugin": "f.py"}, {"structured_outputs_config": {"reasoning_parser_plugin": "f.py"}}]
+)
+def test_a_plugin_may_add_any_name(given: dict[str, Any]) -> None:
+    options = ReasoningOptions(reasoning_parser="mine", **given)
+    options.check()
+    assert options.plugin == "f.py"
 
 
 def test_an_old_flag_says_what_has_taken_its_place() -> None:
