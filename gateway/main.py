@@ -16,6 +16,7 @@ import uvloop
 from starlette.applications import Starlette
 from uvicorn.config import LOG_LEVELS
 
+from gateway.access_log import AccessLogFilter
 from gateway.app import create_admin_app, create_app
 from gateway.background import begin
 from gateway.certificates import Certificates
@@ -56,7 +57,6 @@ _KEEP_ALIVE_SECONDS = 75
 # Time for cancelled requests to send their error, and for clients to receive it.
 _LAST_WORDS_SECONDS = 2.0
 _LOGGERS_OF_HTTP = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
-_PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
 
 
 def main(
@@ -68,7 +68,7 @@ def main(
         StartupError: the options contradict each other, or the port is taken.
     """
     setup_logging("gateway", log)
-    logging.getLogger("uvicorn.access").addFilter(_is_to_be_told)
+    logging.getLogger("uvicorn.access").addFilter(AccessLogFilter(gateway.disable_access_log_for_endpoints))
     for name in _LOGGERS_OF_HTTP:
         if (http_logger := logging.getLogger(name)).level == logging.NOTSET:  # --log-config-file may have set it
             http_logger.setLevel(LOG_LEVELS[gateway.uvicorn_log_level])
@@ -94,18 +94,6 @@ def _listener(options: GatewayOptions) -> contextlib.AbstractContextManager[sock
     if options.uds:
         return unix_listener(options.uds)
     return _listen(options.host, options.port, "--port or --host", shares=bool(options.shared_port_folder))
-
-
-def _is_to_be_told(record: logging.LogRecord) -> bool:
-    """Access log filter: drops health and metrics probes, which would drown out client requests.
-
-    Also removes query strings from the logged path, because some clients put their API key there.
-    """
-    if isinstance(record.args, tuple) and len(record.args) > 2:
-        path, _, query = str(record.args[2]).partition("?")
-        record.args = (*record.args[:2], f"{path}?…" if query else path, *record.args[3:])
-        return not path.endswith(_PROBES)
-    return True
 
 
 def _listen(host: str, port: int, flags: str, *, shares: bool = False) -> socket.socket:

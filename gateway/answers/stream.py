@@ -16,7 +16,7 @@ from gateway.errors import error_response, stopping
 from quire.errors import QuireError
 
 # Proxies and clients close connections that are silent for long.
-PING_SECONDS = 15.0
+_PING_SECONDS = 15.0
 # Time to send the final events of a stream that is cut off.
 _LAST_WORDS_SECONDS = 1.0
 # Larger batches are sent in several pieces.
@@ -66,11 +66,18 @@ class EventStream:
     """ASGI response of a streaming request.
 
     The headers are sent only with the first events, so that a request which the engine refuses still gets its proper
-    status.
+    status; unless clients are to hear something sooner.
     """
 
-    def __init__(self, queue: UpdateSource[Update], writer: EventWriter[Update]) -> None:
+    def __init__(self, queue: UpdateSource[Update], writer: EventWriter[Update], keep_alive_interval: float) -> None:
+        """
+        Args:
+            keep_alive_interval: after this many seconds of silence a ping is sent, and before it the headers, if they
+                have not been; 0 means that nothing is sent before the first events.
+        """
         self._queue: UpdateSource[Any] = queue
+        self._is_early = keep_alive_interval > 0
+        self._ping_seconds = keep_alive_interval or _PING_SECONDS
         self._writer: EventWriter[Any] = writer
         self._begun = False
         self._write: Callable[[bytes], bool] = lambda body: False
@@ -92,20 +99,26 @@ class EventStream:
                 await self._end(send, stopping())
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        batch = None
-        while batch is None:  # headers are not sent yet, so neither are pings
-            batch = await self._queue.next_batch(PING_SECONDS)
-        if self._queue.error:
+        while (batch := await self._queue.next_batch(self._ping_seconds)) is None:
+            if self._is_early:
+                await self._begin(scope, send)
+                await self._send(send, PING)
+        if self._queue.error and not self._begun:
             await error_response(self._queue.error, scope)(scope, receive, send)
             return
-        self._begun = True
-        self._write = scope.get("extensions", {}).get(PIECES, {}).get("write", self._write)
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._begin(scope, send)
         await self._send_all(send, itertools.chain(self._writer.opening(), self._told(batch)))
         while batch != []:
-            batch = await self._queue.next_batch(PING_SECONDS)
+            batch = await self._queue.next_batch(self._ping_seconds)
             await self._send_all(send, self._told(batch))
         await self._end(send, self._queue.error)
+
+    async def _begin(self, scope: Scope, send: Send) -> None:
+        """Sends the headers, once."""
+        if not self._begun:
+            self._begun = True
+            self._write = scope.get("extensions", {}).get(PIECES, {}).get("write", self._write)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     def _told(self, batch: Iterable[Any] | None) -> Iterable[bytes]:
         return (PING,) if batch is None else (event for update in batch for event in self._writer.update(update))

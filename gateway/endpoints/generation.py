@@ -92,8 +92,10 @@ class GenerationAnswer(ABC, Generic[Body, Choice]):
     async def respond(self, request: Request) -> Response | EventStream:
         """Returns the response, streamed or whole as requested."""
         if self._body.stream:
-            interval = self._body.stream_interval or self._context.options.stream_interval
-            return EventStream(self._source(), Coalesced(self, interval) if interval > 1 else self)
+            options = self._context.options
+            interval = self._body.stream_interval or options.stream_interval
+            writer = Coalesced(self, interval) if interval > 1 else self
+            return EventStream(self._source(), writer, options.sse_keep_alive_interval)
         choices = await collect(self._state, self._request.choices, request.receive)
         self._num_tokens = sum(len(choice.token_ids) for choice in choices)
         texts = await self._texts([choice.prompt_scores for choice in choices])

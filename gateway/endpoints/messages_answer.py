@@ -58,7 +58,7 @@ class MessagesAnswer:
     async def respond(self, request: Request) -> Response | EventStream:
         """Returns the response, streamed or whole as requested."""
         if self._body.stream:
-            return EventStream(self._state, self)
+            return EventStream(self._state, self, self._context.options.sse_keep_alive_interval)
         (choice,) = await collect(self._state, 1, request.receive)
         self._num_tokens = len(choice.token_ids)
         return await large.answer(request, self._num_tokens, lambda: self._whole(choice))

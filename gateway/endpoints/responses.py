@@ -92,7 +92,8 @@ async def _kept(
     run = Run(context.responses.store, answer.state, answer)
     await context.responses.start(run, tenant, items, in_background=in_background)
     if answer.streams:
-        return EventStream(Follower(run) if in_background else Follower(run, leave=run.stop), Replay())
+        follower = Follower(run) if in_background else Follower(run, leave=run.stop)
+        return EventStream(follower, Replay(), context.options.sse_keep_alive_interval)
     return json_response(answer.body)
 
 
@@ -109,7 +110,8 @@ async def _retrieve(request: Request) -> Response | EventStream:
         NotFound: this caller has no response with this id.
     """
     identity, tenant, asked = request.path_params["response_id"], tenant_of(request), request.query_params
-    responses = context_of(request).responses
+    context = context_of(request)
+    responses = context.responses
     streams, after = asked.get("stream", "false").lower(), asked.get("starting_after")
     if streams not in ("true", "false"):
         raise InvalidRequest(f"stream is {streams[:50]!r}; it must be true or false.", parameter="stream")
@@ -119,7 +121,8 @@ async def _retrieve(request: Request) -> Response | EventStream:
             parameter="starting_after",
         )
     if streams == "true":
-        return EventStream(await responses.follow(identity, tenant, -1 if after is None else int(after)), Replay())
+        follower = await responses.follow(identity, tenant, -1 if after is None else int(after))
+        return EventStream(follower, Replay(), context.options.sse_keep_alive_interval)
     return json_text_response((await responses.find(identity, tenant)).body)
 
 

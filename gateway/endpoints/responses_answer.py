@@ -95,7 +95,7 @@ class ResponsesAnswer:
     async def respond(self, request: Request) -> Response | EventStream:
         """Returns the response, streamed or whole as requested."""
         if self.streams:
-            return EventStream(self.state, self)
+            return EventStream(self.state, self, self._context.options.sse_keep_alive_interval)
         await self.read_whole(request)
         return await self.whole(request)
 

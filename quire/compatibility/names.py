@@ -86,7 +86,9 @@ _TESTS = {
     "tests/engine_svc/service/test_adapters.py": "enable-lora",
     "tests/engine_svc/service/test_kv_publisher.py": "kv-events-config",
     "tests/engine_svc/service/test_engine_service.py": "num-gpu-blocks-override",
+    "tests/gateway/answers/test_patience.py": "sse-keep-alive-interval",
     "tests/gateway/endpoints/test_operations.py": "allow-credentials allowed-origins api-key",
+    "tests/gateway/test_access_log.py": "disable-access-log-for-endpoints",
     "tests/gateway/requests/test_request_log.py": (
         "enable-log-requests enable-log-outputs max-log-len log-error-stack"
     ),

@@ -70,6 +70,10 @@ class GatewayOptions:
         choices=("critical", "error", "warning", "info", "debug", "trace"),
     )  # fmt: skip
     disable_uvicorn_access_log: bool = option(False, "Turns off the log line for each HTTP request.")
+    disable_access_log_for_endpoints: str = option(
+        "", "Paths, separated by commas, whose requests are not logged; those of probes and metrics never are.",
+        metavar="PATHS",
+    )  # fmt: skip
     middleware: tuple[str, ...] = option(
         (), "Your own middleware (package.module.Name): an ASGI class, or an async function of a request and the next "
         "handler. Repeatable; requests without a valid key do not reach it.",
@@ -116,6 +120,11 @@ class GatewayOptions:
     stream_interval: int = option(
         1, "Minimum number of tokens of an event of a stream, except for a choice's first and last one; requests may "
         "set another number.", minimum=1,
+    )  # fmt: skip
+    sse_keep_alive_interval: int = option(
+        0, "Seconds of silence after which a stream gets a comment, so that proxies keep it open. 0 means every 15 "
+        "seconds, but nothing before the first token, so that a request which fails until then gets its proper status; "
+        "with a number, the error is an event of the stream instead.", minimum=0,
     )  # fmt: skip
     router_address: tuple[str, ...] = option(
         ("127.0.0.1:50051",), "Address of the router (host:port). Repeatable, for replicas: each gets a share of the "

@@ -12,15 +12,15 @@ _GROUPS = {
     ),
     "Frontend": (
         "allow-credentials allowed-headers allowed-methods allowed-origins api-key chat-template "
-        "chat-template-content-format default-chat-template-kwargs disable-fastapi-docs "
-        "disable-frontend-multiprocessing disable-uvicorn-access-log enable-auto-tool-choice "
+        "chat-template-content-format default-chat-template-kwargs disable-access-log-for-endpoints "
+        "disable-fastapi-docs disable-frontend-multiprocessing disable-uvicorn-access-log enable-auto-tool-choice "
         "enable-force-include-usage enable-log-outputs enable-prompt-tokens-details enable-request-id-headers "
         "enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint "
         "exclude-tools-when-tool-choice-none h11-max-header-count h11-max-incomplete-event-size host log-config-file "
-        "log-error-stack lora-modules max-log-len middleware max-num-queued-reqs port response-role "
-        "return-tokens-as-token-ids root-path ssl-ca-certs ssl-cert-reqs ssl-certfile ssl-keyfile stream-interval "
-        "tool-call-parser tool-parser-plugin tool-server trust-request-chat-template trust-request-mm-kwargs uds "
-        "uvicorn-log-level"
+        "log-error-stack lora-modules max-log-len max-num-queued-reqs middleware port response-role "
+        "return-tokens-as-token-ids root-path sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs ssl-certfile "
+        "ssl-keyfile stream-interval tool-call-parser tool-parser-plugin tool-server trust-request-chat-template "
+        "trust-request-mm-kwargs uds uvicorn-log-level"
     ),
     "ModelConfig": (
         "allowed-local-media-path allowed-media-domains code-revision config-format convert disable-async-output-proc! "
