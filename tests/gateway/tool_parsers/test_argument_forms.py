@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.answers.context import Tool
-from gateway.tool_parsers.registry import ToolParsers
 from quire.structured.base import Backend, ConstraintRequest, Form
 from quire.structured.registry import make_backend
 from quire.structured.vocabulary import Vocabulary, make_vocabulary
 from quire.tokenizer.files import read_tokenizer_files
+from tests.support.parser_classes import tool_parser
 from tests.support.tool_formats import Call, Turn, render
 
 PYTHON = ("pythonic", "llama4_pythonic", "olmo3", "lfm2")
@@ -52,7 +52,7 @@ def backend() -> Backend:
 
 def may_write(family: str, tool: Tool, arguments: dict[str, Any]) -> bool:
     """Whether the grammar of the family, restricted to the tool's schema, accepts this call."""
-    parser = ToolParsers().named(family)
+    parser = tool_parser(family)
     syntax, form = parser.syntax(tool.name), parser.argument_form(tool)
     assert syntax is not None
     tag = {"type": "tag", "begin": syntax.before + syntax.begin, "content": form, "end": syntax.end + syntax.after}

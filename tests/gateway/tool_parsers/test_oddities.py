@@ -10,7 +10,7 @@ import pytest
 from gateway.answers.context import AnswerContext, Tool
 from gateway.answers.deltas import Content, ToolCall
 from gateway.tool_parsers import TOOL_PARSERS
-from gateway.tool_parsers.registry import ToolParsers
+from tests.support.parser_classes import tool_parser
 from tests.support.tool_formats import FORMS, Call, Turn, deltas_of, parse, put_together, render
 
 F = '{"name": "f", "arguments": {"a": 1}}'
@@ -160,7 +160,7 @@ def test_strings_in_pairs_keep_their_line_breaks() -> None:
 
 @pytest.mark.parametrize("family", ["llama3_json", "xlam", "granite"])
 def test_an_answer_in_json_streams_from_its_first_key_on(family: str) -> None:
-    parser = ToolParsers().named(family)(AnswerContext())
+    parser = tool_parser(family)(AnswerContext())
     begun = '[{"answer"' if parser.bare == "[" else '{"answer"'  # type: ignore[attr-defined]
     assert list(parser.parse(begun[:-1])) == []
     assert list(parser.parse('": [1, ')) == [Content(begun + ": [1,")]
@@ -194,7 +194,7 @@ def test_the_ids_that_models_give_are_kept_unless_they_repeat() -> None:
 
 @pytest.mark.parametrize("family", TOOL_PARSERS)
 def test_what_grammars_are_told_of_a_form_is_the_form(family: str) -> None:
-    parser = ToolParsers().named(family)
+    parser = tool_parser(family)
     syntax = parser.syntax("get_weather")
     assert syntax is not None
     one = render(family, Turn("", (Call("get_weather", {"city": "Ü"}),))).lstrip()
