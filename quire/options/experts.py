@@ -16,7 +16,23 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _LIBRARY = "It needs a kernel library that Quire does not include; alltoall sends the same rows over NCCL or Gloo."
 _REFUSED_EXCHANGES = {
     "naive": "It broadcasts one rank at a time; use allgather_reducescatter, which moves the same rows at once.",
-    **dict.fromkeys(("pplx", "deepep_high_throughput", "deepep_low_latency", "flashinfer_all2allv", "mori"), _LIBRARY),
+    **dict.fromkeys(
+        (
+            "pplx",
+            "deepep_high_throughput",
+            "deepep_low_latency",
+            "deepep_v2",
+            "flashinfer_all2allv",
+            "flashinfer_nvlink_one_sided",
+            "flashinfer_nvlink_two_sided",
+            "moonep",
+            "mori",
+            "mori_high_throughput",
+            "mori_low_latency",
+            "nixl_ep",
+        ),
+        _LIBRARY,
+    ),
 }
 
 

@@ -13,6 +13,7 @@ _NO_MEDIA = "Models are served for text only; leave it out."
 _ADAPTERS = (
     "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
+_NODES = "With --distributed-executor-backend ray, several machines compute one model; leave it out."
 _TOKENIZERS = "The tokenizer is a separate service, with one thread per core; --tokenizer-address adds replicas."
 
 _SERVER: Mapping[str, Answer] = {
@@ -27,11 +28,16 @@ _SERVER: Mapping[str, Answer] = {
     "tool-server": refused("Quire does not run tools: clients run their own. Leave it out."),
     "max-concurrency": acts_as("--max-inflight-requests"),
     "max-num-queued-reqs": acts_as("--max-inflight-requests"),
+    "enable-log-deltas": no_effect("An output is logged once, when it is complete: --enable-log-outputs.", switch=True),
+    "tool-strict-level": refused("Use --strict-tool-calls, which makes all calls fit their schemas.", taken=("auto",)),
     "shutdown-timeout": acts_as("--drain-timeout-seconds"),
 }
 
 _MODEL: Mapping[str, Answer] = {
     "language-model-only": no_effect("Models are served for text only anyway.", switch=True),
+    "performance-mode": no_effect("There is one mode, for few requests and for many."),
+    "enable-flashinfer-autotune": no_effect("Quire's kernels need no tuning while a worker starts.", switch=True),
+    "attention-config": refused("Choose a backend with --attention-backend; leave it out.", taken=("{}",)),
     "optimization-level": no_effect("Kernels are compiled ahead or when a worker starts; there are no levels."),
     "task": refused(
         "It no longer exists in vLLM either. Instead of embed, embedding, classify, score and reward, use --runner "
@@ -77,6 +83,12 @@ _MODEL: Mapping[str, Answer] = {
 
 _PARALLEL: Mapping[str, Answer] = {
     "moe-backend": no_effect("Experts have one kernel for each kind of weights.", taken=("auto",)),
+    "data-parallel-external-lb": no_effect("It follows from --data-parallel-rank.", switch=True),
+    "disable-nccl-for-dp-synchronization": no_effect("Ranks synchronize as their devices allow.", switch=True),
+    "nnodes": refused(_NODES, taken=("1",)),
+    "node-rank": refused(_NODES, taken=("0",)),
+    "master-addr": refused(_NODES, taken=("127.0.0.1",)),
+    "master-port": refused(_NODES),
     "num-redundant-experts": acts_as("--eplb-config.num_redundant_experts"),
     "eplb-window-size": acts_as("--eplb-config.window_size"),
     "eplb-step-interval": acts_as("--eplb-config.step_interval"),
@@ -95,6 +107,7 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     "kv-offloading-size": acts_as("--swap-space", "It counts per rank instead of for all ranks together."),
     "kv-offloading-backend": refused("Blocks are offloaded to host memory by Quire itself.", taken=("native",)),
     "cudagraph-capture-sizes": acts_as("--cuda-graph-sizes"),
+    "max-cudagraph-capture-size": acts_as("--cuda-graph-sizes"),
     "disable-hybrid-kv-cache-manager": no_effect("One manager handles the blocks of all kinds of layers.", switch=True),
     "scheduler-cls": refused(
         "Quire does not load scheduler classes; choose a policy with --scheduling-policy.",

@@ -14,13 +14,13 @@ _GROUPS = {
         "allow-credentials allowed-headers allowed-methods allowed-origins api-key chat-template "
         "chat-template-content-format default-chat-template-kwargs disable-access-log-for-endpoints "
         "disable-fastapi-docs disable-frontend-multiprocessing disable-uvicorn-access-log enable-auto-tool-choice "
-        "enable-force-include-usage enable-log-outputs enable-prompt-tokens-details enable-request-id-headers "
-        "enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint "
+        "enable-force-include-usage enable-log-deltas enable-log-outputs enable-prompt-tokens-details "
+        "enable-request-id-headers enable-server-load-tracking enable-ssl-refresh enable-tokenizer-info-endpoint "
         "exclude-tools-when-tool-choice-none h11-max-header-count h11-max-incomplete-event-size host log-config-file "
         "log-error-stack lora-modules max-log-len max-num-queued-reqs middleware port response-role "
         "return-tokens-as-token-ids root-path sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs ssl-certfile "
-        "ssl-keyfile stream-interval tool-call-parser tool-parser-plugin tool-server trust-request-chat-template "
-        "trust-request-mm-kwargs uds uvicorn-log-level"
+        "ssl-keyfile stream-interval tool-call-parser tool-parser-plugin tool-server tool-strict-level "
+        "trust-request-chat-template trust-request-mm-kwargs uds uvicorn-log-level"
     ),
     "ModelConfig": (
         "allowed-local-media-path allowed-media-domains code-revision config-format convert disable-async-output-proc! "
@@ -42,12 +42,13 @@ _GROUPS = {
         "reasoning-parser-plugin structured-outputs-config"
     ),
     "ParallelConfig": (
-        "data-parallel-address data-parallel-backend data-parallel-hybrid-lb data-parallel-rank data-parallel-rpc-port "
-        "data-parallel-size data-parallel-size-local data-parallel-start-rank dbo-decode-token-threshold "
-        "dbo-prefill-token-threshold decode-context-parallel-size disable-custom-all-reduce "
-        "distributed-executor-backend enable-dbo enable-eplb enable-expert-parallel "
-        "enable-multimodal-encoder-data-parallel! eplb-config eplb-log-balancedness! eplb-step-interval! "
-        "eplb-window-size! expert-placement-strategy max-parallel-loading-workers moe-backend num-redundant-experts! "
+        "all2all-backend data-parallel-address data-parallel-backend data-parallel-external-lb data-parallel-hybrid-lb "
+        "data-parallel-rank data-parallel-rpc-port data-parallel-size data-parallel-size-local "
+        "data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold decode-context-parallel-size "
+        "disable-custom-all-reduce disable-nccl-for-dp-synchronization distributed-executor-backend enable-dbo "
+        "enable-eplb enable-expert-parallel enable-multimodal-encoder-data-parallel! eplb-config "
+        "eplb-log-balancedness! eplb-step-interval! eplb-window-size! expert-placement-strategy master-addr "
+        "master-port max-parallel-loading-workers moe-backend nnodes node-rank num-redundant-experts! "
         "pipeline-parallel-size ray-workers-use-nsight tensor-parallel-size worker-cls worker-extension-cls "
         "worker-use-ray!"
     ),
@@ -70,11 +71,12 @@ _GROUPS = {
     "SchedulerConfig": (
         "async-scheduling cuda-graph-sizes cudagraph-capture-sizes disable-chunked-mm-input "
         "disable-hybrid-kv-cache-manager enable-chunked-prefill long-prefill-token-threshold max-concurrency "
-        "max-long-partial-prefills max-num-batched-tokens max-num-partial-prefills max-num-seqs "
-        "multi-step-stream-outputs! num-lookahead-slots num-scheduler-steps! preemption-mode! scheduler-cls "
-        "scheduler-delay-factor! scheduling-policy"
+        "max-cudagraph-capture-size max-long-partial-prefills max-num-batched-tokens max-num-partial-prefills "
+        "max-num-seqs multi-step-stream-outputs! num-lookahead-slots num-scheduler-steps! preemption-mode! "
+        "scheduler-cls scheduler-delay-factor! scheduling-policy"
     ),
     "AttentionConfig": "attention-backend",
+    "KernelConfig": "enable-flashinfer-autotune",
     "SpeculativeConfig": (
         "disable-logprobs-during-spec-decoding! ngram-prompt-lookup-max! ngram-prompt-lookup-min! "
         "num-speculative-tokens! spec-decoding-acceptance-method! spec-method spec-model spec-tokens "
@@ -83,7 +85,10 @@ _GROUPS = {
         "speculative-model-quantization! typical-acceptance-sampler-posterior-alpha! "
         "typical-acceptance-sampler-posterior-threshold!"
     ),
-    "VllmConfig": "additional-config compilation-config kv-events-config kv-transfer-config optimization-level",
+    "VllmConfig": (
+        "additional-config attention-config compilation-config kv-events-config kv-transfer-config optimization-level "
+        "performance-mode"
+    ),
     "PromptAdapterConfig": "enable-prompt-adapter! max-prompt-adapter-token! max-prompt-adapters! prompt-adapters!",
     "Device": "device!",
 }
