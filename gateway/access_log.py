@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-# These would drown out clients' requests.
-_PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")
+from gateway.middleware.matched_route import POLLED_PATHS
 
 
 class AccessLogFilter(logging.Filter):
-    """Drops the requests for some paths.
+    """Drops the requests for some paths: those that are polled would drown out all others.
 
     Also removes query strings from the logged path, because some clients put their API key there.
     """
@@ -17,10 +16,10 @@ class AccessLogFilter(logging.Filter):
     def __init__(self, dropped: str) -> None:
         """
         Args:
-            dropped: paths, separated by commas, beside those of probes. They may follow a root path.
+            dropped: paths, separated by commas, beside POLLED_PATHS. They may follow a root path.
         """
         super().__init__()
-        self._dropped = (*_PROBES, *(path for each in dropped.split(",") if (path := each.strip())))
+        self._dropped = (*POLLED_PATHS, *(path for each in dropped.split(",") if (path := each.strip())))
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether the request is logged."""

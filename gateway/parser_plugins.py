@@ -92,6 +92,19 @@ class Parsers(Generic[ParserT]):
         found: Any = load_entry(self._flag, self._built_in, name)
         return cast("type[ParserT]", found)
 
+    def chosen(self, name: str | None, plugin: str) -> type[ParserT] | None:
+        """Returns the parser of that name, which the plugin may register; None without a name.
+
+        Args:
+            plugin: the operator's file; empty for none.
+
+        Raises:
+            StartupError: there is none of that name, or the plugin cannot be loaded.
+        """
+        if plugin:
+            self.load(plugin)
+        return self.named(name) if name else None
+
     def _module(self, path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(self._plugin_flag.removeprefix("--").replace("-", "_"), path)
         if spec is None or spec.loader is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 # Parts of the limit: how much is written from one look at the whole folder to the next, and how full it may be after.
 _BETWEEN_LOOKS = 1 / 32
 _FULL = 1 - 2 * _BETWEEN_LOOKS
+_MOST_WRITING_NS = 60 * 10**9  # from a block's computation until all ranks have written it
 # A checksum at the end: after a crash of its machine, a file may have its size and not its contents.
 _SUM_BYTES = 4
 
@@ -39,10 +40,18 @@ class BlockFiles:
         """Returns a block; None if there is no such file, or not the whole of it."""
         content = self._read(self._path(place))
         if content is None:
-            # By the first rank's file, workers tell whether there is a block. Without it, this one will be saved anew.
-            with contextlib.suppress(OSError):
-                self._path(place, 0).unlink()
+            self._give_up(place)
         return content
+
+    def _give_up(self, place: str) -> None:
+        """Makes a block that cannot be read unfindable, so that it is saved anew, unless a rank may be still writing.
+
+        By the first rank's file, workers tell whether there is a block.
+        """
+        first = self._path(place, 0)
+        with contextlib.suppress(OSError):
+            if time.time_ns() - first.stat().st_mtime_ns > _MOST_WRITING_NS:
+                first.unlink()
 
     def _read(self, path: Path) -> bytearray | None:
         content = bytearray(self._block_bytes)

@@ -8,12 +8,12 @@ from starlette.types import Scope
 from gateway.middleware.root_path import path_below_root
 
 # Paths that orchestrators and Prometheus poll every few seconds.
-_POLLED = ("/health", "/ping", "/livez", "/readyz", "/metrics", "/load")
+POLLED_PATHS = ("/health", "/ping", "/livez", "/readyz", "/metrics", "/load")
 
 
 def is_polled(scope: Scope) -> bool:
     """Whether the path is one that is not worth measuring."""
-    return str(scope["path"]).endswith(_POLLED)
+    return str(scope["path"]).endswith(POLLED_PATHS)
 
 
 def route_of(scope: Scope) -> str:

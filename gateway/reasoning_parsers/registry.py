@@ -16,6 +16,4 @@ def chosen_reasoning_parser(options: ReasoningOptions) -> type[ReasoningParser] 
     """
     flags = "--reasoning-parser", "--reasoning-parser-plugin"
     parsers = Parsers[ReasoningParser](*flags, REASONING_PARSERS, ReasoningParser)
-    if options.plugin:
-        parsers.load(options.plugin)
-    return parsers.named(options.parser) if options.parser else None
+    return parsers.chosen(options.parser, options.plugin)

@@ -16,6 +16,4 @@ def chosen_tool_parser(options: ToolOptions) -> type[ToolParser] | None:
     """
     flags = "--tool-call-parser", "--tool-parser-plugin"
     parsers = Parsers[ToolParser](*flags, TOOL_PARSERS, ToolParser)
-    if options.tool_parser_plugin:
-        parsers.load(options.tool_parser_plugin)
-    return parsers.named(options.tool_call_parser) if options.tool_call_parser else None
+    return parsers.chosen(options.tool_call_parser, options.tool_parser_plugin)

@@ -71,7 +71,8 @@ class GatewayOptions:
     )  # fmt: skip
     disable_uvicorn_access_log: bool = option(False, "Turns off the log line for each HTTP request.")
     disable_access_log_for_endpoints: str = option(
-        "", "Paths, separated by commas, whose requests are not logged; those of probes and metrics never are.",
+        "", "Paths, separated by commas, whose requests are not logged, beside those of probes, /metrics and /load, "
+        "which never are.",
         metavar="PATHS",
     )  # fmt: skip
     middleware: tuple[str, ...] = option(

@@ -9,14 +9,15 @@ import pytest
 from gateway.access_log import AccessLogFilter
 from quire.options.gateway import GatewayOptions
 
-OPTIONS = GatewayOptions(disable_access_log_for_endpoints="/load, /version,")
+OPTIONS = GatewayOptions(disable_access_log_for_endpoints="/tokenize, /version,")
 
 
 @pytest.mark.parametrize(
     ("path", "told"),
     [
         ("/v1/models", "/v1/models"), ("/v1/models?api_key=secret", "/v1/models?…"), ("/health", None),
-        ("/base/metrics?x=1", None), ("/load", None), ("/base/version?x=1", None), ("/versions", "/versions"),
+        ("/base/metrics?x=1", None), ("/load", None), ("/tokenize", None), ("/base/version?x=1", None),
+        ("/versions", "/versions"),
     ],
 )  # fmt: skip
 def test_queries_and_probes_are_left_out(path: str, told: str | None) -> None:

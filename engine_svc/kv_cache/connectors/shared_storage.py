@@ -24,7 +24,8 @@ class SharedStorage(KvConnector):
     """Looks for files in the folder, and has computed blocks saved there.
 
     A look-up asks the file system, because only then is a block found as soon as another worker has saved it. As blocks
-    are saved in order, bisecting a prompt takes few questions.
+    are saved in order, bisecting a prompt takes few questions. They are asked between steps, so that a file system
+    that answers late delays the engine.
     """
 
     def __init__(self, config: KvTransferConfig, namespace: Callable[[], str]) -> None:

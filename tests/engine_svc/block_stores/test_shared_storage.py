@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,6 +141,13 @@ def test_a_block_that_lost_its_contents_is_not_read_and_no_longer_found(tmp_path
     assert not (tmp_path / "a" / "b.0").exists()
     second.write("a/b", [b"5678"], 5)
     assert second.read("a/b") == b"5678"
+
+
+def test_a_block_that_a_rank_has_yet_to_write_stays_findable(tmp_path: Path) -> None:
+    first, second = (BlockFiles(tmp_path, rank, 4, 2**30) for rank in range(2))
+    first.write("a/b", [b"1234"], time.time_ns())
+    assert second.read("a/b") is None
+    assert first.read("a/b") == b"1234"
 
 
 def test_long_loads_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
