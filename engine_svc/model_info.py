@@ -40,6 +40,7 @@ class ModelInfo:
     fingerprint: str
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     prompt_embeds_size: int = 0
+    accepts_images: bool = False
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -62,6 +63,7 @@ class ModelInfo:
             eos_token_ids=frozenset(self.eos_token_ids),
             dtype=self.dtype,
             prompt_embeds_size=self.prompt_embeds_size,
+            accepts_images=self.accepts_images,
         )
 
     def summary(self) -> str:
@@ -128,6 +130,7 @@ def make_model_info(
         fingerprint=fingerprint(folder, options, spec, eos_token_ids),
         default_sampling=dict(defaults.sampling),
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
+        accepts_images=spec.accepts_images,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

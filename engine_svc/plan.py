@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quire.images import Image
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 
@@ -42,6 +43,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     # placeholders.
     prompt_embeds: PromptEmbeds | None = None
     adapter_slot: int = 0  # device slot of its adapter: see AdapterChanges; 0 for none
+    images: Sequence[Image] = ()  # those of its prompt; without pixels if all of their tokens are computed
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -206,6 +208,7 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     max_num_batched_tokens: int  # token budget of a step; depends on the device if the options do not set it
     windows: tuple[int | None, ...] = (None,)  # of each group of layers: see layer_groups.py
     embedding_size: int = 0  # size of the model's input embeddings
+    accepts_images: bool = False
     cpu_kernels: str = ""  # on a CPU: the level of the C++ kernels, or torch
     batch_invariant: bool = False  # results of a sequence do not depend on the rest of the batch
     state_bytes: int = 0  # states of recurrent layers for all sequences that may run, on one rank

@@ -28,7 +28,7 @@ from gateway.services.router_streams import RouterStreams
 from gateway.services.texts import Texts
 from quire.errors import Cancelled, Overloaded
 from quire.options.server import RpcSecurityOptions
-from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
+from quire.prompt_embeds import MAX_LIVE_CONTENT_BYTES
 from quire.rpc.settings import CALL_SECONDS
 from quire.seeds import SeedSource
 
@@ -59,7 +59,7 @@ class Pipeline:
         self._room = ChoiceRoom()
         self._live: dict[RequestState, None] = {}
         self.pooling = PoolingCalls(self.router_streams, self._room, statistics)
-        self._embeds_room = ChoiceRoom(MAX_LIVE_EMBEDS_BYTES, "bytes of prompt_embeds")
+        self._content_room = ChoiceRoom(MAX_LIVE_CONTENT_BYTES, "bytes of images and embeddings")
 
     @property
     def num_live(self) -> int:
@@ -155,8 +155,8 @@ class Pipeline:
         """
         self._room.enter(request.tenant, request.sequences)
         try:
-            if request.embeds_bytes:
-                self._embeds_room.enter(request.tenant, request.embeds_bytes)
+            if request.content_bytes:
+                self._content_room.enter(request.tenant, request.content_bytes)
         except Overloaded:
             self._room.leave(request.tenant, request.sequences)
             raise
@@ -190,8 +190,8 @@ class Pipeline:
             for choice in stream.choices:
                 self.texts.close(choice)
         self._room.leave(state.request.tenant, state.request.sequences)
-        if state.request.embeds_bytes:
-            self._embeds_room.leave(state.request.tenant, state.request.embeds_bytes)
+        if state.request.content_bytes:
+            self._content_room.leave(state.request.tenant, state.request.content_bytes)
         self._statistics.ended(state)
         self._log.ended(state)
         self._traces.ended(state)

@@ -2,8 +2,9 @@
 
 A block's hash covers its parent's hash and its own token ids, so equal hashes mean equal prefixes. SHA-256 is collision
 resistant: nobody can forge a prompt that matches another prompt's blocks. The root covers the cache salt, which keeps
-tenants apart, the content of a prompt that does not consist of token ids, and the adapter that computes the blocks. The
-hash is the same in every process and version, so that a fleet can share an index of it.
+tenants apart, and the adapter that computes the blocks. Content for which token ids are mere placeholders (images,
+prompts given as embeddings) is covered by the block in which it begins. The hash is the same in every process and
+version, so that a fleet can share an index of it.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ _CONTENT_DOMAIN = b"quire.v1.content"
 _ADAPTER_DOMAIN = b"quire.v1.adapter"
 
 
-def root_hash(cache_salt: str = "", content: bytes = b"", adapter: str = "") -> bytes:
+# The position of a prompt where content begins whose token ids are placeholders, and the content's 32-byte digest.
+Content = tuple[int, bytes]
+
+
+def root_hash(cache_salt: str = "", adapter: str = "") -> bytes:
     """The hash that serves as parent of a sequence's first block.
 
     Args:
-        content: 32-byte digest of the prompt's content, if its token ids are mere placeholders.
         adapter: the revision of the low-rank adapter that computes the blocks, which identifies its weights; empty for
             none.
     """
-    root = _CONTENT_DOMAIN + content if content else _DOMAIN
-    found = hashlib.sha256(root + cache_salt.encode()).digest()
+    found = hashlib.sha256(_DOMAIN + cache_salt.encode()).digest()
     return hashlib.sha256(_ADAPTER_DOMAIN + found + adapter.encode()).digest() if adapter else found
 
 
@@ -49,11 +52,15 @@ def block_key(block_hash: bytes) -> int:
 
 
 def block_keys(
-    token_ids: Sequence[int], block_size: int, cache_salt: str = "", content: bytes = b"", adapter: str = ""
+    token_ids: Sequence[int],
+    block_size: int,
+    cache_salt: str = "",
+    contents: Sequence[Content] = (),
+    adapter: str = "",
 ) -> list[int]:
-    """The key of each full block of `token_ids`. See `root_hash`."""
+    """The key of each full block of `token_ids`. See `extend_hashes`."""
     hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, cache_salt, content, adapter)
+    extend_hashes(hashes, token_ids, block_size, cache_salt, contents, adapter)
     return [block_key(each) for each in hashes]
 
 
@@ -62,11 +69,19 @@ def extend_hashes(
     token_ids: Sequence[int],
     block_size: int,
     cache_salt: str = "",
-    content: bytes = b"",
+    contents: Sequence[Content] = (),
     adapter: str = "",
 ) -> None:
-    """Appends to `hashes` the hash of each full block of `token_ids` that it lacks. See `root_hash`."""
-    parent = hashes[-1] if hashes else root_hash(cache_salt, content, adapter)
+    """Appends to `hashes` the hash of each full block of `token_ids` that it lacks.
+
+    Args:
+        cache_salt, adapter: see `root_hash`.
+        contents: in the order of their positions.
+    """
+    parent = hashes[-1] if hashes else root_hash(cache_salt, adapter)
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])
+        for position, digest in contents:
+            if start <= position < start + block_size:
+                parent = hashlib.sha256(_CONTENT_DOMAIN + parent + digest).digest()
         hashes.append(parent)

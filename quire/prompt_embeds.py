@@ -13,8 +13,8 @@ from quire.errors import InvalidRequest
 FLAG = "--enable-prompt-embeds"
 # Limit for one prompt: a message on the wire has room for this and for everything else in a request.
 MAX_PROMPT_EMBEDS_BYTES = 12 * 2**20
-# Limit for all live requests of a gateway, or of an engine, together.
-MAX_LIVE_EMBEDS_BYTES = 2**30
+# Limit for all live requests of a gateway, or of an engine, together; images count as well.
+MAX_LIVE_CONTENT_BYTES = 2**30
 # Dtype → bytes per value.
 DTYPES: Mapping[str, int] = MappingProxyType({"float32": 4, "float16": 2, "bfloat16": 2})
 _NAME = "prompt_embeds"

@@ -19,7 +19,7 @@ CONTROL_SIDE = ("engine_svc.plan", "engine_svc.adapters", "engine_svc.kv_cache",
                 "engine_svc.pooling_plan")  # fmt: skip
 # Subpackages of a service in order: each may import those before it, none after it.
 ROOMS = {
-    "gateway": ("protocol", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
+    "gateway": ("protocol", "media", "answers", "reasoning_parsers", "tool_parsers", "requests", "services", "metrics",
                 "response_store", "middleware", "endpoints", "admin"),
     "router": ("index", "workers", "placement", "requests"),
     "engine_svc": ("kv_cache", "structured", "requests", "scheduler", "executor", "core", "service"),
@@ -37,12 +37,12 @@ WIRE = (
 )  # fmt: skip
 PROTOBUF = ("quire.v1", "google.protobuf")
 COMPUTE_SIDE = (
-    "kernels", "native", "ops", "quantization", "attention", "block_stores", "layers", "lora", "models", "loader",
-    "sampling", "parallel", "pooling", "recurrence", "runner",
+    "kernels", "native", "ops", "quantization", "attention", "block_stores", "images", "layers", "lora", "models",
+    "loader", "sampling", "parallel", "pooling", "recurrence", "runner",
 )  # fmt: skip
 # Packages of the compute side, from kernels to what runs a step: none imports a later one.
-COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "layers", "lora", "models", "loader",
-                 "runner")  # fmt: skip
+COMPUTE_ORDER = ("kernels", "native", "ops", "recurrence", "quantization", "images", "layers", "lora", "models",
+                 "loader", "runner")  # fmt: skip
 
 
 @functools.cache

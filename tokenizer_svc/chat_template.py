@@ -118,11 +118,14 @@ class ChatTemplates:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        image_placeholder: str = "",
+        interleaves: bool = False,
     ) -> Rendered:
         """Renders a conversation to text.
 
         Args:
             template: used in place of the model's; None means the model's.
+            image_placeholder, interleaves: see `with_text_content`.
 
         Raises:
             TemplateRejection: it cannot be rendered.
@@ -135,7 +138,9 @@ class ChatTemplates:
         try:
             chosen = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.template.generate(
-                messages=self._as_taken(_marked(messages) if continue_final_message else messages, chosen),
+                messages=self._as_taken(
+                    _marked(messages) if continue_final_message else messages, chosen, image_placeholder, interleaves
+                ),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
@@ -160,12 +165,16 @@ class ChatTemplates:
             ) from error
         return Rendered(_without_end(text, messages[-1]) if continue_final_message else text)
 
-    def _as_taken(self, messages: list[dict[str, Any]], chosen: _Compiled) -> list[dict[str, Any]]:
+    def _as_taken(
+        self, messages: list[dict[str, Any]], chosen: _Compiled, image_placeholder: str, interleaves: bool
+    ) -> list[dict[str, Any]]:
         """The messages with the roles and in the form that a template takes."""
         known = messages if chosen.knows_developers else without_developers(messages)
         if self._content_format == "openai":
             return with_parts(known)
-        return known if chosen.takes_parts and self._content_format == "auto" else with_text_content(known)
+        if chosen.takes_parts and self._content_format == "auto":
+            return known
+        return with_text_content(known, image_placeholder, interleaves=interleaves)
 
     def _compile(self, template: str) -> _Compiled:
         return _Compiled(
@@ -199,7 +208,7 @@ def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the end mark appended to the final one's content."""
     *others, final = messages
     content = final.get("content")
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         marked: Any = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _END_MARK}]
     elif isinstance(content, str):
         marked = content + _END_MARK

@@ -51,11 +51,21 @@ def with_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def with_text_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the text parts of each content joined by newlines."""
+def with_text_content(
+    messages: list[dict[str, Any]], image_placeholder: str = "", *, interleaves: bool = False
+) -> list[dict[str, Any]]:
+    """The messages with the text parts of each content joined by newlines.
+
+    Args:
+        image_placeholder: the text for an image part.
+        interleaves: whether images stay where they are among the texts, instead of coming first.
+    """
+
+    def joined(parts: list[dict[str, Any]]) -> str:
+        ordered = parts if interleaves else sorted(parts, key=lambda part: part.get("type") != "image")
+        return "\n".join(image_placeholder if part.get("type") == "image" else part["text"] for part in ordered)
+
     return [
-        {**message, "content": "\n".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list)
-        else message
+        {**message, "content": joined(message["content"])} if isinstance(message.get("content"), list) else message
         for message in messages
     ]

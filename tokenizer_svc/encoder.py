@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quire.block_hash import block_keys
+from quire.block_hash import Content, block_keys
 from quire.errors import ContextTooLong, InvalidRequest
 from quire.work_pool import WorkPool
 from tokenizer_svc.pairs import EncodedPair
@@ -35,6 +35,7 @@ class EncodeOptions:
     max_tokens: int = 0  # limit for each text; 0 means no limit
     adapter: str = ""  # revision of the adapter that will compute the blocks
     truncation: Truncation | None = None  # applied to texts that are too long, before max_tokens is checked
+    contents: Sequence[Content] = ()  # images, for the block keys
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ def _finish(token_ids: Sequence[int], options: EncodeOptions) -> Encoded:
         raise _too_long(options.max_tokens, str(len(token_ids)))
     if not options.block_size:
         return Encoded(token_ids, ())
-    return Encoded(token_ids, block_keys(token_ids, options.block_size, options.cache_salt, adapter=options.adapter))
+    keys = block_keys(token_ids, options.block_size, options.cache_salt, options.contents, options.adapter)
+    return Encoded(token_ids, keys)
 
 
 def _too_long(max_tokens: int, number: str) -> ContextTooLong:

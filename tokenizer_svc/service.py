@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -12,14 +13,17 @@ from google.protobuf.message import Message
 
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH, MAX_REVISION_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
+from quire.images import contents_of
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.constraint import from_constraint, to_asked
+from quire.rpc.images import from_images
 from quire.rpc.settings import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
 from quire.tokenizer.files import TokenizerFiles
-from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.fill_in_middle import with_hole
+from tokenizer_svc.images import ImagePreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pairs import EncodedPair
 from tokenizer_svc.rendered import Rendered
@@ -51,6 +55,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         files: TokenizerFiles,
         renderer: ChatRenderer,
         compiler: ConstraintCompiler,
+        images: ImagePreparer,
         options: TokenizerOptions,
         metrics: TokenizerMetrics,
     ) -> None:
@@ -63,6 +68,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._codec = TextCodec(files)
         self._renderer = renderer
         self._compiler = compiler
+        self._images = images
         self._options = options
         self._metrics = metrics
         self._encoder = Encoder(self._codec)
@@ -123,12 +129,39 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
+        if request.images:
+            return await self._render_with_images(request)
         rendered = await self._render(request)
         if rendered.token_ids is None:
             encoded = await self._encode([rendered.text], request)
         else:
             encoded = [self._encoder.finish(rendered.token_ids, self._encode_options(request))]
         return await self._beside(encoded, _render_response, rendered.text, encoded[0])
+
+    async def _render_with_images(self, request: tokenizer_pb2.RenderChatRequest) -> tokenizer_pb2.RenderChatResponse:
+        """
+        Raises:
+            InvalidRequest: the images cannot be prepared, or the template does not place them.
+        """
+        if request.HasField("truncation"):
+            raise InvalidRequest(
+                "A prompt with images cannot be truncated: leave truncate_prompt_tokens out.",
+                parameter="truncate_prompt_tokens",
+            )
+        settings = _parse(request.image_processor_kwargs_json or b"{}", "mm_processor_kwargs", dict)
+        prepared = await self._images.prepare(request.images, settings)
+        rendered = await self._render(
+            request, image_placeholder=self._images.placeholder, interleaves=self._options.images.interleave_mm_strings
+        )
+        options = dataclasses.replace(self._encode_options(request), block_size=0)
+        text = self._images.insert(rendered.text, prepared)
+        self._check_chars([text])
+        (encoded,) = await self._encoder.encode([text], options)
+        self._metrics.encoded_tokens.inc(len(encoded.token_ids))
+        images = self._images.place(encoded.token_ids, prepared)
+        options = dataclasses.replace(self._encode_options(request), contents=contents_of(images))
+        finished = self._encoder.finish(encoded.token_ids, options)
+        return await self._beside([finished], _render_response, rendered.text, finished, from_images(images))
 
     async def DetokenizeSession(
         self,
@@ -216,7 +249,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 parameter="chat_template",
             )
 
-    async def _render(self, request: tokenizer_pb2.RenderChatRequest) -> Rendered:
+    async def _render(self, request: tokenizer_pb2.RenderChatRequest, **of_images: Any) -> Rendered:
+        """
+        Args:
+            of_images: see ChatTemplates.render.
+        """
         self._check_template(request.chat_template)
         if not request.chat_template and not self._renderer.has_template:
             raise FailedPrecondition(
@@ -231,6 +268,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             continue_final_message=request.continue_final_message,
             variables=_parse(request.template_kwargs_json or b"{}", "chat_template_kwargs", dict),
             template=request.chat_template or None,
+            **of_images,
         )
         self._metrics.rendered_conversations.inc()
         return rendered
@@ -303,8 +341,10 @@ def _pairs_response(pairs: Sequence[EncodedPair]) -> tokenizer_pb2.EncodeRespons
     return _fitting(tokenizer_pb2.EncodeResponse(sequences=sequences), "texts")
 
 
-def _render_response(text: str, encoded: Encoded) -> tokenizer_pb2.RenderChatResponse:
-    answer = tokenizer_pb2.RenderChatResponse(text=text)
+def _render_response(
+    text: str, encoded: Encoded, images: Sequence[common_pb2.Image] = ()
+) -> tokenizer_pb2.RenderChatResponse:
+    answer = tokenizer_pb2.RenderChatResponse(text=text, images=images)
     _fill(answer.sequence, encoded)
     return _fitting(answer, "messages")
 

@@ -26,7 +26,7 @@ from engine_svc.requests.outputs import EngineLoad, FinishReason, SequenceDelta
 from engine_svc.requests.pooling import PoolingRequest
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import DRAINING, ENGINE_FAULT, LOADING, QUEUE_FULL, Overloaded, QuireError, Unavailable
-from quire.prompt_embeds import MAX_LIVE_EMBEDS_BYTES
+from quire.prompt_embeds import MAX_LIVE_CONTENT_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Sink(Protocol):
 class _Stream:
     sink: Sink
     request_id: str
-    embeds_bytes: int
+    content_bytes: int
 
 
 class EngineLoop:
@@ -102,7 +102,7 @@ class EngineLoop:
         """Submits a validated request to the engine; returns the key that identifies it in deltas.
 
         Raises:
-            Overloaded: too many requests wait already, or their prompt embeddings take too much memory.
+            Overloaded: too many requests wait already, or their prompt embeddings and images take too much memory.
             Unavailable: the engine is not built yet, is shutting down or has died, or an operator has paused or
                 drained it.
         """
@@ -113,20 +113,20 @@ class EngineLoop:
             raise Unavailable(self.refusal.message, reason=self.refusal.reason)
         if engine.num_waiting + len(self._commands) >= self._max_waiting:
             raise Overloaded(f"{self._max_waiting} requests are already waiting; try again later.", reason=QUEUE_FULL)
-        embeds_bytes = request.embeds_bytes
-        if embeds_bytes and embeds_bytes + self._embeds_bytes() > MAX_LIVE_EMBEDS_BYTES:
-            raise Overloaded(f"Too many prompt_embeds are being processed: the limit is {MAX_LIVE_EMBEDS_BYTES} "
-                             "bytes at a time; try again later.", reason=QUEUE_FULL)  # fmt: skip
+        content_bytes = request.content_bytes
+        if content_bytes and content_bytes + self._content_bytes() > MAX_LIVE_CONTENT_BYTES:
+            raise Overloaded("Too many images and embeddings are being processed: the limit is "
+                             f"{MAX_LIVE_CONTENT_BYTES} bytes; try again later.", reason=QUEUE_FULL)  # fmt: skip
         key = next(self._keys)
-        self._streams[key] = _Stream(sink, request.request_id, embeds_bytes)
+        self._streams[key] = _Stream(sink, request.request_id, content_bytes)
         self._idle.clear()
         arrival = time.monotonic()
         self._command(lambda engine: engine.add(key, request, arrival))
         return key
 
-    def _embeds_bytes(self) -> int:
-        """Bytes of prompt embeddings of all live requests."""
-        return sum(stream.embeds_bytes for stream in self._streams.values())
+    def _content_bytes(self) -> int:
+        """Bytes of prompt embeddings and images of all live requests."""
+        return sum(stream.content_bytes for stream in self._streams.values())
 
     def abort(self, key: int) -> None:
         """Ends a request; ignores unknown keys. Its sink still receives the final delta."""

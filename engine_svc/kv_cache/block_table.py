@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from quire.block_hash import Content
+
 
 class BlockTable:
     """The blocks that hold a sequence's keys and values, in order, and the hashes of its full blocks.
@@ -13,7 +17,7 @@ class BlockTable:
         "adapter",
         "block_ids",
         "cache_salt",
-        "content",
+        "contents",
         "has_awaited",
         "hashes",
         "is_private",
@@ -23,11 +27,15 @@ class BlockTable:
     )
 
     def __init__(
-        self, cache_salt: str = "", hashes: list[bytes] | None = None, content: bytes = b"", adapter: str = ""
+        self,
+        cache_salt: str = "",
+        hashes: list[bytes] | None = None,
+        contents: Sequence[Content] = (),
+        adapter: str = "",
     ) -> None:
-        # Inputs of the first hash: see block_hash.root_hash.
+        # Inputs of the hashes: see block_hash.extend_hashes.
         self.cache_salt = cache_salt
-        self.content = content
+        self.contents = contents
         self.adapter = adapter
         # One list per group of layers, all of the same length; empty when no blocks are held.
         self.block_ids: list[list[int]] = []

@@ -265,7 +265,7 @@ class KvCacheManager:
         return BlockContent(token_ids[first : first + self.block_size], table.adapter, table.cache_salt)
 
     def _extend_hashes(self, table: BlockTable, token_ids: Sequence[int]) -> None:
-        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.content, table.adapter)
+        extend_hashes(table.hashes, token_ids, self.block_size, table.cache_salt, table.contents, table.adapter)
 
     def _save(self, table: BlockTable, full: int) -> None:
         """Starts saving those blocks, among the ones about to become findable, that the connector wants."""
@@ -292,7 +292,7 @@ class KvCacheManager:
         """
         shared = (num_tokens - 1) // self.block_size if self._shares else 0
         hashes = table.hashes[: num_tokens // self.block_size]
-        child = BlockTable(table.cache_salt, hashes, table.content, table.adapter)
+        child = BlockTable(table.cache_salt, hashes, table.contents, table.adapter)
         if shared:
             child.block_ids = [block_ids[:shared] for block_ids in table.block_ids]
             child.num_released = [min(released, shared) for released in table.num_released]

@@ -14,11 +14,28 @@ from engine_svc.parallel.vocabulary import VocabularyPart
 
 
 @dataclass(frozen=True)
+class ImageExtras:
+    """What some models' layers need of images beside their embeddings."""
+
+    rows: torch.Tensor  # int64 [rows] of a batch
+    positions: torch.Tensor | None  # int64 [3, rows], for rotation: see images/rotary_positions.py
+    deep: torch.Tensor | None  # [layers, rows, hidden_size], added to the hidden states after each of the first layers
+
+    def part(self, first: int, last: int) -> ImageExtras:
+        """See EmbeddedRows.part."""
+        in_it = (self.rows >= first) & (self.rows < last)
+        positions = None if self.positions is None else self.positions[:, in_it]
+        deep = None if self.deep is None else self.deep[:, in_it]
+        return ImageExtras(self.rows[in_it] - first, positions, deep)
+
+
+@dataclass(frozen=True)
 class EmbeddedRows:
     """Rows of a batch whose embeddings are given and replace those of their token ids."""
 
     rows: torch.Tensor  # int64 [rows]
     values: torch.Tensor  # [rows, hidden_size]
+    images: ImageExtras | None = None
 
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The embeddings [tokens, hidden_size] of a batch, with these rows replaced by their values times `scale`."""
@@ -27,7 +44,8 @@ class EmbeddedRows:
     def part(self, first: int, last: int) -> EmbeddedRows:
         """The given embeddings of batch rows `first` to `last` (exclusive), with row indices relative to `first`."""
         in_it = (self.rows >= first) & (self.rows < last)
-        return EmbeddedRows(self.rows[in_it] - first, self.values[in_it])
+        images = None if self.images is None else self.images.part(first, last)
+        return EmbeddedRows(self.rows[in_it] - first, self.values[in_it], images)
 
 
 class VocabParallelEmbedding(PackedLayer):

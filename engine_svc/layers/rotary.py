@@ -142,6 +142,28 @@ def rotary_table(
     return (torch.stack((angles.cos(), angles.sin()), dim=1) * factor).to(dtype)
 
 
+def rotary_components(parameters: Mapping[str, Any], rotary_dim: int) -> torch.Tensor | None:
+    """For models whose tokens have three positions (see images/rotary_positions.py): which of them each frequency uses.
+
+    Returns:
+        int64 [rotary_dim / 2] of 0 to 2; None for models whose tokens have one position.
+
+    Raises:
+        StartupError: the sections do not add up to the number of frequencies.
+    """
+    section = parameters.get("mrope_section")
+    if section is None:
+        return None
+    if sum(section) != rotary_dim // 2:
+        raise StartupError(f"The model's mrope_section {section} does not add up to {rotary_dim // 2} frequencies.")
+    if not parameters.get("mrope_interleaved"):
+        return torch.repeat_interleave(torch.arange(len(section)), torch.tensor(section))
+    found = torch.zeros(rotary_dim // 2, dtype=torch.int64)
+    for component in (1, 2):  # in turn, as far as the sections reach; the first one has the rest
+        found[component : 3 * section[component] : 3] = component
+    return found
+
+
 def _dynamic_angles(
     parameters: Mapping[str, Any], dim: int, max_position: int, positions: torch.Tensor
 ) -> torch.Tensor:

@@ -20,10 +20,11 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
+from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
-from engine_svc.loader.formats.safetensors_files import Safetensors
+from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
+from engine_svc.loader.images import load_image_encoder
 from engine_svc.loader.names import parameter_of_module
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
@@ -53,6 +54,7 @@ from quire.options.speculative import HEAD_METHODS
 from quire.registry import registry
 
 if TYPE_CHECKING:
+    from engine_svc.images.encoder import ImageEncoder
     from engine_svc.models.transformers_model import Division
 
 logger = logging.getLogger(__name__)
@@ -119,6 +121,7 @@ class LoadedModel:
     adapters: AdapterLayers | None = None  # None if no adapters are served
     present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
     product_rows: Sequence[int] = ()  # see Ops
+    images: ImageEncoder | None = None  # None if it reads text only
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,15 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
             "it at auto, which is the model's own type."
         )
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
-        return _load_from_transformers(folder, config, options, groups, device)
+        loaded = _load_from_transformers(folder, config, options, groups, device)
+    else:
+        loaded = _load_ours(folder, config, options, groups, device)
+    return replace(loaded, images=load_image_encoder(folder, config, options, loaded.dtype, device))
+
+
+def _load_ours(
+    folder: Path, config: dict[str, Any], options: EngineOptions, groups: ParallelGroups, device: torch.device
+) -> LoadedModel:
     loaded = _build_ours(config, options, groups, device)
     host_weights = loaded.model.host_weights = host_weights_of(loaded.model, options, device)
     create_format(folder, options.load).load(loaded.model, groups, options.generation.seed or 0)
@@ -358,7 +369,7 @@ def _load_from_transformers(
     progress = options.load.use_tqdm_on_load and sys.stderr.isatty()
     dtype = _dtype(config.get("dtype") or config.get("torch_dtype") or "float32", options.form.dtype)
     division = _division(groups, options, device)
-    model = TransformersModel(folder, config, dtype, device, progress, lambda: _tensors(source), division)
+    model = TransformersModel(folder, config, dtype, device, progress, lambda: all_tensors(source), division)
     heads, facts = model.heads(), model.facts()
     attention = create_backend(
         options.kernels.attention_backend,
@@ -383,17 +394,6 @@ def _division(groups: ParallelGroups, options: EngineOptions, device: torch.devi
         TensorSharing(groups.tensor, device) if groups.layout.tensor > 1 else None,
         StageCut(stage_of) if groups.layout.pipeline > 1 else None,
     )
-
-
-def _tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
-    """All tensors of a checkpoint. None for safetensors, which Transformers reads itself, incrementally.
-
-    Raises:
-        StartupError: a file is missing or broken.
-    """
-    assert isinstance(source, CheckpointFormat)
-    source.names()  # checks that all files are complete
-    return None if type(source) is Safetensors else {name: found[...].clone() for name, found in source.tensors()}
 
 
 def _state_form(shapes: dict[int, StateShape], cache: CacheOptions, dtype: torch.dtype) -> StateForm:

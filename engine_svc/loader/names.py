@@ -12,8 +12,11 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
 _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # For vision-language models, of which only the text model is loaded: prefixes to remove, and modules to leave out.
-_PREFIXES = ("model.", "language_model.", "model.")
-_OF_IMAGES = ("vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.")
+_PREFIXES = ("model.", "language_model.", "text_model.", "model.")
+_OF_IMAGES = (
+    "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.",
+    "vision_projection.", "connector.", "image_newline",
+)  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 

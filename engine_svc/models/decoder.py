@@ -11,11 +11,11 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend, CacheScales
 from engine_svc.layers.context import LayerContext
-from engine_svc.layers.embedding import EmbeddedRows, VocabParallelEmbedding
+from engine_svc.layers.embedding import EmbeddedRows, ImageExtras, VocabParallelEmbedding
 from engine_svc.layers.host_weights import HostWeights
 from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
-from engine_svc.layers.rotary import rotary_table
+from engine_svc.layers.rotary import rotary_components, rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.decoder_layer import DecoderLayer, create_layer, hidden_norm
@@ -83,6 +83,8 @@ class Decoder(torch.nn.Module):
 
         self._taps: frozenset[int] = frozenset()
         self._rotary = table(config.rope_parameters)
+        components = rotary_components(config.rope_parameters, config.rotary_dim)
+        self._rotary_components = None if components is None else components.to(context.device)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
 
     @property
@@ -136,6 +138,9 @@ class Decoder(torch.nn.Module):
             to each row; those of other stages are the residual sums so far.
         """
         rotary = self._ops.take_rows(self._rotary, positions)
+        images = None if embedded is None else embedded.images
+        if images is not None:
+            rotary = self._turned(rotary, images)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
         hidden = self._embed(token_ids, positions, embedded) if received is None else received
@@ -147,10 +152,20 @@ class Decoder(torch.nn.Module):
             if index == self.config.num_layers - 1:
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
+            if images is not None and images.deep is not None and index < len(images.deep):
+                hidden = hidden.index_add(0, images.rows, images.deep[index])
         if not self.stage.is_last:
             return self._ops.add(residual, hidden)
         hidden = self.norm(hidden, residual)
         return self._ops.join([each[:, None] for each in (hidden, *tapped)]) if tapped else hidden
+
+    def _turned(self, rotary: torch.Tensor, images: ImageExtras) -> torch.Tensor:
+        """The rotary rows [tokens, 2, rotary_dim / 2] with those of images, whose tokens have three positions."""
+        if images.positions is None or self._rotary_components is None:
+            return rotary
+        rows = self._rotary[images.positions]
+        chosen = rows.gather(0, self._rotary_components.expand(1, *rows.shape[1:]))
+        return rotary.index_copy(0, images.rows, chosen[0])
 
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
         hidden: torch.Tensor = self.embed_tokens(token_ids)

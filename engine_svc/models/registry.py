@@ -111,13 +111,40 @@ ENCODERS = {
     "XLMRoberta": "engine_svc.models.bert",
 }
 
-# For multimodal models, by architecture and type of text model: the architecture of the text model, which runs alone.
+# Vision-language models whose images Quire encodes (see images/encoder.py), and the architectures of their text models.
+IMAGE_MODELS = frozenset({
+    "AyaVisionForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
+    "LightOnOcrForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "VipLlavaForConditionalGeneration",
+})  # fmt: skip
+TEXT_TYPES = {
+    "cohere2": "Cohere2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+}
+
+# For other multimodal models, by architecture and type of text model: the architecture of the text model, which runs
+# alone.
 TEXT_MODELS = {
     ("Gemma3ForConditionalGeneration", "gemma3_text"): "Gemma3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
-    ("Mistral3ForConditionalGeneration", "mistral"): "MistralForCausalLM",
     ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): "Qwen3_5ForCausalLM",
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"): "Qwen3_5MoeForCausalLM",
 }
@@ -125,12 +152,37 @@ TEXT_MODELS = {
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the text model alone, if it is one of several parts; else the configuration itself."""
+    if takes_images(config):
+        return _text_part_of_images(config)
     text = config.get("text_config") or {}
     for name in config.get("architectures") or ():
         if found := TEXT_MODELS.get((name, text.get("model_type", ""))):
             given = {field: value for field, value in text.items() if value is not None}
             return {**config, **given, "architectures": [found]}
     return config
+
+
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Whether it is a vision-language model whose images Quire encodes."""
+    return any(name in IMAGE_MODELS for name in config.get("architectures") or ())
+
+
+def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text model's configuration, completed by Transformers: published ones leave out fields with default values.
+
+    Raises:
+        StartupError: Transformers does not accept the configuration.
+    """
+    import transformers  # takes a second, and most models do not need it
+
+    try:
+        whole = transformers.CONFIG_MAPPING[config.get("model_type", "")].from_dict(dict(config))
+    except Exception as error:  # configuration classes raise exceptions of many kinds
+        raise StartupError(f"Transformers does not accept the model's configuration: {error}") from error
+    text = whole.get_text_config()
+    given = {field: value for field, value in text.to_dict().items() if value is not None}
+    found = TEXT_TYPES.get(text.model_type, text.model_type)
+    return {**config, **given, "tie_word_embeddings": whole.tie_word_embeddings, "architectures": [found]}
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
         seed: the request's own seed, or one drawn for it.
     """
     sampling, progress, adapter = live.request.sampling, live.request.progress, live.request.adapter
-    prompt, embeds = live.request.num_prompt_tokens, live.request.prompt_embeds
+    prompt, contents = live.request.num_prompt_tokens, live.request.contents
     wanted = max_model_len if sampling.max_tokens is None else prompt + sampling.max_tokens
     unfinished = [choice for choice in range(sampling.n) if not (progress and progress[choice].finished)]
     # The prompt's log-probabilities were sent with choice 0's first token, if there was one.
@@ -45,7 +45,7 @@ def make_sequences(live: LiveRequest, order: tuple[int, int], max_model_len: int
             min(wanted, max_model_len),
             BlockTable(
                 live.request.cache_salt,
-                content=b"" if embeds is None else embeds.digest,
+                contents=contents,
                 adapter="" if adapter is None else adapter.revision,
             ),
         )

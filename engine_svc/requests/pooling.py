@@ -44,7 +44,7 @@ class PoolingRequest:
     priority: int = 0
     timeout_seconds: float | None = None
 
-    embeds_bytes: ClassVar[int] = 0  # see GenerationRequest
+    content_bytes: ClassVar[int] = 0  # see GenerationRequest
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine_svc.adapters.adapter import Adapter
+from quire.block_hash import Content
+from quire.images import Image, contents_of
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 from quire.structured.base import Constraint
@@ -31,13 +33,20 @@ class GenerationRequest:
     cache_salt: str = ""
     timeout_seconds: float | None = None
     prompt_embeds: PromptEmbeds | None = None  # in place of the prompt's token ids
+    images: tuple[Image, ...] = ()  # within the prompt
     constraint: Constraint | None = None  # followed by all outputs
     progress: tuple[ChoiceProgress, ...] = ()  # one per sequence; empty for a new request
 
     @property
-    def embeds_bytes(self) -> int:
-        """Bytes of the prompt's embeddings; 0 for a prompt of token ids."""
-        return len(self.prompt_embeds.data) if self.prompt_embeds else 0
+    def content_bytes(self) -> int:
+        """Bytes of the prompt's embeddings and images; 0 for a prompt of token ids alone."""
+        embeds = len(self.prompt_embeds.data) if self.prompt_embeds else 0
+        return embeds + sum(image.num_bytes for image in self.images)
+
+    @property
+    def contents(self) -> tuple[Content, ...]:
+        """What token ids do not tell of the prompt, for the hashes of its blocks."""
+        return contents_of(self.images) if self.prompt_embeds is None else ((0, self.prompt_embeds.digest),)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -67,3 +76,4 @@ class RequestLimits:
     eos_token_ids: frozenset[int] = frozenset()
     dtype: str = "float32"  # of the model
     prompt_embeds_size: int = 0  # row size of prompt_embeds; 0 if they are not accepted
+    accepts_images: bool = False

@@ -20,6 +20,7 @@ from quire.bounds import (
     check_token_ids,
 )
 from quire.errors import MODEL_NOT_FOUND, InvalidRequest, NotFound
+from quire.images import check_images
 from quire.prompt_embeds import PromptEmbeds
 from quire.sampling import SamplingParameters
 from quire.structured.base import MAX_GRAMMAR_BYTES, Constraint, constraint_key
@@ -96,6 +97,8 @@ def check_identity(request: Identified, limits: RequestLimits) -> None:
 
 
 def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
+    if request.images:
+        _check_images(request, limits)
     if request.prompt_embeds is not None:
         _check_embeds(request, request.prompt_embeds, limits)
         return
@@ -110,6 +113,14 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
             f"entries; at most {MAX_PROMPT_LOGPROB_ENTRIES} are returned. Ask for fewer alternatives.",
             parameter="prompt_logprobs",
         )
+
+
+def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
+    if not limits.accepts_images:
+        raise InvalidRequest("images: this worker's model reads text only; leave them out.", parameter="images")
+    if request.prompt_embeds is not None:
+        raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
+    check_images(request.images, len(request.prompt_token_ids))
 
 
 def _check_embeds(request: GenerationRequest, embeds: PromptEmbeds, limits: RequestLimits) -> None:

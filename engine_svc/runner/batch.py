@@ -18,6 +18,8 @@ from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.memory import zeros_when_touched
 from engine_svc.plan import NewSequence, ScheduledSequence, StepPlan
 from engine_svc.recurrence.base import StateMetadata
+from engine_svc.runner.given_rows import put_together
+from engine_svc.runner.image_rows import ImageRows
 from engine_svc.runner.prompt_embeds import PromptEmbeddings
 from engine_svc.sampling.rows import NO_DRAFT, SampledRows
 from engine_svc.transfer import to_device, to_device_together
@@ -39,7 +41,7 @@ class HostInputs(NamedTuple):
     """A step's inputs on the host."""
 
     token_places: npt.NDArray[np.int64]  # [tokens], indices into the flattened table of all slots' tokens
-    positions: npt.NDArray[np.int64]  # [tokens]
+    positions: npt.NDArray[np.int64]  # [tokens], for rotation: places in the sequences but after images, see ImageRows
     query_start: npt.NDArray[np.int32]  # [sequences + 1]
     seq_lens: npt.NDArray[np.int32]  # [sequences]
     slots: npt.NDArray[np.int64]  # [sequences]
@@ -148,11 +150,13 @@ class SlotBuffers:
         device: torch.device,
         dtype: torch.dtype,
         part: ContextPart = ContextPart(),
+        images: ImageRows | None = None,
     ) -> None:
         """
         Args:
             block_size: tokens of a sequence in a block, over all ranks that share its context.
             part: the part of each sequence that this rank caches.
+            images: the images of the slots; None for models that read text only.
         """
         self._block_size = block_size
         self._part = part
@@ -166,7 +170,8 @@ class SlotBuffers:
             self.token_ids = torch.zeros(size, dtype=torch.int64, device=device)
         self._blocks = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
-        self._prompt_embeds = PromptEmbeddings(dtype, device)
+        self._prompt_embeds = PromptEmbeddings(dtype)
+        self.images = images or ImageRows(None, 0)
 
     def add(self, sequences: Sequence[NewSequence]) -> None:
         """Gives slots to sequences; their tokens are moved to the device in one copy.
@@ -185,6 +190,7 @@ class SlotBuffers:
         self.token_ids.view(-1)[at] = known
         for each in sequences:
             self._prompt_embeds.add(each)
+            self.images.add(each)
             self._num_blocks[each.slot] = 0
             self._append_blocks(each.slot, each.block_ids)
 
@@ -226,7 +232,7 @@ class SlotBuffers:
             np.array([sequence.slot for sequence in plan.scheduled]),
             np.array([sequence.num_computed_tokens for sequence in plan.scheduled]),
             np.array([sequence.num_new_tokens for sequence in plan.scheduled]),
-            self._prompt_embeds.rows(plan.scheduled),
+            put_together([*self._prompt_embeds.rows(plan.scheduled), *self.images.rows(plan.scheduled)], self._device),
         )
 
     def rows(
@@ -252,8 +258,9 @@ class SlotBuffers:
         width = -(-int(lengths.max()) // self._block_size)
         at_block = positions // self._block_size
         places = [_own((blocks[rows, at_block] - at_block) * self._block_size + positions, part) for blocks in groups]
+        turned = self.images.turned(positions, slots.tolist(), start.tolist())
         host = HostInputs(
-            rows * self.token_ids.shape[1] + positions, positions, start.astype(np.int32), lengths.astype(np.int32),
+            rows * self.token_ids.shape[1] + positions, turned, start.astype(np.int32), lengths.astype(np.int32),
             slots, computed == 0, places, [blocks[slots, :width] for blocks in groups],
         )  # fmt: skip
         return FlatBatch(

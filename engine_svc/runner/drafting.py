@@ -170,7 +170,7 @@ class Drafting:
         self._complete[blocks[found:]] = False
         missing = np.flatnonzero(~self._complete[blocks[:found]])
         complete = int(missing[0]) if len(missing) else found
-        lost = sequence.prompt_embeds is not None or (self.reads_features and complete < found)
+        lost = sequence.prompt_embeds is not None or bool(sequence.images) or (self.reads_features and complete < found)
         self._computed[sequence.slot] = _LOST if lost else complete * self._block_size
         self._held.pop(sequence.slot, None)
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.plan import NewSequence, ScheduledSequence
-from engine_svc.transfer import to_device
+from engine_svc.runner.given_rows import GivenRows
 
 
 class PromptEmbeddings:
-    """Prompt embeddings, kept on the host in the model's dtype; the rows that a step needs are moved to the device."""
+    """Prompt embeddings, kept on the host in the model's dtype."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._device = device
         self._kept: dict[int, tuple[int, torch.Tensor]] = {}  # slot → first position, [positions, hidden_size]
 
     def add(self, sequence: NewSequence) -> None:
@@ -28,21 +27,15 @@ class PromptEmbeddings:
             values = values.view(-1, embeds.hidden_size).to(self._dtype)
             self._kept[sequence.slot] = sequence.num_computed_tokens, values
 
-    def rows(self, scheduled: Sequence[ScheduledSequence]) -> EmbeddedRows | None:
-        """The embedded rows of a step's batch; None if there are none. Drops embeddings that are fully computed."""
-        if not self._kept:
-            return None
-        rows: list[int] = []
-        values: list[torch.Tensor] = []
+    def rows(self, scheduled: Sequence[ScheduledSequence]) -> list[GivenRows]:
+        """The rows of a step's batch that have embeddings. Drops embeddings that are fully computed."""
+        found: list[GivenRows] = []
         start = 0
-        for sequence in scheduled:
-            if sequence.slot in self._kept and (found := self._take(sequence)) is not None:
-                rows += range(start, start + len(found))
-                values.append(found)
+        for sequence in scheduled if self._kept else ():
+            if sequence.slot in self._kept and (values := self._take(sequence)) is not None:
+                found.append(GivenRows(np.arange(start, start + len(values)), values))
             start += sequence.num_new_tokens
-        if not values:
-            return None
-        return EmbeddedRows(to_device(rows, self._device), to_device(torch.cat(values), self._device))
+        return found
 
     def _take(self, sequence: ScheduledSequence) -> torch.Tensor | None:
         first, kept = self._kept[sequence.slot]

@@ -39,6 +39,7 @@ from engine_svc.runner.drafting import Drafting
 from engine_svc.runner.expert_passes import ExpertPasses
 from engine_svc.runner.graph_inputs import GraphInputs
 from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by, prompt_sizes
+from engine_svc.runner.image_rows import ImageRows
 from engine_svc.runner.inputs import Room
 from engine_svc.runner.memory import kv_cache_bytes, token_budget
 from engine_svc.runner.native_calls import NotedSteps
@@ -99,14 +100,9 @@ class Runner:
         self._group_size = max(len(group.layers) for group in self._groups)
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
-            max_num_seqs,
-            self._max_model_len,
-            self._attention.shape.block_tokens,
-            len(self._groups),
-            device,
-            self._dtype,
-            self._attention.shape.part,
-        )
+            max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
+            self._dtype, self._attention.shape.part, ImageRows(loaded.images, self._token_budget),
+        )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
         self._adapters = StepAdapters(loaded.adapters, max_num_seqs, self._token_budget)
@@ -216,6 +212,7 @@ class Runner:
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.embedding_size or self._facts.hidden_size,
+            accepts_images=self._buffers.images.are_accepted,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
@@ -390,8 +387,8 @@ class Runner:
             timer.mark()
             return BegunStep(plan, timer, ended)
         self._link.take_tokens(plan)
-        failed: dict[int, str] = {}
         self._buffers.add(plan.new_sequences)
+        failed = self._buffers.images.encode(plan.scheduled)
         for sequence in plan.new_sequences:
             self._adapters.add(sequence)
             if self._answers is not None:

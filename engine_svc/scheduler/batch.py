@@ -97,6 +97,7 @@ class Batch:
                 sampling=sequence.sampling,
                 prompt_embeds=embeds and embeds.rows(sequence.num_computed_tokens),
                 adapter_slot=sequence.adapter_slot,
+                images=[image.after(sequence.num_computed_tokens) for image in sequence.owner.request.images],
             )
         )
         self.started.append(sequence)

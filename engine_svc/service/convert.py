@@ -17,6 +17,7 @@ from quire.bounds import MAX_TIMEOUT_MS
 from quire.counters import COUNTS, HISTOGRAMS
 from quire.histogram import HistogramSnapshot
 from quire.rpc.constraint import to_constraint
+from quire.rpc.images import to_images
 from quire.rpc.prompt_embeds import to_prompt_embeds
 from quire.rpc.sampling import to_sampling
 from quire.rpc.status import to_request_error
@@ -57,6 +58,7 @@ def to_request(generation: common_pb2.Generation, request_id: str = "") -> Gener
         cache_salt=generation.cache_salt,
         timeout_seconds=generation.timeout_ms / 1000 if generation.timeout_ms else None,
         prompt_embeds=to_prompt_embeds(generation),
+        images=to_images(generation.images),
         constraint=to_constraint(generation.constraint) if generation.HasField("constraint") else None,
         progress=tuple(ChoiceProgress(list(choice.token_ids), choice.finished) for choice in generation.progress),
     )
@@ -189,6 +191,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         scheduling_policy=info.scheduling_policy,
         fingerprint=info.fingerprint,
         prompt_embeds_size=info.prompt_embeds_size,
+        accepts_images=info.accepts_images,
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
         state_bytes=info.state_bytes,

@@ -89,6 +89,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model, GENERATE)
     check(body, model)
+    context.images.check_settings(body.mm_processor_kwargs)
     check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)
     caller = caller_of(request, body)
     tools, wanted = await asked_of(request, body)
@@ -101,8 +102,11 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     )
 
     async def render(messages: Conversation) -> RenderedChat:
+        converted = await beside(request, template_messages, messages)
         return await context.tokenizer.render_chat(
-            await beside(request, template_messages, messages),
+            converted.json,
+            images=await context.images.read(converted.images, are_accepted=model.accepts_images),
+            image_settings=body.mm_processor_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=body.add_special_tokens,

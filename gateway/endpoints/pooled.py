@@ -246,8 +246,10 @@ async def _conversations(call: PoolingCall, body: InputFields, messages: Sequenc
     call.check_inputs(len(conversations), "messages")
     found = []
     for conversation in conversations:
+        converted = await beside(call.request, template_messages, conversation)
+        await call.context.images.read(converted.images, are_accepted=False)
         rendered = await call.context.tokenizer.render_chat(
-            await beside(call.request, template_messages, conversation),
+            converted.json,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=bool(body.add_special_tokens),

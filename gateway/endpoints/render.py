@@ -54,6 +54,12 @@ async def render_completion(request: Request) -> Response:
 async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
     _check(body)
     generation = await chat.prepare(request, body, [body.messages])
+    if generation.prompts[0].images:
+        raise InvalidRequest(
+            "A conversation with images cannot be rendered for /inference/v1/generate, which takes token ids only; "
+            "send it to /v1/chat/completions.",
+            parameter="messages",
+        )
     _, wanted = await chat.asked_of(request, body)
     return json_response(rendered(body, generation, 0, wanted))
 

@@ -75,8 +75,11 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
     if body.messages is None:
         special = body.add_special_tokens is not False
         return (await context.tokenizer.encode([body.prompt or ""], special))[0]
+    converted = await beside(request, template_messages, body.messages)
+    accepts_images = context.fleet.model(body.model).accepts_images
     rendered = await context.tokenizer.render_chat(
-        await beside(request, template_messages, body.messages),
+        converted.json,
+        images=await context.images.read(converted.images, are_accepted=accepts_images),
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),

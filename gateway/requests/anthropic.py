@@ -153,6 +153,8 @@ def _messages(role: str, blocks: Iterable[tuple[str, Block]], called: dict[str, 
         match block.get("type"):
             case "text":
                 texts.append({"type": "text", "text": _text(block, "text", place)})
+            case "image" if role != "assistant":
+                texts.append(_image(block, place))
             case "tool_result" if role == "user":
                 results.append(_result(block, place, called))
             case "tool_use" if role == "assistant":
@@ -162,10 +164,11 @@ def _messages(role: str, blocks: Iterable[tuple[str, Block]], called: dict[str, 
             case kind:
                 raise InvalidRequest(
                     f"{place} is a block of type {str(kind)[:50]!r}, which is not supported in a message of the "
-                    f"{role}. Supported are text, tool_result (user), and tool_use and thinking (assistant).",
+                    f"{role}. Supported are text, image and tool_result (user), and tool_use and thinking (assistant).",
                     parameter="messages",
                 )  # fmt: skip
-    said: dict[str, Any] = {"role": role, "content": texts[0]["text"] if len(texts) == 1 else texts}
+    is_text = len(texts) == 1 and "text" in texts[0]
+    said: dict[str, Any] = {"role": role, "content": texts[0]["text"] if is_text else texts}
     if thoughts:
         said["reasoning"] = "".join(thoughts)
     if calls:
@@ -179,12 +182,31 @@ def _text(block: Block, name: str, place: str) -> str:
     return text
 
 
-def _texts(content: Any, place: str) -> str | list[dict[str, Any]]:
-    """Checks a content that may only contain text blocks, and converts it."""
+def _image(block: Block, place: str) -> dict[str, Any]:
+    source = block.get("source")
+    match source if isinstance(source, dict) else {}:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            url = f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            pass
+        case _:
+            raise InvalidRequest(
+                f'{place}.source must be {{"type": "base64", "media_type": "image/png", "data": "…"}} or '
+                '{"type": "url", "url": "…"}.',
+                parameter="messages",
+            )
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _texts(content: Any, place: str, *, with_images: bool = False) -> str | list[dict[str, Any]]:
+    """Checks a content that may only contain text blocks, or images too, and converts it."""
     if isinstance(content, str):
         return content
     found = []
     for where, block in _blocks(content, place):
+        if with_images and block.get("type") == "image":
+            found.append(_image(block, where))
+            continue
         if block.get("type") != "text":
             raise InvalidRequest(f"{where} must be a text block.", parameter=place.partition("[")[0])
         found.append({"type": "text", "text": _text(block, "text", where)})
@@ -205,5 +227,5 @@ def _result(block: Block, place: str, called: Mapping[str, str]) -> dict[str, An
         raise InvalidRequest(
             f"{place}.tool_use_id is {call[:64]!r}, which no earlier tool_use has.", parameter="messages"
         )
-    content = _texts(block.get("content") or "", f"{place}.content")
+    content = _texts(block.get("content") or "", f"{place}.content", with_images=True)
     return {"role": "tool", "tool_call_id": call, "name": called[call], "content": content}

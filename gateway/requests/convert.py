@@ -183,6 +183,12 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
     most = max_model_len - 1 if limit == -1 else limit
     if prompt.num_tokens <= most:
         return prompt
+    if prompt.images:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {limit}, but the prompt has {prompt.num_tokens} tokens, and its "
+            "images cannot be cut: leave it out.",
+            parameter="truncate_prompt_tokens",
+        )
     first = 0 if body.truncation_side == "right" else prompt.num_tokens - most
     embeds = prompt.embeds and prompt.embeds.rows(first, first + most)
     # The block keys are dropped: the remaining tokens may be aligned to blocks differently.

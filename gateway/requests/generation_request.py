@@ -8,6 +8,7 @@ from gateway.answers.context import NO_CONTEXT, AnswerContext
 from gateway.answers.parser import AnswerParser
 from gateway.requests.beams import BeamSearchParameters
 from gateway.requests.thinking import Thinking
+from quire.images import Image
 from quire.prompt_embeds import PromptEmbeds
 from quire.reasoning import ReasoningMarks
 from quire.sampling import SamplingParameters
@@ -35,6 +36,7 @@ class TokenizedPrompt:
     token_ids: tuple[int, ...]
     block_keys: tuple[int, ...] = ()  # of its full blocks; empty if not computed
     embeds: PromptEmbeds | None = None  # instead of token ids
+    images: tuple[Image, ...] = ()
     known_tokens: int | None = None  # set if token_ids has only the prompt's end, or nothing
 
     @property
@@ -43,6 +45,12 @@ class TokenizedPrompt:
         if self.known_tokens is not None:
             return self.known_tokens
         return len(self.token_ids) if self.embeds is None else self.embeds.num_tokens
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of its embeddings and images, which are kept in memory while the request runs."""
+        embeds = len(self.embeds.data) if self.embeds else 0
+        return embeds + sum(image.num_bytes for image in self.images)
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,9 @@ class GenerationRequest:
         return self.sampling.n
 
     @property
-    def embeds_bytes(self) -> int:
-        """Total bytes of prompts given as embeddings, which are kept in memory while the request runs."""
-        return sum(len(prompt.embeds.data) for prompt in self.prompts if prompt.embeds)
+    def content_bytes(self) -> int:
+        """Total bytes of the prompts' embeddings and images."""
+        return sum(prompt.content_bytes for prompt in self.prompts)
 
     @property
     def sequences(self) -> int:

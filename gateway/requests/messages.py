@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,35 +12,54 @@ from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the messages as JSON, with content parts as text parts and tool call arguments parsed.
+@dataclass(frozen=True)
+class ImageUrl:
+    """An image that a message names."""
+
+    url: str
+    place: str  # where it is in the request, for error messages
+
+
+@dataclass(frozen=True)
+class TemplateMessages:
+    """Messages in the form that chat templates expect, as JSON, and the images of their image parts in order."""
+
+    json: bytes
+    images: tuple[ImageUrl, ...]
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
+    """Converts messages: content parts become text and image parts, and tool call arguments are parsed.
 
     Everything else passes through unchanged.
 
     Raises:
-        InvalidRequest: a message has no role, or content or reasoning that is not text.
+        InvalidRequest: a message has no role, content that is neither text nor image, or reasoning that is not text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages must have 1 to {MAX_MESSAGES} entries.", parameter="messages")
-    return msgspec.json.encode([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
+    images: list[ImageUrl] = []
+    found = [_message(message, f"messages[{index}]", images) for index, message in enumerate(messages)]
+    return TemplateMessages(msgspec.json.encode(found), tuple(images))
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
     """Returns the texts of a message's content; raises as `template_messages`."""
     content = message.get("content")
     if isinstance(content, list):
-        return [_part(part, f"content[{index}]")["text"] for index, part in enumerate(content)]
+        parts = [_part(part, f"content[{index}]", []) for index, part in enumerate(content)]
+        return [part["text"] for part in parts if "text" in part]
     return [content] if isinstance(content, str) else []
 
 
-def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], place: str, images: list[ImageUrl]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{place}.role must be a string such as 'user'.", parameter="messages")
     converted = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        converted["content"] = [_part(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
+        converted["content"] = [_part(part, f"{place}.content[{index}]", images) for index, part in enumerate(content)]
     elif content is None and not message.get("tool_calls"):  # with tool calls, templates accept missing content
         converted["content"] = ""
     elif content is not None and not isinstance(content, str):
@@ -63,15 +83,27 @@ def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
     return None
 
 
-def _part(part: Any, place: str) -> dict[str, str]:
+def _part(part: Any, place: str, images: list[ImageUrl]) -> dict[str, str]:
+    """Converts a content part; appends the image of an image part to `images`."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(kind) if kind in ("text", "refusal") else None
-    if isinstance(text, str):
-        return {"type": "text", "text": text}
+    given = part.get(kind) if kind in ("text", "refusal", "image_url") else None
+    if kind == "image_url":
+        given = given.get("url") if isinstance(given, dict) else given
+        if not isinstance(given, str):
+            raise InvalidRequest(
+                f'{place} needs the URL of an image, as in {{"type": "image_url", "image_url": {{"url": '
+                '"data:image/png;base64,…"}}.', parameter="messages",
+            )  # fmt: skip
+        images.append(ImageUrl(given, place))
+        return {"type": "image"}
+    if isinstance(given, str):
+        return {"type": "text", "text": given}
     raise InvalidRequest(
-        f"{place} is not a text part ({str(kind)[:50]!r}); Quire's models read text only.", parameter="messages"
+        f"{place} is of type {str(kind)[:50]!r}; Quire's models read text and images only: send parts of type text or "
+        "image_url.",
+        parameter="messages",
     )
 
 

@@ -53,7 +53,7 @@ def read_prompt_embeds(
         keys: Sequence[int] = ()
         if model.block_size:
             held = [0] * embeds.num_tokens
-            keys = block_keys(held, model.block_size, cache_salt, embeds.digest, model.revision)
+            keys = block_keys(held, model.block_size, cache_salt, ((0, embeds.digest),), model.revision)
         prompts.append(TokenizedPrompt((), tuple(keys), embeds))
     return prompts
 

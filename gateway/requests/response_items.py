@@ -13,6 +13,7 @@ Item = Mapping[str, Any]
 Message = dict[str, Any]
 # Templates do not know the developer role.
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_IMAGE = "input_image"
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # part type → key of text
 
 
@@ -87,10 +88,13 @@ class _Conversation:
                 f"{place}.role is {str(item.get('role'))[:50]!r}; it must be one of {', '.join(_ROLES)}.",
                 parameter="input",
             )
+        if role == "user":
+            self.messages.append({"role": role, "content": _content(item.get("content"), f"{place}.content")})
+            return
         text = _text(item.get("content"), f"{place}.content")
         if role == "assistant":
             self._turn("content", "tool_calls")["content"] = text
-        elif role == "system" and len(self.messages) == 1 and self.messages[0]["role"] == "system":
+        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
             self.messages[0]["content"] += "\n\n" + text  # most templates accept only one, at the beginning
         else:
             self.messages.append({"role": role, "content": text})
@@ -116,9 +120,9 @@ class _Conversation:
                 f"{place}.call_id is {identity[:64]!r}, which no earlier function_call has: send that call too, or "
                 "the previous_response_id of the response that has it.", parameter="input",
             )  # fmt: skip
-        text = _text(item.get("output"), f"{place}.output")
+        content = _content(item.get("output"), f"{place}.output")
         self.messages.append(
-            {"role": "tool", "tool_call_id": identity, "name": self._called[identity], "content": text}
+            {"role": "tool", "tool_call_id": identity, "name": self._called[identity], "content": content}
         )
 
 
@@ -140,20 +144,46 @@ def _string(item: Item, name: str, place: str) -> str:
     return text
 
 
+def _content(content: Any, place: str) -> str | list[Message]:
+    """Converts a content that may have images: to its text if it has none."""
+    if isinstance(content, str) or not any(part.get("type") == _IMAGE for part in _parts(content, place)):
+        return _text(content, place)
+    return [
+        {"type": "image_url", "image_url": {"url": _url(part, f"{place}[{index}]")}}
+        if part.get("type") == _IMAGE
+        else {"type": "text", "text": _part(part, f"{place}[{index}]")}
+        for index, part in enumerate(content)
+    ]
+
+
+def _url(part: Item, place: str) -> str:
+    if part.get("file_id") is not None:
+        raise InvalidRequest(
+            f"{place} names a file, but Quire stores none: send the image as a data: URL in image_url.",
+            parameter="input",
+        )
+    return _string(part, "image_url", place)
+
+
 def _text(content: Any, place: str) -> str:
     """Returns the text of a content."""
     if isinstance(content, str):
         return content
+    return "".join(_part(part, f"{place}[{index}]") for index, part in enumerate(_parts(content, place)))
+
+
+def _parts(content: Any, place: str) -> list[Item]:
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise InvalidRequest(f"{place} must be a string or a list of parts.", parameter="input")
-    return "".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+    return content
 
 
 def _part(part: Item, place: str) -> str:
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXTS:
         raise InvalidRequest(
-            f"{place} is of type {str(kind)[:50]!r}; Quire's models read text only: input_text or output_text.",
+            f"{place} is of type {str(kind)[:50]!r}, which is not supported here. Supported are input_text, "
+            "output_text and, from the user and from tools, input_image.",
             parameter="input",
         )
     return _string(part, _TEXTS[kind], place)

@@ -52,6 +52,7 @@ class ServedModel:
     default_sampling: SamplingParameters
     eos_token_ids: tuple[int, ...] = ()
     prompt_embeds_size: int = 0  # values per row of prompt embeddings; 0 if not accepted
+    accepts_images: bool = False
     adapters: tuple[Adapter, ...] = ()
     adapter: Adapter | None = None  # set if this is an adapter
     base: str | None = None  # the model's main name, for an adapter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 import msgspec
@@ -18,6 +18,7 @@ from gateway.requests.retelling import GeneratedPart
 from gateway.requests.served_model import Adapter, PoolingModel, ServedModel
 from gateway.requests.state import GenerationUsage, StreamState
 from quire.rpc.constraint import from_constraint
+from quire.rpc.images import from_images, to_images
 from quire.rpc.prompt_embeds import from_prompt_embeds
 from quire.rpc.sampling import from_sampling, to_sampling
 from quire.rpc.trace import write_trace
@@ -47,6 +48,7 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
+        info.accepts_images,
         tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
         runner=info.runner or GENERATE, pooling=_pooling_model(info.pooling) if info.HasField("pooling") else None,
     )  # fmt: skip
@@ -100,9 +102,9 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
     )  # fmt: skip
 
 
-def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
+def to_prompt(sequence: tokenizer_pb2.TokenSequence, images: Iterable[common_pb2.Image] = ()) -> TokenizedPrompt:
     """Converts a prompt from the tokenizer service."""
-    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys), images=to_images(images))
 
 
 def to_input(sequence: tokenizer_pb2.TokenSequence) -> TokenizedInput:
@@ -126,6 +128,7 @@ def from_stream(stream: StreamState, timeout_ms: int) -> common_pb2.Generation:
         model=request.requested_model,
         prompt_token_ids=prompt.token_ids,
         prompt_embeds=from_prompt_embeds(prompt.embeds),
+        images=from_images(prompt.images),
         sampling=_sampling(stream),
         priority=request.priority,
         cache_salt=request.cache_salt,

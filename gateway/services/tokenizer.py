@@ -28,6 +28,7 @@ _InputKey = tuple[bool, int, Truncation | None]
 _TEXTS_AT_ONCE = 1024  # per call
 # Inputs with fewer characters are batched with those of other requests.
 _FEW_CHARS = 2000
+_IMAGE_SECONDS = 30.0  # of which each image may take a third
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -191,8 +192,15 @@ class Tokenizer:
         max_tokens: int = 0,
         truncation: Truncation | None = None,
         with_text: bool = False,
+        images: Sequence[bytes] = (),
+        image_settings: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
-        """Renders a conversation by the chat template; the other arguments are as in `encode`."""
+        """Renders a conversation by the chat template; the other arguments are as in `encode`.
+
+        Args:
+            images: the files of its image parts.
+            image_settings: for the model's image processor, instead of the server's.
+        """
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
             tools_json=tools_json,
@@ -206,10 +214,13 @@ class Tokenizer:
             adapter=adapter,
             max_tokens=max_tokens,
             truncation=from_truncation(truncation),
+            images=images,
+            image_processor_kwargs_json=msgspec.json.encode(image_settings) if image_settings else b"",
         )
-        answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request)
+        seconds = _IMAGE_SECONDS if images else None
+        answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)
         sequence = answer.sequence
-        prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence))
+        prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence, answer.images))
         return RenderedChat(prompt, answer.text if with_text else "")
 
     async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:

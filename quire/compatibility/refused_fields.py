@@ -26,7 +26,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "modalities": Refused(_TEXT_ONLY, (["text"],)),
         "audio": Refused(_TEXT_ONLY),
         "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),
-        "mm_processor_kwargs": Refused(_TEXT_ONLY, ({},)),
         "mm_payload": Refused(_TEXT_ONLY),
         "features": Refused(_TEXT_ONLY),
         "content_parts": Refused(_TEXT_ONLY, ([],)),

@@ -10,6 +10,7 @@ from quire.options.kernels import KernelOptions
 from quire.options.load import LoadOptions
 from quire.options.lora import LoraOptions
 from quire.options.model_form import ModelFormOptions
+from quire.options.multimodal import ImageEncoderOptions
 from quire.options.parallel import ParallelOptions
 from quire.options.pooling import PoolingOptions
 from quire.options.registration import RegistrationOptions
@@ -32,6 +33,7 @@ class EngineOptions:
     scheduler: SchedulerOptions = SchedulerOptions()
     speculative: SpeculativeOptions = SpeculativeOptions()
     lora: LoraOptions = LoraOptions()
+    images: ImageEncoderOptions = ImageEncoderOptions()
     parallel: ParallelOptions = ParallelOptions()
     upkeep: UpkeepOptions = UpkeepOptions()
     watchdog: WatchdogOptions = WatchdogOptions()

@@ -10,6 +10,7 @@ from quire.errors import StartupError
 from quire.options.admin import AdminOptions
 from quire.options.base import ANY_WORD, option
 from quire.options.lora import runtime_updating_option
+from quire.options.media import MediaOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.options.responses import ResponsesOptions
 from quire.options.seed import seed_option
@@ -164,6 +165,7 @@ class GatewayOptions:
     admin: AdminOptions = AdminOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     tools: ToolOptions = ToolOptions()
+    media: MediaOptions = MediaOptions()
     responses: ResponsesOptions = ResponsesOptions()
 
     @property

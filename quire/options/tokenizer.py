@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.options.base import option
+from quire.options.multimodal import ImageProcessorOptions
 from quire.options.structured_outputs import StructuredOutputsOptions
 
 
@@ -35,4 +36,5 @@ class TokenizerOptions:
         minimum=1,
         maximum=4_000_000,
     )
+    images: ImageProcessorOptions = ImageProcessorOptions()
     structured_outputs: StructuredOutputsOptions = field(default_factory=StructuredOutputsOptions)

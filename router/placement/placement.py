@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from quire.block_hash import block_keys
+from quire.v1 import common_pb2
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.placement.decisions import Decision, Decisions, worth_keeping
@@ -222,11 +223,16 @@ def _block_keys(assignment: Assignment, prompt_tokens: int, block_size: int, ada
     output = progress[0].token_ids if len(progress) == 1 else ()
     if fits and not output:
         return given
-    if generation.HasField("prompt_embeds"):  # megabytes: only their caller hashes them
+    if _has_content(generation):  # megabytes: only their caller hashes them
         return given if fits else ()
     tokens = [*generation.prompt_token_ids, *output][: _MOST_HASHED * block_size]
     found = block_keys(tokens, block_size, generation.cache_salt, adapter=adapter)
     return [*given, *found[len(given) :]] if fits else found
+
+
+def _has_content(generation: common_pb2.Generation) -> bool:
+    """Whether block keys depend on more than token ids."""
+    return generation.HasField("prompt_embeds") or bool(generation.images)
 
 
 def _are_named(assignment: Assignment, block_size: int, adapter: str) -> bool:
@@ -234,7 +240,7 @@ def _are_named(assignment: Assignment, block_size: int, adapter: str) -> bool:
     of the adapter, or of another model behind the caller's alias."""
     generation = assignment.generation
     is_sure = not adapter and assignment.model == generation.model
-    if generation.prompt_block_size != block_size or is_sure or generation.HasField("prompt_embeds"):
+    if generation.prompt_block_size != block_size or is_sure or _has_content(generation):
         return generation.prompt_block_size == block_size
     first = block_keys(generation.prompt_token_ids[:block_size], block_size, generation.cache_salt, adapter=adapter)
     return list(generation.prompt_block_keys[:1]) == first

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.block_hash import HASH_BYTES, block_hash, block_keys, extend_hashes, root_hash
+from quire.block_hash import HASH_BYTES, Content, block_hash, block_keys, extend_hashes, root_hash
 
 token_ids = st.lists(st.integers(0, 2**32 - 1), max_size=60)
 
 
-def hashes_of(tokens: list[int], block_size: int, salt: str = "") -> list[bytes]:
+def hashes_of(tokens: Sequence[int], block_size: int, salt: str = "", contents: Sequence[Content] = ()) -> list[bytes]:
     hashes: list[bytes] = []
-    extend_hashes(hashes, tokens, block_size, salt)
+    extend_hashes(hashes, tokens, block_size, salt, contents)
     return hashes
 
 
@@ -68,24 +69,35 @@ def test_ids_outside_32_bits_are_refused(token: int) -> None:
         block_hash(root_hash(), [token])
 
 
-def test_blocks_of_a_prompt_that_is_no_token_ids_are_named_by_its_content() -> None:
-    """The salt counts as for other prompts, and no content or salt can make one kind's root equal the other's."""
-    contents = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
-    roots = {root_hash(salt, content) for salt in ("", "a") for content in (b"", *contents)}
-    assert len(roots) == 8
-    assert root_hash("", contents[0]) == hashlib.sha256(b"quire.v1.content" + contents[0]).digest()
-    grown = block_keys(list(range(9)), 4, "a", contents[0])
-    assert not set(grown) & set(block_keys(list(range(9)), 4, "a", contents[1]))
-    assert not set(grown) & set(block_keys(list(range(9)), 4, "a"))
+def test_content_counts_from_the_block_in_which_it_begins() -> None:
+    """Blocks before it are shared with prompts without it. It cannot be confused with other content, or with none."""
+    digests = [hashlib.sha256(bytes([number])).digest() for number in range(3)]
+    tokens = list(range(13))
+    plain = hashes_of(tokens, 4, "a")
+    found = hashes_of(tokens, 4, "a", contents=((5, digests[0]),))
+    assert found[0] == plain[0]
+    assert found[1] == hashlib.sha256(b"quire.v1.content" + plain[1] + digests[0]).digest()
+    assert found[2] == block_hash(found[1], tokens[8:12])
+    others = [
+        hashes_of(tokens, 4, "a", contents=contents)
+        for contents in (
+            (), ((5, digests[1]),), ((8, digests[0]),), ((5, digests[0]), (6, digests[1])),
+            ((5, digests[1]), (6, digests[0])), ((5, digests[0]), (9, digests[1])),
+        )
+    ]  # fmt: skip
+    assert len({tuple(each) for each in [found, *others]}) == 7
+    assert others[-1][:2] == found[:2]
+
+
+def test_content_may_begin_in_a_block_that_is_not_full_yet() -> None:
+    contents = ((5, hashlib.sha256(b"content").digest()),)
+    grown = hashes_of(range(7), 4, contents=contents)
+    extend_hashes(grown, range(9), 4, contents=contents)
+    assert grown == hashes_of(range(9), 4, contents=contents)
 
 
 def test_an_adapters_blocks_are_its_own() -> None:
-    roots = {
-        root_hash(salt, content, adapter)
-        for salt in ("", "a")
-        for content in (b"", b"c" * 32)
-        for adapter in ("", "a", "b")
-    }
-    assert len(roots) == 12
-    assert root_hash("", b"", "a") == hashlib.sha256(b"quire.v1.adapter" + root_hash() + b"a").digest()
+    roots = {root_hash(salt, adapter) for salt in ("", "a") for adapter in ("", "a", "b")}
+    assert len(roots) == 6
+    assert root_hash("", "a") == hashlib.sha256(b"quire.v1.adapter" + root_hash() + b"a").digest()
     assert block_keys(range(8), 4, adapter="a") != block_keys(range(8), 4)

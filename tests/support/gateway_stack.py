@@ -33,6 +33,7 @@ from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
+from tokenizer_svc.images import ImagePreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -152,7 +153,8 @@ async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> Async
     )
     files = read_tokenizer_files(folder)
     compiler = ConstraintCompiler(TokenizerPlace("auto", "", str(folder)), options.structured_outputs)
-    servicer = TokenizerServicer("tiny", files, renderer, compiler, options, TokenizerMetrics(registry))
+    images = ImagePreparer(folder, options.images)
+    servicer = TokenizerServicer("tiny", files, renderer, compiler, images, options, TokenizerMetrics(registry))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
     await server.start()
     try:
@@ -161,6 +163,7 @@ async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> Async
         await server.server.stop(None)
         await renderer.close()
         await compiler.close()
+        await images.close()
 
 
 @contextlib.asynccontextmanager

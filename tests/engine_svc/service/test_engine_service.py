@@ -538,7 +538,7 @@ class Deaf:
 
 
 async def test_embeddings_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_svc.core.loop.MAX_LIVE_EMBEDS_BYTES", 100)
+    monkeypatch.setattr("engine_svc.core.loop.MAX_LIVE_CONTENT_BYTES", 100)
     embeds = PromptEmbeds("float32", 1, bytes(60))
     async with running_engine() as engine:
         loop, request = engine.worker.loop, GenerationRequest("r", [], prompt_embeds=embeds)

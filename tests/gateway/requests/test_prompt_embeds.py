@@ -48,7 +48,7 @@ def test_what_safetensors_writes_is_read(dtype: torch.dtype) -> None:
     assert (prompt.num_tokens, prompt.token_ids) == (11, ())
     assert f"torch.{prompt.embeds.dtype}" == str(dtype)
     assert prompt.embeds.data == values.view(torch.uint8).numpy().tobytes()
-    assert prompt.block_keys == tuple(block_keys([0] * 11, 4, "salt", prompt.embeds.digest))
+    assert prompt.block_keys == tuple(block_keys([0] * 11, 4, "salt", ((0, prompt.embeds.digest),)))
     (other,) = read_prompt_embeds([encoded(save({"x": values + 1}))], MODEL, 64, "salt")
     assert not set(other.block_keys) & set(prompt.block_keys)
 

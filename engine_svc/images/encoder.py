@@ -1,0 +1,172 @@
+"""Encodes images to embeddings of the text model, with the image encoder and projector of the Transformers library."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from engine_svc.images.rotary_positions import PlacedGrid
+from quire.errors import StartupError
+from quire.images import PIXELS, Image, ImageInput
+
+_DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
+_GRID = "image_grid_thw"  # int64 [1, 3]: patches by time, row and column
+# Names of the text model within the whole model.
+_TEXT_MODELS = ("language_model", "text_model")
+_OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
+
+
+class EncodedImage(NamedTuple):
+    """An image for the text model, with a row for each of its image tokens."""
+
+    embeddings: torch.Tensor  # [rows, hidden_size]
+    deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
+
+
+class ImageEncoder:
+    """The parts of a vision-language model that turn an image into embeddings.
+
+    Attributes:
+        image_token_id: the token that the prompt has in place of each embedding.
+    """
+
+    def __init__(
+        self, folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device,
+        tensors: Mapping[str, torch.Tensor] | None, *, has_weights: bool = True,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            raw: config.json, with the user's changes.
+            tensors: the checkpoint's tensors; None means that Transformers reads them itself.
+            has_weights: False for random weights.
+
+        Raises:
+            StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
+        """
+        config = _without_text(raw)
+        self.image_token_id: int = config.image_token_id
+        # Patches along each side of an embedding, for models whose tokens have three positions; else 0.
+        text = config.get_text_config()
+        is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
+        self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
+        with _quiet():
+            model = _load(folder, config, dtype, tensors) if has_weights else _random(config, dtype)
+        for name in _TEXT_MODELS:
+            if hasattr(model, name):
+                delattr(model, name)
+        self._model = model.eval().to(device)
+        self._dtype, self._device = dtype, device
+        self._names = set(inspect.signature(model.get_image_features).parameters)
+
+    @torch.inference_mode()
+    def encode(self, image: Image) -> EncodedImage:
+        """Encodes an image.
+
+        Raises: whatever the encoder raises about inputs that it was not made for.
+        """
+        inputs = {each.name: self._moved(each, image) for each in image.inputs if each.name in self._names}
+        found = self._model.get_image_features(**inputs)
+        deep = [_joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
+        return EncodedImage(_joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
+
+    def grid(self, image: Image, start: int) -> PlacedGrid | None:
+        """The grid of an image whose first embedding is at `start`; None if the model does not care."""
+        size = next((each for each in image.inputs if each.name == _GRID), None)
+        if size is None or not self._merge_size:
+            return None
+        frames, rows, columns = np.frombuffer(size.data, np.int64).tolist()
+        return PlacedGrid(start, frames, rows // self._merge_size, columns // self._merge_size)
+
+    def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
+        values = torch.frombuffer(bytearray(given.data), dtype=_DTYPES[given.dtype]).view(given.shape).to(self._device)
+        return _normalized(values, image).to(self._dtype) if given.name == PIXELS else values
+
+
+def _joined(part: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """What an encoder returns for an image, as [image tokens, hidden_size]."""
+    whole = part if isinstance(part, torch.Tensor) else torch.cat(list(part))
+    return whole.reshape(-1, whole.shape[-1])
+
+
+def _normalized(pixels: torch.Tensor, image: Image) -> torch.Tensor:
+    """Pixels as the encoder takes them, float32; color channels are a dimension of their own, or lead within patches.
+
+    Raises:
+        ValueError: the pixels have another number of channels.
+    """
+    channels = len(image.pixel_scale)
+    scale, shift = (torch.tensor(each, device=pixels.device) for each in (image.pixel_scale, image.pixel_shift))
+    if pixels.dim() == 2:  # patches: [patches, channels * the pixels of a channel]
+        patches = pixels.view(len(pixels), channels, -1) * scale[:, None] + shift[:, None]
+        return patches.view(pixels.shape)
+    if pixels.shape[-3] != channels:
+        raise ValueError(f"an image has {pixels.shape[-3]} color channels, but {channels} scales")
+    return pixels * scale[:, None, None] + shift[:, None, None]
+
+
+def _without_text(raw: Mapping[str, Any]) -> Any:
+    """The configuration of a model whose text model has neither layers nor a vocabulary worth mentioning.
+
+    Raises:
+        StartupError: the model is not supported.
+    """
+    config = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    text = config.get_text_config()
+    deep = getattr(config.vision_config, "deepstack_visual_indexes", None) or ()
+    if len(deep) >= text.num_hidden_layers:  # the last layer may compute only some rows
+        raise StartupError(f"Images are added after {len(deep)} of {text.num_hidden_layers} layers; Quire needs fewer.")
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    config.quantization_config = None
+    return config
+
+
+def _load(
+    folder: Path, config: Any, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None
+) -> transformers.PreTrainedModel:
+    """
+    Raises:
+        StartupError: see ImageEncoder.
+    """
+    try:
+        model, told = transformers.AutoModelForImageTextToText._model_mapping[type(config)].from_pretrained(
+            folder if tensors is None else None, config=config, dtype=dtype, use_safetensors=True,
+            local_files_only=True, state_dict=tensors, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise StartupError(f"Transformers cannot load the image encoder in {folder}: {error}") from error
+    wrong = [*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])]
+    if wrong := sorted(name for name in wrong if not _OF_TEXT.search(name)):
+        raise StartupError(
+            f"{folder}: the checkpoint lacks weights of the image encoder, or has them in another shape: "
+            f"{', '.join(wrong[:5])} ({len(wrong)} in all). Encoders with quantized weights are not supported; "
+            "--limit-mm-per-prompt image=0 serves the model for text only."
+        )
+    return model.model
+
+
+def _random(config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """A model with random weights, for benchmarks of shapes."""
+    return transformers.AutoModelForImageTextToText.from_config(config, dtype=dtype).model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Transformers from reporting the weights of the text model, which is loaded elsewhere."""
+    log = transformers.utils.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)

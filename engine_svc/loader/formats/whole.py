@@ -1,0 +1,19 @@
+"""Whole checkpoints, for models that the Transformers library loads."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
+from engine_svc.loader.formats.safetensors_files import Safetensors
+
+
+def all_tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
+    """All tensors of a checkpoint. None for safetensors, which Transformers reads itself, incrementally.
+
+    Raises:
+        StartupError: a file is missing or broken.
+    """
+    assert isinstance(source, CheckpointFormat)
+    source.names()  # checks that all files are complete
+    return None if type(source) is Safetensors else {name: found[...].clone() for name, found in source.tensors()}

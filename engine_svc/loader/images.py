@@ -1,0 +1,48 @@
+"""Loads the image encoder of a vision-language model, if images are wanted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine_svc.loader.formats.base import CheckpointFormat
+from engine_svc.loader.formats.registry import create_format
+from engine_svc.loader.formats.whole import all_tensors
+from engine_svc.models.registry import takes_images
+from quire.options.engine import EngineOptions
+from quire.options.multimodal import most_images
+
+if TYPE_CHECKING:
+    from engine_svc.images.encoder import ImageEncoder
+
+logger = logging.getLogger(__name__)
+
+
+def load_image_encoder(
+    folder: Path, config: Mapping[str, Any], options: EngineOptions, dtype: torch.dtype, device: torch.device
+) -> ImageEncoder | None:
+    """The model's image encoder; None if the model reads text only, or is served for text only.
+
+    Args:
+        config: config.json, with the user's changes.
+
+    Raises:
+        StartupError: it cannot be loaded.
+    """
+    most = most_images(options.images.limit_mm_per_prompt)
+    if not takes_images(config) or not most:
+        return None
+    source = create_format(folder, options.load)
+    if not source.is_random and not isinstance(source, CheckpointFormat):
+        logger.warning(
+            "images are refused: --load-format %s has the weights of the text model only", options.load.load_format
+        )
+        return None
+    from engine_svc.images.encoder import ImageEncoder  # imports Transformers, which most models do not need
+
+    tensors = None if source.is_random else all_tensors(source)
+    return ImageEncoder(folder, config, dtype, device, tensors, has_weights=not source.is_random)

@@ -1,0 +1,49 @@
+"""Rows of a step's batch whose embeddings come with the prompt instead of from its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.layers.embedding import EmbeddedRows, ImageExtras
+from engine_svc.transfer import to_device
+
+
+class GivenRows(NamedTuple):
+    """The rows of one image, or of one sequence's prompt embeddings."""
+
+    rows: npt.NDArray[np.int64]  # [rows]
+    embeddings: torch.Tensor  # [rows, hidden_size], on the host or on the device
+    deep: torch.Tensor | None = None  # see EncodedImage
+    positions: npt.NDArray[np.int64] | None = None  # [3, rows], for images in models whose tokens have three
+
+
+def put_together(given: Sequence[GivenRows], device: torch.device) -> EmbeddedRows | None:
+    """All given rows of a batch, on the device; None if there are none."""
+    if not given:
+        return None
+    there = [to_device(each.embeddings, device) if each.embeddings.is_cpu else each.embeddings for each in given]
+    return EmbeddedRows(_rows(given, device), torch.cat(there), _extras(given, device))
+
+
+def _rows(given: Sequence[GivenRows], device: torch.device) -> torch.Tensor:
+    return to_device(np.concatenate([each.rows for each in given]), device)
+
+
+def _extras(given: Sequence[GivenRows], device: torch.device) -> ImageExtras | None:
+    """What layers need of images beside their embeddings; None if they need nothing. All images of a model have the
+    same extras."""
+    images = [each for each in given if each.deep is not None or each.positions is not None]
+    if not images:
+        return None
+    positions = [each.positions for each in images if each.positions is not None]
+    deep = [each.deep for each in images if each.deep is not None]
+    return ImageExtras(
+        _rows(images, device),
+        to_device(np.concatenate(positions, axis=1), device) if positions else None,
+        torch.cat(deep).transpose(0, 1) if deep else None,
+    )

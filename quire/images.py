@@ -1,0 +1,133 @@
+"""Images within a prompt, as the tokenizer service prepares them for a model's image encoder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from quire.block_hash import Content
+from quire.errors import InvalidRequest
+
+# Limit for the inputs of all images of a prompt: a message on the wire has room for this and the rest of a request.
+MAX_IMAGES_BYTES = 12 * 2**20
+MAX_IMAGES = 1000
+# Size of one image as it is sent or fetched, such as a PNG file, and of all of a prompt's together.
+MAX_IMAGE_BYTES = 12 * 2**20
+# Dtype → bytes per value.
+DTYPES: Mapping[str, int] = MappingProxyType({"uint8": 1, "bool": 1, "int64": 8, "float32": 4})
+PIXELS = "pixel_values"
+_NAME = "images"
+_MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """An input of an image encoder; see quire.v1.ImageInput."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def check(self) -> None:
+        """
+        Raises:
+            InvalidRequest: dtype, shape and number of bytes do not match.
+        """
+        size = DTYPES.get(self.dtype)
+        if size is None or len(self.shape) > _MAX_DIMENSIONS or math.prod(self.shape) * size != len(self.data):
+            raise InvalidRequest(
+                f"images: {self.name[:50]} has {len(self.data)} bytes, which do not match the type "
+                f"{self.dtype[:20]!r} and the shape {list(self.shape[:_MAX_DIMENSIONS])}. Send images as the tokenizer "
+                "service's RenderChat returns them.",
+                parameter=_NAME,
+            )
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of a prompt; see quire.v1.Image."""
+
+    offset: int
+    num_tokens: int
+    inputs: tuple[ImageInput, ...]
+    pixel_scale: tuple[float, ...] = ()
+    pixel_shift: tuple[float, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.offset + self.num_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its inputs."""
+        return sum(len(each.data) for each in self.inputs)
+
+    def at(self, offset: int, num_tokens: int) -> Image:
+        """The image at another place; its digest need not be computed again."""
+        placed = replace(self, offset=offset, num_tokens=num_tokens)
+        placed.__dict__["digest"] = self.digest
+        return placed
+
+    def after(self, num_computed_tokens: int) -> Image:
+        """What a model needs of the image that has computed so many tokens of the prompt: no pixels once they include
+        the whole image."""
+        if num_computed_tokens < self.end:
+            return self
+        return replace(self, inputs=tuple(each for each in self.inputs if each.name != PIXELS))
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Identifies the content, wherever it stands in a prompt: equal only for equal inputs."""
+        found = hashlib.sha256(repr((self.pixel_scale, self.pixel_shift)).encode())
+        for each in self.inputs:
+            found.update(repr((each.name, each.dtype, each.shape)).encode())
+            found.update(hashlib.sha256(each.data).digest())
+        return found.digest()
+
+
+def contents_of(images: Sequence[Image]) -> tuple[Content, ...]:
+    """What identifies the images in the hashes of a prompt's blocks."""
+    return tuple((image.offset, image.digest) for image in images)
+
+
+def check_images(images: Sequence[Image], num_prompt_tokens: int) -> None:
+    """Checks where a prompt's images are, and their sizes.
+
+    Raises:
+        InvalidRequest: they overlap, are outside the prompt, are too many or too large, or are malformed.
+    """
+    if len(images) > MAX_IMAGES:
+        raise InvalidRequest(f"A prompt has {len(images)} images; at most {MAX_IMAGES} are allowed.", parameter=_NAME)
+    check_size(images)
+    end = 0
+    for image in images:
+        if image.num_tokens < 1 or image.offset < end or image.end > num_prompt_tokens:
+            raise InvalidRequest(
+                f"images: an image of {image.num_tokens} tokens at {image.offset} is empty, overlaps another one, or "
+                f"is outside the prompt's {num_prompt_tokens} tokens. Send images as the tokenizer service's "
+                "RenderChat returns them.",
+                parameter=_NAME,
+            )
+        end = image.end
+        for each in image.inputs:
+            each.check()
+
+
+def check_size(images: Sequence[Image], parameter: str = _NAME) -> None:
+    """
+    Raises:
+        InvalidRequest: the images' inputs have more than MAX_IMAGES_BYTES.
+    """
+    size = sum(image.num_bytes for image in images)
+    if size > MAX_IMAGES_BYTES:
+        raise InvalidRequest(
+            f"The images of a prompt take {size} bytes for the model; at most {MAX_IMAGES_BYTES} are allowed. Send "
+            "fewer or smaller images.",
+            parameter=parameter,
+        )

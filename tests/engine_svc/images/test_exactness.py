@@ -1,0 +1,57 @@
+"""Greedy float32 output for prompts with images equals Transformers', token for token, however the work is split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from PIL.Image import Image
+
+from engine_svc.requests.request import GenerationRequest
+from tests.support.run_engine import GREEDY, run_requests, running_engine, tokens
+from tests.support.vision_models import FAMILIES, make_vision_model, random_image, reference_generate
+from tests.support.vision_models.prompts import request_of
+
+ANSWER = 12
+# Text, an image, text; then two more images with nothing between them.
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "Look at this:"}, {"type": "image"}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "I see a picture."}]},
+    {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "And these two?"}]},
+]
+TEXT = [{"role": "user", "content": [{"type": "text", "text": "Just text, and more than a block of it."}]}]
+IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45, 3)]
+IMAGE_FAMILIES = sorted(FAMILIES)
+
+
+def requests_of(folder: Path) -> list[GenerationRequest]:
+    sampling = replace(GREEDY, max_tokens=ANSWER)
+    return [
+        request_of(folder, MESSAGES, IMAGES, sampling),
+        request_of(folder, MESSAGES[:1], IMAGES[1:2], sampling),
+        request_of(folder, TEXT, [], sampling),
+    ]
+
+
+def references(folder: Path) -> list[tuple[list[int], list[int]]]:
+    cases: list[tuple[list[dict[str, Any]], list[Image]]] = [
+        (MESSAGES, IMAGES), (MESSAGES[:1], IMAGES[1:2]), (TEXT, []),
+    ]  # fmt: skip
+    return [reference_generate(folder, messages, images, ANSWER) for messages, images in cases]
+
+
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    """Together and in small chunks that split images, with and without what the prefix cache has of them."""
+    folder = make_vision_model(tmp_path, family)
+    requests, expected = requests_of(folder), references(folder)
+    assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
+    answers = [answer for _, answer in expected]
+    for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
+        with running_engine(folder, **options) as engine:
+            assert tokens(run_requests(engine, requests)) == answers
+            again = run_requests(engine, requests)
+            assert tokens(again) == answers
+            assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)

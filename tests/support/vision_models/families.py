@@ -1,0 +1,241 @@
+"""The families: classes and configurations in Transformers, and what their tokenizers and processors have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.vision_models import templates
+
+# Tiles of four or sixteen patches, so that images of 30 to 60 pixels have 4 to 40 tokens.
+_SIDE = 28
+_SQUARE = {"height": _SIDE, "width": _SIDE}
+
+_TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": _SIDE,
+    "patch_size": 7,
+}  # fmt: skip
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7, "out_hidden_size": 64,
+}  # fmt: skip
+_QWEN_PIXELS: dict[str, Any] = {
+    "patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 3136},  # areas
+}  # fmt: skip
+
+
+def _rope(*section: int, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(section)} | fields}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of model; see `FAMILIES` for examples.
+
+    `name` is that of the model class in Transformers without ForConditionalGeneration. `token_ids` has the fields of
+    the configuration that are ids of tokens. The text and vision configurations may name a model_type.
+    """
+
+    name: str
+    processor: str
+    image_processor: str
+    template: str
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    image_fields: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: Mapping[str, str] = field(default_factory=lambda: {"image_token_index": "<image>"})
+    tokens: tuple[str, ...] = ("<image>",)  # special ones, besides those of ChatML
+    token_attributes: Mapping[str, str] = field(default_factory=dict)  # that the tokenizer has
+    processor_fields: Mapping[str, Any] | None = None  # None: there is no processor_config.json
+    is_nested: bool = False  # processor_config.json includes what other folders have in preprocessor_config.json
+    is_flat: bool = False  # config.json has the text model's fields at its top level
+
+
+_CLIP: dict[str, Any] = _VISION | {"model_type": "clip_vision_model"}
+_SIGLIP: dict[str, Any] = _VISION | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_PIXTRAL: dict[str, Any] = _VISION | {"model_type": "pixtral", "image_size": 56, "head_dim": 16}
+_ANYRES = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+_PIXTRAL_TOKENS = (
+    "<s>",
+    "[INST]",
+    "[/INST]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[IMG]",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+)
+_QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_QWEN_IDS = {
+    "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>", "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}  # fmt: skip
+_IDEFICS_TOKENS = (
+    "<|begin_of_text|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)  # fmt: skip
+_IDEFICS: dict[str, Any] = {
+    "template": templates.IDEFICS3,
+    "text": _TEXT | {"model_type": "llama"},
+    "vision": _VISION,
+    "config": {"scale_factor": 2},
+    "token_ids": {"image_token_id": "<image>"},
+    "tokens": _IDEFICS_TOKENS,
+    "image_fields": {"size": {"longest_edge": 2 * _SIDE}, "max_image_size": {"longest_edge": _SIDE}},
+    "processor_fields": {"image_seq_len": 4},
+}
+
+FAMILIES: dict[str, Family] = {
+    "llava": Family(
+        "Llava", "LlavaProcessor", "CLIPImageProcessor", templates.LLAVA,
+        text=_TEXT | {"model_type": "llama"},
+        vision=_CLIP,
+        config={"vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        image_fields={"size": {"shortest_edge": _SIDE}, "crop_size": _SQUARE},
+        processor_fields={
+            "patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+            "image_token": "<image>",
+        },
+    ),
+    "vipllava": Family(
+        "VipLlava", "LlavaProcessor", "CLIPImageProcessor", templates.VIPLLAVA,
+        text=_TEXT | {"model_type": "llama"},
+        vision=_CLIP | {"num_hidden_layers": 3},
+        config={"vision_feature_layer": [-2, -3, 1]},
+        image_fields={"size": {"shortest_edge": _SIDE}, "crop_size": _SQUARE},
+        processor_fields={
+            "patch_size": 7, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+            "image_token": "<image>",
+        },
+    ),
+    "llava_next": Family(
+        "LlavaNext", "LlavaNextProcessor", "LlavaNextImageProcessor", templates.LLAVA_NEXT,
+        text=_TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision=_CLIP | {"patch_size": 14},
+        config={"vision_feature_layer": -2, "image_grid_pinpoints": _ANYRES},
+        image_fields={"size": {"shortest_edge": _SIDE}, "crop_size": _SQUARE, "image_grid_pinpoints": _ANYRES},
+        processor_fields={
+            "patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+            "image_token": "<image>",
+        },
+    ),
+    "llava_onevision": Family(
+        "LlavaOnevision", "LlavaOnevisionProcessor", "LlavaOnevisionImageProcessor", templates.LLAVA_ONEVISION,
+        text=_TEXT | {"model_type": "qwen2"},
+        vision=_SIGLIP | {"patch_size": 14},
+        # With at most two tiles' worth of features, those of larger images are interpolated.
+        config={"image_grid_pinpoints": [[28, 28], *_ANYRES], "vision_aspect_ratio": "anyres_max_2"},
+        token_ids={"image_token_index": "<image>", "video_token_index": "<video>"},
+        tokens=("<image>", "<video>"),
+        image_fields={"size": _SQUARE, "image_grid_pinpoints": [[28, 28], *_ANYRES]},
+        processor_fields={
+            "num_image_tokens": 4, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2",
+            "image_token": "<image>", "video_token": "<video>",
+        },
+    ),
+    "idefics3": Family("Idefics3", "Idefics3Processor", "Idefics3ImageProcessor", **_IDEFICS),
+    "smolvlm": Family(
+        "SmolVLM", "SmolVLMProcessor", "SmolVLMImageProcessor",
+        **_IDEFICS | {"template": templates.SMOLVLM, "tokens": (*_IDEFICS_TOKENS, "<video>")},
+    ),
+    "mistral3": Family(
+        "Mistral3", "PixtralProcessor", "PixtralImageProcessor", templates.MISTRAL3,
+        text=_TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision=_PIXTRAL,
+        config={"spatial_merge_size": 2, "tie_word_embeddings": False},
+        token_ids={"image_token_index": "[IMG]"},
+        tokens=_PIXTRAL_TOKENS,
+        image_fields={"size": {"longest_edge": 56}, "patch_size": 7},
+        processor_fields={
+            "patch_size": 7, "spatial_merge_size": 2, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "pixtral": Family(
+        "Llava", "PixtralProcessor", "PixtralImageProcessor", templates.MISTRAL3,
+        text=_TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision=_PIXTRAL | {"patch_size": 14},
+        config={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        token_ids={"image_token_index": "[IMG]"},
+        tokens=_PIXTRAL_TOKENS,
+        image_fields={"size": {"longest_edge": 56}, "patch_size": 14},
+        processor_fields={
+            "patch_size": 14, "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+        },
+    ),
+    "lighton_ocr": Family(
+        "LightOnOcr", "LightOnOcrProcessor", "PixtralImageProcessor", templates.LIGHTON_OCR,
+        text=_TEXT | {"model_type": "qwen3"},
+        vision=_PIXTRAL,
+        config={"spatial_merge_size": 2, "tie_word_embeddings": True},
+        token_ids={"image_token_id": "<|image_pad|>"},
+        tokens=("<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"),
+        token_attributes={
+            "image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_end|>",
+        },
+        image_fields={"size": {"longest_edge": 56}, "patch_size": 14},
+        processor_fields={"patch_size": 7, "spatial_merge_size": 2},
+        is_nested=True,
+    ),
+    "internvl": Family(
+        "InternVL", "InternVLProcessor", "GotOcr2ImageProcessor", templates.INTERNVL,
+        text=_TEXT | {"model_type": "qwen2"},
+        vision=_VISION,
+        config={"image_seq_length": 4, "downsample_ratio": 0.5, "tie_word_embeddings": True},
+        token_ids={"image_token_id": "<IMG_CONTEXT>"},
+        tokens=("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        token_attributes={
+            "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+        image_fields={"size": _SQUARE, "min_patches": 1, "max_patches": 4},
+        processor_fields={"image_seq_length": 4},
+    ),
+    "aya_vision": Family(
+        "AyaVision", "AyaVisionProcessor", "GotOcr2ImageProcessor", templates.AYA_VISION,
+        text=_TEXT | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3},
+        vision=_SIGLIP,
+        config={"downsample_factor": 2},
+        token_ids={"image_token_index": "<|IMG_PATCH|>"},
+        tokens=(
+            "<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
+            "<|SYSTEM_TOKEN|>", "<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "TILE",
+            "TILE_GLOBAL",
+        ),
+        image_fields={"size": _SQUARE, "min_patches": 1, "max_patches": 4},
+        processor_fields={"patch_size": 7, "img_size": _SIDE, "downsample_factor": 2},
+    ),
+    "qwen2_vl": Family(
+        "Qwen2VL", "Qwen2VLProcessor", "Qwen2VLImageProcessor", templates.QWEN2_VL,
+        text=_TEXT | _rope(2, 3, 3),
+        vision={"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 7},
+        config={"tie_word_embeddings": True},
+        token_ids=_QWEN_IDS,
+        tokens=_QWEN_TOKENS,
+        image_fields=_QWEN_PIXELS,
+        is_flat=True,
+    ),
+    "qwen2_5_vl": Family(
+        "Qwen2_5_VL", "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", templates.QWEN2_VL,
+        text=_TEXT | _rope(2, 3, 3),
+        vision=_QWEN_VISION | {"window_size": 28, "fullatt_block_indexes": [1]},
+        token_ids=_QWEN_IDS,
+        tokens=_QWEN_TOKENS,
+        image_fields=_QWEN_PIXELS,
+        is_flat=True,
+    ),
+    "qwen3_vl": Family(
+        "Qwen3VL", "Qwen3VLProcessor", "Qwen2VLImageProcessor", templates.QWEN3_VL,
+        text=_TEXT | _rope(4, 2, 2, mrope_interleaved=True) | {"num_hidden_layers": 3},  # more than deepstack layers
+        vision=_QWEN_VISION | {"depth": 3, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
+        token_ids=_QWEN_IDS,
+        tokens=_QWEN_TOKENS,
+        image_fields=_QWEN_PIXELS,
+    ),
+}  # fmt: skip

@@ -1,0 +1,127 @@
+"""Writes the folders of tiny models."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import tokenizers
+import torch
+import transformers
+from PIL import Image
+
+from benchmarks.models import byte_tokenizer
+from tests.support.vision_models.families import FAMILIES, Family
+
+# Published checkpoints have another prefix for these vision models' tensors, which Transformers drops when it loads
+# them, and adds again only to a model that it has loaded.
+_PREFIXED = ("clip_vision_model", "siglip_vision_model")
+
+
+def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Saves a model with tokenizer, chat template and image processor; the same seed gives the same weights.
+
+    Ids of the bytes 0 to 255 come first, then those of the special tokens. Neither the end-of-sequence token nor
+    image tokens are ever the likeliest ones.
+    """
+    kind = FAMILIES[family]
+    tokenizer = _tokenizer(kind)
+    config = _config(kind, tokenizer)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind.name}ForConditionalGeneration")(config)
+    _spread(model)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[[config.image_token_id, tokenizer.eos_token_id]] = 0.0
+    model.to(dtype).save_pretrained(folder)
+    if kind.vision.get("model_type") in _PREFIXED:
+        _add_prefix(folder / "model.safetensors")
+    if kind.is_flat:
+        _flatten(folder / "config.json")
+    tokenizer.save_pretrained(folder)
+    _save_processor(folder, kind)
+    (folder / "chat_template.jinja").write_text(kind.template)
+    return folder
+
+
+def random_image(width: int, height: int, seed: int) -> Image.Image:
+    """An image whose areas have different colors, and each pixel some noise."""
+    random = np.random.default_rng(seed)
+    areas = Image.fromarray(random.integers(0, 256, (3, 4, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    noise = random.integers(-32, 33, (height, width, 3))
+    return Image.fromarray((np.asarray(areas) + noise).clip(0, 255).astype(np.uint8))
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    """The image as a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def _tokenizer(kind: Family) -> transformers.PreTrainedTokenizerFast:
+    backend = byte_tokenizer(258).backend_tokenizer
+    backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in kind.tokens])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>" if "<s>" in kind.tokens else None,
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",  # Aya Vision asks for padding
+        extra_special_tokens=dict(kind.token_attributes) or list(kind.tokens),
+    )
+
+
+def _config(kind: Family, tokenizer: transformers.PreTrainedTokenizerFast) -> Any:
+    text = {
+        "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": None,
+    }  # fmt: skip
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in kind.token_ids.items()}
+    return getattr(transformers, f"{kind.name}Config")(
+        text_config=dict(kind.text) | text, vision_config=dict(kind.vision), **kind.config, **ids
+    )
+
+
+def _spread(model: torch.nn.Module) -> None:
+    """Makes weights so large that the likeliest token depends on the image, and not on rounding."""
+    for name, parameter in model.named_parameters():
+        is_scale = parameter.dim() == 1 and name.endswith(("weight", "lambda_1", "lambda_2"))
+        torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.25 if parameter.dim() > 1 else 0.2)
+
+
+def _add_prefix(file: Path) -> None:
+    tensors = safetensors.torch.load_file(file)
+    named = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(named, file, {"format": "pt"})
+
+
+def _flatten(file: Path) -> None:
+    """Moves the text model's fields to the top level, with the older names of those of the rotary embedding."""
+    config = json.loads(file.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    _write(file, text | config)
+
+
+def _save_processor(folder: Path, kind: Family) -> None:
+    image_processor = getattr(transformers, f"{kind.image_processor}Pil")(**kind.image_fields).to_dict()
+    fields = {**(kind.processor_fields or {}), "processor_class": kind.processor}
+    if kind.is_nested:
+        fields["image_processor"] = image_processor
+    else:
+        _write(folder / "preprocessor_config.json", image_processor | {"processor_class": kind.processor})
+    if kind.processor_fields is not None:
+        _write(folder / "processor_config.json", fields)
+
+
+def _write(file: Path, fields: dict[str, Any]) -> None:
+    file.write_text(json.dumps(fields, indent=2))

@@ -1,0 +1,95 @@
+"""Transformers' own answers to prompts with images."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+from PIL import Image
+from transformers.models.auto.processing_auto import processor_class_from_name
+from transformers.models.pixtral import image_processing_pil_pixtral
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.utils import is_torchvision_available
+
+_PIXTRAL = "transformers.models.pixtral"
+
+
+def reference_processor(folder: Path) -> Any:
+    """The folder's processor, with an image processor that uses Pillow, and no video processor.
+
+    AutoProcessor would do for families without videos; other classes insist on a video processor, and all of these
+    need torchvision. So its class is told that there is none (`_without_videos`), and the parts are put together as
+    `ProcessorMixin.from_pretrained` does it.
+    """
+    processor_class = _without_videos(_processor_class(folder))
+    fields, _ = processor_class.get_processor_dict(folder)
+    parts = [
+        transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    ]
+    # SmolVLM's spells out numbers of video frames with num2words, and wants it for images too.
+    with mock.patch.object(processing_smolvlm, "num2words", str):
+        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+
+
+def reference_generate(
+    folder: Path,
+    messages: Sequence[Mapping[str, Any]],
+    images: Sequence[Image.Image],
+    max_new_tokens: int,
+    dtype: torch.dtype = torch.float64,
+    *,
+    nested: bool = False,
+) -> tuple[list[int], list[int]]:
+    """The prompt's token ids, with all of the images' placeholders, and those of the likeliest continuation.
+
+    The images are those of the messages' image parts, in order. Generation doesn't stop at end-of-sequence tokens.
+    `nested` tells that several images belong together, as `processor.apply_chat_template` does. Only LLaVA-OneVision
+    cares: it doesn't split them into tiles then.
+    """
+    processor = reference_processor(folder)
+    text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    given = ([list(images)] if nested else list(images)) if images else None
+    inputs = processor(text=[text], images=given, add_special_tokens=False, return_tensors="pt").to(dtype)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
+    with torch.inference_mode():
+        output = model.generate(
+            **inputs, do_sample=False, max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens, pad_token_id=0
+        )
+    prompt = inputs["input_ids"][0].tolist()
+    return prompt, output[0, len(prompt) :].tolist()
+
+
+def _processor_class(folder: Path) -> type[transformers.ProcessorMixin]:
+    files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    name = next(json.loads(file.read_text())["processor_class"] for file in files if file.exists())
+    return _pixtral_processor() if name == "PixtralProcessor" else processor_class_from_name(name)
+
+
+def _pixtral_processor() -> type[transformers.ProcessorMixin]:
+    """PixtralProcessor, whose module imports torchvision for a function that the image processor for Pillow has too."""
+    name = f"{_PIXTRAL}.image_processing_pixtral"
+    if is_torchvision_available() or f"{_PIXTRAL}.processing_pixtral" in sys.modules:
+        return importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
+    sys.modules[name] = image_processing_pil_pixtral
+    try:
+        return importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
+    finally:
+        del sys.modules[name]
+
+
+def _without_videos(processor_class: type[Any]) -> type[Any]:
+    """A processor's class without its part for videos.
+
+    ProcessorMixin pairs the parts that it gets with the names in `get_attributes`. Videos come last, and are ignored if
+    they aren't among the names.
+    """
+    names = [name for name in processor_class.get_attributes() if name != "video_processor"]
+    return type(processor_class.__name__, (processor_class,), {"get_attributes": classmethod(lambda _: names)})

@@ -1,0 +1,156 @@
+"""Chat templates in the manner of the real models: what they do with images is the same, the rest is shortened."""
+
+from __future__ import annotations
+
+_ALL_IMAGES = "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+_ALL_TEXTS = "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+
+# Images before texts, wherever they are in the message. There is no case for contents that are strings.
+LLAVA = (
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    + _ALL_IMAGES
+    + "{{ '<image>\n' }}{% endfor %}"
+    + _ALL_TEXTS
+    + "{{ part['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+LLAVA_NEXT = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ '<<SYS>>\n' + message['content'][0]['text'] + '\n<</SYS>>\n\n' }}"
+    "{% elif message['role'] == 'user' %}{{ '[INST] ' }}"
+    + _ALL_IMAGES
+    + "{{ '<image>\n' }}{% endfor %}"
+    + _ALL_TEXTS
+    + "{{ part['text'] }}{% endfor %}{{ ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'][0]['text'] + '</s> ' }}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}"
+    "{% endfor %}"
+)
+LLAVA_ONEVISION = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + ' ' }}"
+    + _ALL_IMAGES
+    + "{{ '<image>' }}{% endfor %}"
+    + _ALL_TEXTS
+    + "{{ '\n' + part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+VIPLLAVA = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'][0]['text'] }}"
+    "{% else %}{{ '###' + message['role'] | capitalize + ': ' }}{% endif %}"
+    + _ALL_IMAGES
+    + "{{ '<image>\n' }}{% endfor %}"
+    + _ALL_TEXTS
+    + "{{ part['text'] }}{% endfor %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '###Assistant:' }}{% endif %}"
+)
+# Images and texts in the order of the message.
+_IDEFICS = (
+    "{% for message in messages %}"
+    "{{ message['role'].capitalize() }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}"
+    "{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+IDEFICS3 = "<|begin_of_text|>" + _IDEFICS
+SMOLVLM = "<|im_start|>" + _IDEFICS
+MISTRAL3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}
+        {%- if message['content'] is string %}
+            {{- '[SYSTEM_PROMPT]' + message['content'] + '[/SYSTEM_PROMPT]' }}
+        {%- else %}
+            {{- '[SYSTEM_PROMPT]' + message['content'][0]['text'] + '[/SYSTEM_PROMPT]' }}
+        {%- endif %}
+    {%- elif message['role'] == 'user' %}
+        {%- if message['content'] is string %}
+            {{- '[INST]' + message['content'] + '[/INST]' }}
+        {%- else %}
+            {{- '[INST]' }}
+            {%- for block in message['content'] %}
+                {%- if block['type'] == 'text' %}
+                    {{- block['text'] }}
+                {%- elif block['type'] in ['image', 'image_url'] %}
+                    {{- '[IMG]' }}
+                {%- else %}
+                    {{- raise_exception('Only text and image blocks are supported in message content!') }}
+                {%- endif %}
+            {%- endfor %}
+            {{- '[/INST]' }}
+        {%- endif %}
+    {%- elif message['role'] == 'assistant' %}
+        {%- if message['content'] is string %}
+            {{- message['content'] + eos_token }}
+        {%- else %}
+            {{- message['content'][0]['text'] + eos_token }}
+        {%- endif %}
+    {%- else %}
+        {{- raise_exception('Only user, system and assistant roles are supported!') }}
+    {%- endif %}
+{%- endfor %}
+"""
+INTERNVL = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_QWEN_MESSAGE = """\
+<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
+{% else %}{% for content in message['content'] %}\
+{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
+{% set image_count.value = image_count.value + 1 %}\
+{% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>\
+{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+QWEN3_VL = "{% set image_count = namespace(value=0) %}{% for message in messages %}" + _QWEN_MESSAGE
+QWEN2_VL = (
+    "{% set image_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}" + _QWEN_MESSAGE
+)
+LIGHTON_OCR = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<|image_pad|>' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+AYA_VISION = (
+    "{{ '<BOS_TOKEN>' }}"
+    "{% for message in messages %}"
+    "{{ '<|START_OF_TURN_TOKEN|><|' + ('CHATBOT' if message['role'] == 'assistant' else message['role'].upper()) "
+    "+ '_TOKEN|>' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<image>' }}"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<|END_OF_TURN_TOKEN|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+)

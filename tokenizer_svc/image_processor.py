@@ -1,0 +1,218 @@
+"""The model's image processor, from the Transformers library: image files in, inputs of the image encoder out.
+
+Runs in a process of its own (see `image_process`), because an image of a few kilobytes can take gigabytes to decode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+import transformers
+from PIL import Image, ImageOps
+from transformers.models.auto.processing_auto import processor_class_from_name
+
+from quire.images import DTYPES, PIXELS
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_MAX_PIXELS = 64 * 2**20
+_PIXTRAL = "transformers.models.pixtral"
+# Pixels are normalized by the engine, so that they are sent as bytes.
+_AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+
+
+class ImageRejection(Exception):
+    """An image cannot be prepared; the message is for the caller."""
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        """
+        Args:
+            parameter: the request's field that is at fault, unless it is the image.
+        """
+        super().__init__(message)
+        self.parameter = parameter
+
+
+@dataclass(frozen=True)
+class ProcessedImage:
+    """An image for the model.
+
+    Attributes:
+        text: takes the placeholder's place in the prompt.
+        num_tokens: number of image tokens in the text, apart from separators.
+        inputs: by name, those of the image encoder, with pixels as bytes.
+        pixel_scale, pixel_shift: see quire.v1.Image.
+    """
+
+    text: str
+    num_tokens: int
+    inputs: Mapping[str, npt.NDArray[Any]]
+    pixel_scale: tuple[float, ...]
+    pixel_shift: tuple[float, ...]
+
+
+class ImageProcessor:
+    """The image processor of a model.
+
+    Attributes:
+        placeholder: what the chat template writes for an image.
+        image_token_id: the token that the prompt has for each embedding of an image.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Args:
+            folder: of the tokenizer, with the files of the processor.
+
+        Raises: various exceptions if Transformers cannot load it.
+        """
+        self._processor = _load(folder)
+        self.placeholder: str = self._processor.image_token
+        self.image_token_id = _image_token_id(folder, self._processor)
+
+    def prepare(self, file: bytes, settings: Mapping[str, Any]) -> ProcessedImage:
+        """
+        Args:
+            file: an image file.
+            settings: for the image processor, instead of the model's own.
+
+        Raises:
+            ImageRejection: it is not an image, it is too large, or the settings do not suit the processor.
+        """
+        image = _decoded(file)
+        try:
+            found, text = self._processed(image, settings)
+        except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
+            at_fault = "mm_processor_kwargs" if settings else ""
+            raise ImageRejection(f"The model's image processor does not accept the image: {error}", at_fault) from error
+        inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
+        scale, shift = self._normalization(settings)
+        tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
+        return ProcessedImage(text, tokens.count(self.image_token_id), inputs, scale, shift)
+
+    def _processed(self, image: Image.Image, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+        processor = self._processor
+        merged = processor._merge_kwargs(
+            tokenizer_init_kwargs=processor.tokenizer.init_kwargs, images_kwargs={**settings, **_AS_BYTES}
+        )
+        images, *_ = processor.prepare_inputs_layout(images=[image])
+        found, (text,) = processor._process_images(images, **merged["images_kwargs"])
+        return found, text
+
+    def _normalization(self, settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Scale and shift of each color channel, as the model's processor would normalize."""
+
+        def chosen(name: str, default: Any) -> Any:
+            return settings.get(name, getattr(self._processor.image_processor, name, default))
+
+        factor = chosen("rescale_factor", 1 / 255) if chosen("do_rescale", True) else 1.0
+        mean, deviation = np.zeros(3), np.ones(3)
+        if chosen("do_normalize", True):
+            mean, deviation = np.array(chosen("image_mean", mean)), np.array(chosen("image_std", deviation))
+        return _as_floats(factor / deviation), _as_floats(-mean / deviation)
+
+
+def _as_floats(values: npt.NDArray[Any]) -> tuple[float, ...]:
+    """Rounded to float32, as they are on the wire, so that an image's digest is the same before and after."""
+    return tuple(np.broadcast_to(values, 3).astype(np.float32).tolist())
+
+
+def _decoded(file: bytes) -> Image.Image:
+    """The image in RGB, upright, and on white where it is transparent."""
+    try:
+        image = Image.open(io.BytesIO(file), formats=_FORMATS)
+        if image.width * image.height > _MAX_PIXELS:
+            raise ImageRejection(
+                f"An image has {image.width} x {image.height} pixels; at most {_MAX_PIXELS} are allowed. Send a "
+                "smaller one."
+            )
+        upright = ImageOps.exif_transpose(image)
+    except ImageRejection:
+        raise
+    except Exception as error:  # whatever Pillow raises about broken files
+        raise ImageRejection(
+            f"An image cannot be decoded ({type(error).__name__}). Send one of these formats: {', '.join(_FORMATS)}."
+        ) from error
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    below = Image.new("RGBA", upright.size, "white")
+    return Image.alpha_composite(below, upright.convert("RGBA")).convert("RGB")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "buif"
+
+
+def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values in a dtype that can be sent.
+
+    Raises:
+        ImageRejection: pixels are not whole numbers up to 255.
+    """
+    if name == PIXELS:
+        pixels = values.astype(np.uint8)
+        if not np.array_equal(pixels, values):
+            raise ImageRejection("The model's image processor does not keep pixels as bytes, which Quire needs.")
+        return pixels
+    if values.dtype.name in DTYPES and name != "pixel_attention_mask":
+        return values
+    if name == "pixel_attention_mask":
+        return values.astype(np.bool_)
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+
+
+def _load(folder: Path) -> Any:
+    """The processor, without the part for videos, which needs torchvision."""
+    processor_class = _without_videos(_processor_class(folder))
+    fields, _ = processor_class.get_processor_dict(folder)
+    parts = [
+        transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    ]
+    if processor_class.__name__ != "SmolVLMProcessor":
+        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+    # It spells out numbers of video frames with the package num2words, which it wants for images too.
+    with mock.patch.object(sys.modules[processor_class.__module__], "num2words", str):
+        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+
+
+def _processor_class(folder: Path) -> type[Any]:
+    files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    found = [json.loads(file.read_bytes()).get("processor_class") for file in files if file.is_file()]
+    name = next(filter(None, found), "")
+    return _pixtral_processor() if name == "PixtralProcessor" else processor_class_from_name(name)
+
+
+def _pixtral_processor() -> type[Any]:
+    """PixtralProcessor, whose module imports one that needs torchvision, for a function that another module has too."""
+    name = f"{_PIXTRAL}.image_processing_pixtral"
+    with mock.patch.dict(sys.modules, {name: importlib.import_module(f"{_PIXTRAL}.image_processing_pil_pixtral")}):
+        found: type[Any] = importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
+        return found
+
+
+def _without_videos(processor_class: type[Any]) -> type[Any]:
+    """A processor's class whose only parts are the image processor and the tokenizer."""
+    names = [name for name in processor_class.get_attributes() if name != "video_processor"]
+    return type(
+        processor_class.__name__, (processor_class,),
+        {"get_attributes": classmethod(lambda _: names), "__module__": processor_class.__module__},
+    )  # fmt: skip
+
+
+def _image_token_id(folder: Path, processor: Any) -> int:
+    if (folder / "config.json").is_file():
+        config = json.loads((folder / "config.json").read_bytes())
+        for name in ("image_token_id", "image_token_index"):
+            if isinstance(config.get(name), int):
+                return int(config[name])
+    return int(processor.image_token_id)
