@@ -43,7 +43,7 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     # placeholders.
     prompt_embeds: PromptEmbeds | None = None
     adapter_slot: int = 0  # device slot of its adapter: see AdapterChanges; 0 for none
-    images: Sequence[Image] = ()  # those of its prompt; without pixels if all of their tokens are computed
+    images: list[Image] = []  # those of its prompt; without pixels if all of their tokens are computed
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from tokenizer_svc.child import Answer, Message, run
-from tokenizer_svc.image_processor import ImageProcessor, ImageRejection
 
 
 def make(setup: Message) -> Answer:
     """Returns the function that prepares an image, the payload of a message, or reports how prompts mark images."""
+    from tokenizer_svc.image_processor import ImageProcessor, ImageRejection  # imports Transformers
+
     processor = ImageProcessor(Path(setup.fields["folder"]))
 
     def answer(request: Message) -> Message:
@@ -30,4 +33,8 @@ def make(setup: Message) -> Answer:
 
 
 if __name__ == "__main__":
+    # Transformers imports torch where it is installed, which takes seconds and memory, and is not needed for images. It
+    # would advise to install it.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     run(make)

@@ -91,11 +91,15 @@ class ImageProcessor:
         image = _decoded(file)
         try:
             found, text = self._processed(image, settings)
-        except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
-            at_fault = "mm_processor_kwargs" if settings else ""
-            raise ImageRejection(f"The model's image processor does not accept the image: {error}", at_fault) from error
+            scale, shift = self._normalization(settings)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever Transformers raises about settings
+            at_fault, with_them = ("mm_processor_kwargs", " with mm_processor_kwargs") if settings else ("", "")
+            raise ImageRejection(
+                f"The model's image processor does not accept the image{with_them}: {error}", at_fault
+            ) from error
         inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
-        scale, shift = self._normalization(settings)
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return ProcessedImage(text, tokens.count(self.image_token_id), inputs, scale, shift)
 
@@ -109,7 +113,11 @@ class ImageProcessor:
         return found, text
 
     def _normalization(self, settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Scale and shift of each color channel, as the model's processor would normalize."""
+        """Scale and shift of each color channel, as the model's processor would normalize.
+
+        Raises:
+            ValueError: the settings are not finite numbers.
+        """
 
         def chosen(name: str, default: Any) -> Any:
             return settings.get(name, getattr(self._processor.image_processor, name, default))
@@ -118,7 +126,11 @@ class ImageProcessor:
         mean, deviation = np.zeros(3), np.ones(3)
         if chosen("do_normalize", True):
             mean, deviation = np.array(chosen("image_mean", mean)), np.array(chosen("image_std", deviation))
-        return _as_floats(factor / deviation), _as_floats(-mean / deviation)
+        with np.errstate(all="ignore"):
+            scale, shift = _as_floats(factor / deviation), _as_floats(-mean / deviation)
+        if not np.isfinite([scale, shift]).all():
+            raise ValueError("rescale_factor, image_mean and image_std must be finite, and image_std not 0")
+        return scale, shift
 
 
 def _as_floats(values: npt.NDArray[Any]) -> tuple[float, ...]:
@@ -131,21 +143,30 @@ def _decoded(file: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(file), formats=_FORMATS)
         if image.width * image.height > _MAX_PIXELS:
-            raise ImageRejection(
-                f"An image has {image.width} x {image.height} pixels; at most {_MAX_PIXELS} are allowed. Send a "
-                "smaller one."
-            )
-        upright = ImageOps.exif_transpose(image)
-    except ImageRejection:
+            raise _too_large(f"{image.width} x {image.height}")
+        return _in_rgb(ImageOps.exif_transpose(image))
+    except (ImageRejection, MemoryError):
         raise
+    except Image.DecompressionBombError:
+        raise _too_large("too many") from None
     except Exception as error:  # whatever Pillow raises about broken files
         raise ImageRejection(
             f"An image cannot be decoded ({type(error).__name__}). Send one of these formats: {', '.join(_FORMATS)}."
         ) from error
-    if not upright.has_transparency_data:
-        return upright.convert("RGB")
-    below = Image.new("RGBA", upright.size, "white")
-    return Image.alpha_composite(below, upright.convert("RGBA")).convert("RGB")
+
+
+def _too_large(pixels: str) -> ImageRejection:
+    return ImageRejection(f"An image has {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one.")
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB, on white where it is transparent."""
+    if image.mode.startswith("I;16"):  # `convert` would cut values off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    below = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(below, image.convert("RGBA")).convert("RGB")
 
 
 def _is_array(value: Any) -> bool:

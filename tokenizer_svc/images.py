@@ -25,6 +25,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 _PACKAGES = {"PIL": "pillow", "transformers": "transformers", "numpy": "numpy"}  # module → its package
 _SECONDS = 10.0
 _MAX_WAITING = 64
+_AT_ONCE = 4  # images of a request that are prepared, or wait for it, at a time: they share the processes with others
 _ENTRY_BYTES = 1024  # approximate memory of a cache entry, apart from its bytes
 _PARAMETER = "messages"
 
@@ -46,10 +47,10 @@ class PreparedImage:
 class ImagePreparer:
     """Prepares images with the model's image processor. Used from one event loop."""
 
-    def __init__(self, folder: Path, options: ImageProcessorOptions) -> None:
+    def __init__(self, folder: Path | None, options: ImageProcessorOptions) -> None:
         """
         Args:
-            folder: of the tokenizer.
+            folder: of the tokenizer; None for one that is in no folder.
         """
         self._refusal = _refusal(folder)
         self._settings = options.mm_processor_kwargs
@@ -92,7 +93,7 @@ class ImagePreparer:
 
         Raises:
             InvalidRequest: the model has no image processor, a file is not an image or takes too much time or memory,
-                or there are too many.
+                the settings do not suit the processor, or there are too many images.
             Overloaded: too many images wait already, or the machine is too busy.
         """
         if self._refusal:
@@ -102,8 +103,11 @@ class ImagePreparer:
                 f"There are {len(files)} images; at most {MAX_IMAGES} are allowed.", parameter=_PARAMETER
             )
         chosen = {**self._settings, **settings}
-        prepared = await asyncio.gather(*(self._prepare(file, chosen) for file in files))
-        check_size([each.image for each in prepared], _PARAMETER)
+        prepared: list[PreparedImage] = []
+        for start in range(0, len(files), _AT_ONCE):
+            some = files[start : start + _AT_ONCE]
+            prepared += await asyncio.gather(*(self._prepare(file, chosen) for file in some))
+            check_size([each.image for each in prepared], _PARAMETER)
         return prepared
 
     async def _prepare(self, file: bytes, settings: Mapping[str, Any]) -> PreparedImage:
@@ -111,6 +115,9 @@ class ImagePreparer:
         key = hashlib.sha256(head + hashlib.sha256(file).digest()).digest()
         if (known := self._known.get(key)) is not None:
             return known
+        if not file:
+            raise InvalidRequest("An image is empty. Send the file's content.", parameter=_PARAMETER)
+        parameter = _PARAMETER
         try:
             answer = await self._pool.ask(Message({"settings": settings}, file))
         except ChildTooSlow:
@@ -124,7 +131,8 @@ class ImagePreparer:
                     raise InvalidRequest("An image is too small to have any tokens.", parameter=_PARAMETER)
                 self._known.put(key, found, found.num_bytes)
                 return found
-        raise InvalidRequest(problem, parameter=_PARAMETER)
+            parameter = answer.fields["parameter"] or parameter
+        raise InvalidRequest(problem, parameter=parameter)
 
     def insert(self, text: str, images: Sequence[PreparedImage]) -> str:
         """A rendered conversation with each placeholder replaced by its image's text.
@@ -173,9 +181,9 @@ def prepared_image(answer: Message) -> PreparedImage:
     return PreparedImage(fields["text"], fields["num_tokens"], image)
 
 
-def _refusal(folder: Path) -> str:
+def _refusal(folder: Path | None) -> str:
     """Why images cannot be prepared; empty if they can."""
-    if not any((folder / name).is_file() for name in _FILES):
+    if folder is None or not any((folder / name).is_file() for name in _FILES):
         return "it comes without an image processor"
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:

@@ -38,8 +38,10 @@ class MistralConversations:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        image_placeholder: str = "",
+        interleaves: bool = False,
     ) -> Rendered:
-        """See `ChatTemplates.render`.
+        """See `ChatTemplates.render`. Conversations with images are refused.
 
         Raises:
             TemplateRejection: the conversation cannot be rendered.
@@ -75,4 +77,6 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind not in ("text", "thinking"):
-                raise TemplateRejection(f"messages has content of the type {kind!r}; only text is supported.")
+                raise TemplateRejection(
+                    f"messages has content of the type {kind!r}; only text is supported with --tokenizer-mode mistral."
+                )

@@ -27,6 +27,8 @@ class Templates(Protocol):
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        image_placeholder: str = "",
+        interleaves: bool = False,
     ) -> Rendered:
         """See ChatTemplates.render."""
         ...

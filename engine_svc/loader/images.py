@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def with_head_told(folder: Path, config: dict[str, Any], options: EngineOptions) -> dict[str, Any]:
+    """The configuration of a vision-language model with whether the embedding is also the output layer.
+
+    Published ones leave that out or are wrong about it; as in Transformers, what the checkpoint has decides. Other
+    models' configurations are returned unchanged.
+
+    Raises:
+        StartupError: the checkpoint's files are missing or broken.
+    """
+    if not takes_images(config):
+        return config
+    source = create_format(folder, options.load)
+    if not isinstance(source, CheckpointFormat):
+        return config
+    return {**config, "tie_word_embeddings": not any("lm_head." in name for name in source.names())}
+
+
 def load_image_encoder(
     folder: Path, config: Mapping[str, Any], options: EngineOptions, dtype: torch.dtype, device: torch.device
 ) -> ImageEncoder | None:

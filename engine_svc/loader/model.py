@@ -24,7 +24,7 @@ from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
-from engine_svc.loader.images import load_image_encoder
+from engine_svc.loader.images import load_image_encoder, with_head_told
 from engine_svc.loader.names import parameter_of_module
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
@@ -146,6 +146,7 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
             "--kv-cache-dtype bfloat16 is for models that ask for an 8-bit KV cache, which this one does not; leave "
             "it at auto, which is the model's own type."
         )
+    config = with_head_told(folder, config, options)
     if options.form.model_impl == "transformers" or (options.form.model_impl == "auto" and not is_ours(config)):
         loaded = _load_from_transformers(folder, config, options, groups, device)
     else:

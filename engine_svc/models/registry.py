@@ -176,13 +176,16 @@ def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
     import transformers  # takes a second, and most models do not need it
 
     try:
-        whole = transformers.CONFIG_MAPPING[config.get("model_type", "")].from_dict(dict(config))
+        whole = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except KeyError as error:
+        raise StartupError(f"config.json has no model_type that Transformers knows: {error}.") from error
     except Exception as error:  # configuration classes raise exceptions of many kinds
         raise StartupError(f"Transformers does not accept the model's configuration: {error}") from error
     text = whole.get_text_config()
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     found = TEXT_TYPES.get(text.model_type, text.model_type)
-    return {**config, **given, "tie_word_embeddings": whole.tie_word_embeddings, "architectures": [found]}
+    is_tied = config.get("tie_word_embeddings", whole.tie_word_embeddings)
+    return {**config, **given, "tie_word_embeddings": is_tied, "architectures": [found]}
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:

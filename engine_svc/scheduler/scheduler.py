@@ -187,7 +187,7 @@ class Scheduler:
                 if missing > 1 or self._is_drafting:
                     # A long prompt leaves one token for every later sequence, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
-                    count = min(self._chunk(missing), share)
+                    count = self._count(sequence, sequence.num_computed_tokens, missing, share)
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                     wanted = self._wanted(sequence)
                 end = sequence.num_computed_tokens + count + len(drafts)
@@ -239,9 +239,20 @@ class Scheduler:
         room = min(end + max(wanted, self._lookahead), sequence.max_length)
         return room if room > end and self._kv_cache.can_extend(sequence.table, room) else end
 
-    def _chunk(self, missing: int) -> int:
-        """Tokens that a sequence may compute in one step: a long prompt is limited, to leave budget for others."""
-        return min(missing, self._options.long_prefill_token_threshold) if self._is_long(missing) else missing
+    def _count(self, sequence: Sequence, computed: int, missing: int, most: int) -> int:
+        """Tokens that a sequence computes in a step: a long prompt is limited, to leave budget for others.
+
+        Args:
+            most: tokens left in the step.
+        """
+        count = min(missing, most)
+        if self._is_long(missing):
+            count = min(count, self._options.long_prefill_token_threshold)
+        if count == missing or not self._options.disable_chunked_mm_input:
+            return count
+        split = (image.offset for image in sequence.owner.request.images if image.offset < computed + count < image.end)
+        begin = next(split, 0)
+        return begin - computed if begin > computed else count  # an image that fills the step cannot be kept whole
 
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing
@@ -273,7 +284,7 @@ class Scheduler:
             missing = len(sequence.token_ids) - computed
             if missing > batch.budget and not self._options.enable_chunked_prefill:
                 break
-            count = min(self._chunk(missing), batch.budget)
+            count = self._count(sequence, computed, missing, batch.budget)
             if missing > count and batch.partial_prefills >= self._options.max_num_partial_prefills:
                 break
             if not self._make_room(sequence, found):

@@ -30,7 +30,13 @@ from gateway.requests.prompt_embeds import read_prompt_embeds
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.token_ids_only import check_token_ids_only
-from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
+from gateway.requests.validate import (
+    check_choices,
+    check_generation,
+    check_logprobs,
+    check_no_image_settings,
+    num_alternatives,
+)
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.runners import GENERATE
@@ -129,6 +135,7 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
         InvalidRequest: a field of this endpoint is invalid.
     """
     check_generation(body, model)
+    check_no_image_settings(body.mm_processor_kwargs)
     check_logprobs("logprobs", body.logprobs, model)
     if body.logprob_token_ids and body.logprobs is None:
         raise InvalidRequest(

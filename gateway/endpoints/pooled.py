@@ -23,7 +23,12 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Tru
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import PoolingModel, ServedModel
 from gateway.requests.template_variables import template_variables
-from gateway.requests.validate import check_cache_salt, check_request_id, check_truncation
+from gateway.requests.validate import (
+    check_cache_salt,
+    check_no_image_settings,
+    check_request_id,
+    check_truncation,
+)
 from quire.bounds import PRIORITY_BOUND, check_token_ids
 from quire.errors import Cancelled, ContextTooLong, InvalidRequest
 from quire.rpc.context import current_request_id
@@ -53,6 +58,7 @@ class PoolingCall:
         """
         model = context_of(request).fleet.model(body.model, POOLING)
         check_refused(body)
+        check_no_image_settings(body.mm_processor_kwargs)
         check_rank(request)
         if body.padding not in (None, "do_not_pad"):
             raise InvalidRequest(

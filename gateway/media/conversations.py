@@ -60,14 +60,25 @@ class ConversationImages:
                 f"The conversation has {len(images)} images; at most {self._most} are allowed ({LIMIT_FLAG}).",
                 parameter="messages",
             )
-        files = await asyncio.gather(*(self._fetcher.fetch(image.url, image.place) for image in images))
-        if (size := sum(map(len, files))) > MAX_IMAGE_BYTES:
-            raise InvalidRequest(
-                f"The images have {size} bytes together; at most {MAX_IMAGE_BYTES} are allowed. Send fewer or smaller "
-                "ones.",
-                parameter="messages",
-            )
-        return files
+        size = 0
+
+        async def fetch(image: NamedImage) -> bytes:
+            nonlocal size
+            file = await self._fetcher.fetch(image.url, image.place)
+            size += len(file)
+            if size > MAX_IMAGE_BYTES:
+                raise InvalidRequest(
+                    f"The images have more than {MAX_IMAGE_BYTES} bytes together. Send fewer or smaller ones.",
+                    parameter="messages",
+                )
+            return file
+
+        fetching = [asyncio.ensure_future(fetch(image)) for image in images]
+        try:
+            return await asyncio.gather(*fetching)
+        finally:  # once one fails, none of the others is wanted
+            for each in fetching:
+                each.cancel()
 
     def check_settings(self, settings: Mapping[str, Any] | None) -> None:
         """Checks whether a request may bring settings for the image processor.

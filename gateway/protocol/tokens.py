@@ -23,6 +23,7 @@ class TokenizeRequest(RequestFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None  # for conversations with images
 
 
 class TokenizeResponse(msgspec.Struct):

@@ -79,7 +79,7 @@ VALUES: Mapping[str, Values] = MappingProxyType(
     }
 )
 
-_NO_MEDIA = "refused: Models are served for text only."
+_NO_MEDIA = "refused: Quire reads text and images."
 _OTHER_HARDWARE = "refused: Quire runs only on CPUs and NVIDIA GPUs."
 _CUTS = "engine_svc/models/test_exactness.py"
 
@@ -210,7 +210,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metric of adapters in use": "gateway/endpoints/test_adapters.py::metrics_tell_which_are_in_use",
         },
         "images, audio and video": {
-            "image input": _NO_MEDIA,
+            "image input": "engine_svc/images/test_exactness.py::families",
             "video input": _NO_MEDIA,
             "audio input": _NO_MEDIA,
             "limits per modality": "--limit-mm-per-prompt",

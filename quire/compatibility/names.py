@@ -81,7 +81,7 @@ _TESTS = {
     "tests/engine_svc/models/test_pipeline.py": "pipeline-parallel-size",
     "tests/engine_svc/runner/test_native_calls.py": "enable-prefix-caching",
     "tests/engine_svc/scheduler/test_scheduler.py": (
-        "long-prefill-token-threshold max-long-partial-prefills max-num-partial-prefills"
+        "disable-chunked-mm-input long-prefill-token-threshold max-long-partial-prefills max-num-partial-prefills"
     ),
     "tests/engine_svc/service/test_adapters.py": "enable-lora",
     "tests/engine_svc/service/test_kv_publisher.py": "kv-events-config",
@@ -95,6 +95,9 @@ _TESTS = {
     "tests/gateway/reasoning_parsers/test_registry.py": "reasoning-parser-plugin",
     "tests/gateway/requests/test_thinking.py": "enable-reasoning reasoning-effort reasoning-parser",
     "tests/gateway/requests/test_tools.py": "enable-auto-tool-choice exclude-tools-when-tool-choice-none",
+    "tests/gateway/media/test_conversations.py": "limit-mm-per-prompt trust-request-mm-kwargs",
+    "tests/gateway/media/test_local_files.py": "allowed-local-media-path",
+    "tests/gateway/media/test_web.py": "allowed-media-domains",
     "tests/gateway/middleware/test_of_users.py": "middleware",
     "tests/gateway/test_certificates.py": "enable-ssl-refresh",
     "tests/gateway/test_connections.py": "h11-max-header-count h11-max-incomplete-event-size",
@@ -124,6 +127,8 @@ _TESTS = {
     "tests/quire/test_hub.py": "revision download-dir ignore-patterns",
     "tests/quire/tokenizer/test_modes.py": "tokenizer-mode",
     "tests/router/test_adapters.py": "max-loras",
+    "tests/tokenizer_svc/test_image_processor.py": "mm-processor-kwargs",
+    "tests/tokenizer_svc/test_images.py": "mm-processor-cache-gb interleave-mm-strings",
     "tests/tokenizer_svc/test_tokenizer_process.py": "chat-template trust-request-chat-template",
 }
 TESTS_OF_FLAGS: Mapping[str, str] = MappingProxyType(

@@ -16,7 +16,7 @@ class Refused:
     neutral: tuple[Any, ...] = ()  # values that ask for nothing, besides null
 
 
-_TEXT_ONLY = "Quire's models read and write text only"
+_TEXT_ONLY = "Quire's models read text and images, which come in messages, and write text"
 _NO_TRANSFER = "Quire does not move KV cache between servers at a client's request"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(

@@ -6,14 +6,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_TEXT_ONLY = "Models are served for text only: Quire neither reads nor writes audio, images or video."
+_NO_AUDIO = "Quire neither reads nor writes audio."
+_IMAGES = (
+    "Prepared and encoded images are found by their content, and weights do not change while a worker runs: nothing "
+    "that is kept of images is ever outdated."
+)
 _WEIGHTS = (
     "Weights do not change while a worker runs: start workers with the new weights beside the old ones, under one "
     "router, and then stop the old ones."
 )
 _REASONS = {
-    "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, GET /v1/realtime, "
-    "POST /reset_mm_cache, POST /reset_encoder_cache": _TEXT_ONLY,
+    "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, GET /v1/realtime": _NO_AUDIO,
+    "POST /reset_mm_cache, POST /reset_encoder_cache": _IMAGES,
     "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
         "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "
         "/v1/responses."

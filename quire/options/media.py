@@ -19,7 +19,7 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+")
 class MediaOptions:
     """Images that requests name by URL."""
 
-    group: ClassVar[str] = "ModelConfig"
+    group: ClassVar[str] = "MultiModalConfig"
 
     allowed_local_media_path: str = option(
         "", "Folder whose files requests may name as images by file:// URLs: whoever may send a request can read its "

@@ -69,11 +69,11 @@ class ImageProcessorOptions:
 
     mm_processor_kwargs: dict[str, Any] = option(
         {}, 'Settings for the model\'s image processor, as JSON, such as {"max_pixels": 1003520}; those that the model '
-        "comes with are the defaults. They change how many tokens an image takes.", affects_output=True,
+        "comes with are the defaults. They change how many tokens an image takes.",
     )  # fmt: skip
     mm_processor_cache_gb: float = option(
         4.0, "GiB of memory for images that have been prepared, so that those of a conversation are prepared once; 0 "
-        "for none.", minimum=0.0,
+        "for none.", minimum=0.0, variables=("VLLM_MM_INPUT_CACHE_GIB",),
     )  # fmt: skip
     interleave_mm_strings: bool = option(
         False, "Where the chat template receives a message's content as a string: leaves images where they are among "
@@ -88,6 +88,3 @@ class ImageEncoderOptions:
     group: ClassVar[str] = "MultiModalConfig"
 
     limit_mm_per_prompt: str = limit_option()
-    disable_chunked_mm_input: bool = option(
-        False, "Never splits the tokens of an image between two steps. The step before ends where the image begins."
-    )

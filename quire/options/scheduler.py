@@ -40,6 +40,10 @@ class SchedulerOptions:
         "is long.",
         minimum=0,
     )  # fmt: skip
+    disable_chunked_mm_input: bool = option(
+        False, "Does not split the tokens of an image between steps, except of one that is longer than what a step has "
+        "left when it begins with the image: the step before ends where the image begins.",
+    )  # fmt: skip
     async_scheduling: bool = option(
         True,
         "Plans the next step while one is running, where steps run asynchronously: on a GPU, and in the "

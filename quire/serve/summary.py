@@ -37,6 +37,7 @@ def format_summary(
         "device": f"{model.device}, {model.attention_backend} attention, tensor parallel {model.tensor_parallel_size}",
         "workers": str(workers),
         **(_pooling(model) if model.runner == POOLING else _memory(model)),
+        **({"images": "read in conversations"} if model.accepts_images else {}),
         "API": url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
         **{what: f"parsed by {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",

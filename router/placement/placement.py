@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from quire.block_hash import block_keys
-from quire.v1 import common_pb2
 from router.clock import Clock
 from router.index.prefix_index import PrefixIndex
 from router.placement.decisions import Decision, Decisions, worth_keeping
@@ -20,6 +19,9 @@ from router.workers.assignment import Assignment
 from router.workers.base import Worker
 from router.workers.ready_set import Naming, Places, ReadySet, naming_of
 from router.workers.ready_workers import ReadyWorkers
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2
 
 # Most blocks of a prompt that the router hashes, if its caller has not: a few milliseconds of work.
 _MOST_HASHED = 4096

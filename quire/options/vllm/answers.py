@@ -8,8 +8,8 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
 _NO_CODE = "Quire never runs code from a repository"
-_MEDIA = "image, audio and video input"
-_NO_MEDIA = "Models are served for text only; leave it out."
+_IMAGE_CACHES = "Each tokenizer service keeps prepared images in its own memory: --mm-processor-cache-gb."
+_WHOLE_ENCODERS = "Each rank has the whole image encoder, and encodes every image itself."
 _ADAPTERS = (
     "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
@@ -34,7 +34,6 @@ _SERVER: Mapping[str, Answer] = {
 }
 
 _MODEL: Mapping[str, Answer] = {
-    "language-model-only": no_effect("Models are served for text only anyway.", switch=True),
     "performance-mode": no_effect("There is one mode, for few requests and for many."),
     "enable-flashinfer-autotune": no_effect("Quire's kernels need no tuning while a worker starts.", switch=True),
     "attention-config": refused("Choose a backend with --attention-backend; leave it out.", taken=("{}",)),
@@ -47,9 +46,8 @@ _MODEL: Mapping[str, Answer] = {
     ),
     "override-pooler-config": acts_as("--pooler-config"),
     "io-processor-plugin": refused(
-        "Such plugins are written for vLLM's classes, and turn images and other data, which no model in Quire accepts, "
-        "into prompts. Prepare prompts in front of the server instead: it accepts token ids and, with "
-        "--enable-prompt-embeds, embeddings."
+        "Such plugins are written for vLLM's classes, and turn data that no model in Quire accepts into prompts. Prepare "
+        "prompts in front of the server instead: it accepts token ids and, with --enable-prompt-embeds, embeddings."
     ),
     "trust-remote-code": refused(
         f"{_NO_CODE}: whoever can write to it could do anything on this machine. The model families of Quire and of "
@@ -124,16 +122,22 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
     ),
 }  # fmt: skip
 
-_MULTIMODAL: Mapping[str, Answer] = dict.fromkeys(
-    (
-        "allowed-local-media-path", "allowed-media-domains", "limit-mm-per-prompt", "media-io-kwargs",
-        "mm-processor-kwargs", "mm-processor-cache-gb", "disable-mm-preprocessor-cache", "mm-processor-cache-type",
-        "mm-shm-cache-max-object-size-mb", "mm-encoder-tp-mode", "enable-multimodal-encoder-data-parallel",
-        "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate", "disable-chunked-mm-input",
-        "default-mm-loras", "trust-request-mm-kwargs",
+_MULTIMODAL: Mapping[str, Answer] = {
+    "disable-mm-preprocessor-cache": acts_as("--mm-processor-cache-gb", fixed="0", switch=True),
+    "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0", switch=True),
+    "mm-processor-cache-type": no_effect(_IMAGE_CACHES),
+    "mm-shm-cache-max-object-size-mb": no_effect(_IMAGE_CACHES),
+    "mm-encoder-tp-mode": no_effect(_WHOLE_ENCODERS),
+    "enable-multimodal-encoder-data-parallel": no_effect(_WHOLE_ENCODERS, switch=True),
+    "skip-mm-profiling": no_effect(
+        "Encoding an image takes memory that --gpu-memory-utilization leaves free; it is not measured at the start.",
+        switch=True,
     ),
-    not_built(_MEDIA, _NO_MEDIA),
-)  # fmt: skip
+    "default-mm-loras": refused(
+        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images."
+    ),
+    **dict.fromkeys(("media-io-kwargs", "video-pruning-rate"), not_built("video and audio input")),
+}
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {
     "enable-lora-bias": refused(

@@ -14,7 +14,7 @@ _RAY = (
 )
 _INTERNAL = "The services of a stack communicate over gRPC on free ports, with their own deadlines."
 _KERNELS = "Quire has its own kernels, and each device gets its fastest; --attention-backend selects attention kernels."
-_MEDIA = "Models are served for text only."
+_MEDIA = "Quire reads neither video nor audio, and keeps images in memory only."
 _QUANTIZED = "For each weight format, there is one kernel per device."
 _REPORTS = "Quire sends no usage reports."
 _SCALES = "--calculate-kv-scales measures the scales, without a constant."
@@ -56,8 +56,7 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
              "VLLM_TEST_FORCE_FP8_MARLIN"), _QUANTIZED,
         ),
         **dict.fromkeys(
-            ("VLLM_ASSETS_CACHE", "VLLM_IMAGE_FETCH_TIMEOUT", "VLLM_VIDEO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT",
-             "VLLM_MM_INPUT_CACHE_GIB"), _MEDIA,
+            ("VLLM_ASSETS_CACHE", "VLLM_VIDEO_FETCH_TIMEOUT", "VLLM_AUDIO_FETCH_TIMEOUT"), _MEDIA,
         ),
         **dict.fromkeys(
             ("VLLM_USAGE_STATS_SERVER", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE_SOURCE"), _REPORTS

@@ -8,13 +8,15 @@ from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler
+from quire.images import Image
 from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
 from tests.support.kv_cache import make_manager
 
 
-def sequence(arrival: int, prompt: int, rank: int = 0) -> Sequence:
-    request = GenerationRequest("r", list(range(arrival * 100, arrival * 100 + prompt)), SamplingParameters())
+def sequence(arrival: int, prompt: int, rank: int = 0, images: tuple[Image, ...] = ()) -> Sequence:
+    tokens = list(range(arrival * 100, arrival * 100 + prompt))
+    request = GenerationRequest("r", tokens, SamplingParameters(), images=images)
     live = LiveRequest(arrival, request, frozenset(), 0.0)
     live.sequences = make_sequences(live, (rank, arrival), 1000, seed=0)
     return live.sequences[0]
@@ -34,6 +36,23 @@ def apply(batch: Batch) -> None:
 
 def counts(batch: Batch) -> dict[int, int]:
     return {batch.sequences[entry.slot].order[1]: entry.num_new_tokens for entry in batch.plan().scheduled}
+
+
+def chunks(subject: Scheduler, first: Sequence) -> list[int]:
+    """Tokens of a prompt that each step computes."""
+    subject.add(first)
+    found = []
+    while first.num_computed_tokens < first.num_prompt_tokens:
+        batch = subject.schedule()
+        found.append(counts(batch)[first.order[1]])
+    return found
+
+
+def test_images_are_not_split_between_steps_if_that_is_wanted() -> None:
+    """Only one that is longer than a step is."""
+    images = (Image(10, 9, ()), Image(22, 20, ()), Image(43, 16, ()))
+    assert chunks(scheduler(), sequence(1, 60, images=images)) == [16, 16, 16, 12]
+    assert chunks(scheduler(disable_chunked_mm_input=True), sequence(1, 60, images=images)) == [10, 12, 16, 5, 16, 1]
 
 
 def test_running_first_then_waiting_within_the_budget() -> None:

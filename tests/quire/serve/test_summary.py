@@ -35,3 +35,8 @@ def test_of_models_that_pool() -> None:
     assert "curl http://here/v1/embeddings" in text
     classes = common_pb2.PoolingInfo(tasks=[common_pb2.POOLING_TASK_CLASSIFY], num_labels=3, pooling_type="CLS")
     assert "curl http://here/classify" in summary(model_info(runner="pooling", pooling=classes))
+
+
+def test_of_models_that_read_images() -> None:
+    assert "images       read in conversations" in summary(model_info(accepts_images=True))
+    assert "images" not in summary(model_info())

@@ -193,7 +193,7 @@ def test_numbers_behind_a_flag_leave_the_model_alone() -> None:
         (("-O.cudagraph_capture_sizes=[0]",), "integers of at least 1"),
         (("--eplb-config.windw_size", "5"), "windw_size is not known. Did you mean window_size?"),
         (("--all2all-backend", "deepep_low_latency"), "needs a kernel library that Quire does not include"),
-        (("--limit-mm-per-prompt", "{}"), "--limit-mm-per-prompt is an option of vLLM that Quire does not implement."),
+        (("--video-pruning-rate", "0"), "--video-pruning-rate is an option of vLLM that Quire does not implement."),
         (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), "Quire has SharedStorageConnector"),
         (("--max-num-seq", "5"), "Did you mean --max-num-seqs? Maximum number of sequences running at once."),
         (("--device", "tpu"), "Quire runs only on CPUs and NVIDIA GPUs."),
