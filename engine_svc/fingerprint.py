@@ -46,7 +46,8 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "quire": quire.__version__, "torch": version("torch"), "kernels": _kernels(spec),
         "architecture": spec.architecture, "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
         "typical_acceptance": speculative and speculative.typical_acceptance,
-        "seed": (options.generation.seed or 0) if weights.is_random else None, **_options(options, spec),
+        "seed": (options.generation.seed or 0) if weights.is_random else None,
+        "image_encoder": version("transformers") if spec.accepts_images else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     config = json.dumps(_config(folder, options), sort_keys=True)
@@ -92,10 +93,11 @@ def _pieces(file: Path) -> Iterator[bytes]:
 def _instructions(spec: KvCacheSpec) -> list[str]:
     """Instruction sets of this machine's processor, by which torch chooses its operators.
 
-    Empty on a GPU, and in batch-invariant mode, where our own kernels do all the work: those of a level are the same on
-    every processor.
+    Empty on a GPU, and in batch-invariant mode, where our own kernels do all the work, except for images: those of a
+    level are the same on every processor.
     """
-    return [] if spec.device != "cpu" or spec.batch_invariant else sorted(listed())
+    ours_alone = spec.batch_invariant and not spec.accepts_images
+    return [] if spec.device != "cpu" or ours_alone else sorted(listed())
 
 
 def _kernels(spec: KvCacheSpec) -> str:

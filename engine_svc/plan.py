@@ -43,7 +43,8 @@ class NewSequence(msgspec.Struct, frozen=True, array_like=True):
     # placeholders.
     prompt_embeds: PromptEmbeds | None = None
     adapter_slot: int = 0  # device slot of its adapter: see AdapterChanges; 0 for none
-    images: list[Image] = []  # those of its prompt; without pixels if all of their tokens are computed
+    images: list[Image] = []  # those of its prompt, without pixels
+    image_keys: list[int] = []  # for each image, that of its encoding; 0 if all of its tokens are computed
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,8 +114,24 @@ class AdapterChanges(msgspec.Struct, frozen=True, array_like=True):
 NO_ADAPTER_CHANGES = AdapterChanges()
 
 
+class ImageChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of encoded images: some are dropped after a step's new sequences have started, and encoding others is
+    begun.
+
+    Each encoding has a key that is never reused. Images are encoded concurrently with steps, and
+    StepResult.encoded_images reports the end; from then on new sequences may use the image, until it is dropped.
+    Sequences that have started keep it as long as they need it.
+    """
+
+    dropped: list[int] = []  # keys
+    begun: dict[int, Image] = {}  # key -> image
+
+
+NO_IMAGE_CHANGES = ImageChanges()
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One engine step. A step without sequences only advances transfers of blocks and adapters."""
+    """One engine step. A step without sequences only advances transfers of blocks and adapters, and images."""
 
     step: int
     new_sequences: list[NewSequence]
@@ -122,6 +139,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     transfers: Transfers = NO_TRANSFERS  # begun before anything is computed
     awaits_masks: bool = False  # TokenMasks follow the plan: only sampling waits for them
     adapters: AdapterChanges = NO_ADAPTER_CHANGES
+    images: ImageChanges = NO_IMAGE_CHANGES
 
     @property
     def num_tokens(self) -> int:
@@ -189,6 +207,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     draft_failure: str = ""
     draft_milliseconds: float = 0.0  # part of the step's time spent in the draft model
     read_adapters: dict[int, str] = {}  # key -> empty, or the error; reads that ended on all ranks since the last step
+    encoded_images: dict[int, str] = {}  # the same for encodings of images
     is_dual_batch: bool = False  # the step ran as two halves: see parallel/dual_batch.py
     stages: list[StageTimes] = []  # a rank's own stage, or all stages once merged; empty with one stage
 

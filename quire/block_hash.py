@@ -83,5 +83,6 @@ def extend_hashes(
         parent = block_hash(parent, token_ids[start : start + block_size])
         for position, digest in contents:
             if start <= position < start + block_size:
-                parent = hashlib.sha256(_CONTENT_DOMAIN + parent + digest).digest()
+                place = (position - start).to_bytes(4, "little")
+                parent = hashlib.sha256(_CONTENT_DOMAIN + parent + place + digest).digest()
         hashes.append(parent)

@@ -38,8 +38,8 @@ class ImageInput:
         Raises:
             InvalidRequest: dtype, shape and number of bytes do not match.
         """
-        size = DTYPES.get(self.dtype)
-        if size is None or len(self.shape) > _MAX_DIMENSIONS or math.prod(self.shape) * size != len(self.data):
+        size, count = DTYPES.get(self.dtype), math.prod(self.shape)
+        if not (size and count) or len(self.shape) > _MAX_DIMENSIONS or count * size != len(self.data):
             raise InvalidRequest(
                 f"images: {self.name[:50]} has {len(self.data)} bytes, which do not match the type "
                 f"{self.dtype[:20]!r} and the shape {list(self.shape[:_MAX_DIMENSIONS])}. Send images as the tokenizer "
@@ -74,11 +74,8 @@ class Image:
         placed.__dict__["digest"] = self.digest
         return placed
 
-    def after(self, num_computed_tokens: int) -> Image:
-        """What a model needs of the image that has computed so many tokens of the prompt: no pixels once they include
-        the whole image."""
-        if num_computed_tokens < self.end:
-            return self
+    def without_pixels(self) -> Image:
+        """What is needed of the image once it is encoded: its place, and its size."""
         return replace(self, inputs=tuple(each for each in self.inputs if each.name != PIXELS))
 
     @functools.cached_property
@@ -115,6 +112,12 @@ def check_images(images: Sequence[Image], num_prompt_tokens: int) -> None:
                 parameter=_NAME,
             )
         end = image.end
+        if len(image.pixel_scale) != len(image.pixel_shift):
+            raise InvalidRequest(
+                f"images: an image has {len(image.pixel_scale)} pixel_scale and {len(image.pixel_shift)} pixel_shift; "
+                "there must be one of each for each color channel.",
+                parameter=_NAME,
+            )
         for each in image.inputs:
             each.check()
 

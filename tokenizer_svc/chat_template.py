@@ -170,10 +170,8 @@ class ChatTemplates:
     ) -> list[dict[str, Any]]:
         """The messages with the roles and in the form that a template takes."""
         known = messages if chosen.knows_developers else without_developers(messages)
-        if self._content_format == "openai":
+        if self._content_format == "openai" or (chosen.takes_parts and self._content_format == "auto"):
             return with_parts(known)
-        if chosen.takes_parts and self._content_format == "auto":
-            return known
         return with_text_content(known, image_placeholder, interleaves=interleaves)
 
     def _compile(self, template: str) -> _Compiled:

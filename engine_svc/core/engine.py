@@ -336,6 +336,7 @@ class Engine:
             fault = Internal("The engine failed while running this request; try again.", reason=ENGINE_FAULT)
             self._requests.end(live, FinishReason.ERROR, fault)
         self._scheduler.adapters.redo(batch.adapters)
+        self._scheduler.images.redo(batch.images)
         # A failed step may have written anywhere: later requests must not use blocks computed before it or from those.
         self._kv_cache.clear(self._scheduler.live_tables())
         if isinstance(error, ExecutorDead) or self._failures >= MAX_CONSECUTIVE_FAILURES:

@@ -13,7 +13,7 @@ from engine_svc.kv_cache.manager import KvCacheManager
 from engine_svc.plan import OVERFLOW, PositionLogprobs, StepResult
 from engine_svc.requests.outputs import FinishReason, SequenceDelta
 from engine_svc.requests.request import GenerationRequest
-from engine_svc.requests.sequence import Sequence
+from engine_svc.requests.sequence import LiveRequest, Sequence
 from engine_svc.requests.stopping import end_of_grammar, find_ending
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
@@ -53,6 +53,8 @@ class StepProcessor:
             self._kv_cache.end_transfers(result.ended_transfers)
         if result.read_adapters:
             self._end_reads(result.read_adapters)
+        if result.encoded_images:
+            self._end_encodings(result.encoded_images)
         if not batch.sequences:
             return
         if missing := batch.sampling.keys() - result.sampled_slots - result.failed_slots.keys():
@@ -90,11 +92,19 @@ class StepProcessor:
     def _end_reads(self, read_adapters: Mapping[int, str]) -> None:
         """Books adapters that were read; ends the requests that wait for one that could not be."""
         for sequence, why in self._scheduler.adapters.end_reads(read_adapters):
-            live = sequence.owner
-            if self._requests.find(live.key) is live:  # another of its sequences may have ended it
-                logger.error("request %s: adapter %s: %s", live.request.request_id, live.request.model, why)
-                message = f"The adapter {live.request.model} cannot be read: {why}."
-                self._requests.end(live, FinishReason.ERROR, Internal(message, reason=REQUEST_FAULT))
+            name = sequence.owner.request.model
+            self._end_faulty(sequence.owner, f"The adapter {name} cannot be read: {why}.")
+
+    def _end_encodings(self, encoded_images: Mapping[int, str]) -> None:
+        """Books images that were encoded; ends the requests with one that could not be."""
+        for sequence, why in self._scheduler.images.end(encoded_images):
+            self._end_faulty(sequence.owner, f"The model cannot encode one of the images: {why}.")
+
+    def _end_faulty(self, live: LiveRequest, message: str) -> None:
+        """Ends a request that cannot run, unless another of its sequences has ended it."""
+        if self._requests.find(live.key) is live:
+            logger.error("request %s: %s", live.request.request_id, message)
+            self._requests.end(live, FinishReason.ERROR, Internal(message, reason=REQUEST_FAULT))
 
     def _append(
         self,

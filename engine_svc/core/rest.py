@@ -187,6 +187,7 @@ class ScheduledWork:
     def forget_weights(self) -> None:
         """See HeldWork.forget_weights."""
         self._scheduler.adapters.forget_memory()
+        self._scheduler.images.forget_memory()
 
     def reset_prefix_cache(self, preempts: bool) -> None:
         """See Rest.reset_prefix_cache."""

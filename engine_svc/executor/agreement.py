@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from engine_svc.parallel.layout import Coordinates, ParallelLayout
-from engine_svc.plan import EndedTransfer, KvCacheSpec, StepResult
+from engine_svc.plan import EndedTransfer, KvCacheSpec, StepPlan, StepResult
 
 
 class Agreement:
@@ -21,15 +21,17 @@ class Agreement:
     def __init__(self, layout: ParallelLayout = ParallelLayout()) -> None:
         self._layout = layout
         self._ends = TransferEnds()
-        self._reads = AdapterReads()
+        self._adapters, self._images = Reports("read_adapters"), Reports("encoded_images")
 
-    def begin(self, dropped_adapters: Iterable[int]) -> None:
-        """Announces a submitted step that drops these adapters."""
-        self._reads.forget(dropped_adapters)
+    def begin(self, plan: StepPlan) -> None:
+        """Announces a submitted step, which may drop adapters and images."""
+        self._adapters.forget(plan.adapters.dropped)
+        self._images.forget(plan.images.dropped)
 
     def of(self, results: list[StepResult]) -> StepResult:
         """The joint result of a step, from one result per rank."""
-        return self._reads.agree(results, self._ends.agree(results, agree(results, self._layout)))
+        joint = self._ends.agree(results, agree(results, self._layout))
+        return self._images.agree(results, self._adapters.agree(results, joint))
 
 
 class TransferEnds:
@@ -50,25 +52,32 @@ class TransferEnds:
         return msgspec.structs.replace(joint, ended_transfers=ended)
 
 
-class AdapterReads:
-    """Combines adapter reads: an adapter is read once the last rank has read its part, or failed if any rank failed."""
+class Reports:
+    """Combines reports on work beside the steps, such as reading adapters: it has ended once it has on the last rank,
+    and failed if it has on any rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, field: str) -> None:
+        """
+        Args:
+            field: of StepResult, key → error.
+        """
+        self._field = field
         self._reported: dict[int, dict[int, str]] = {}  # key → rank → error, empty on success
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Forgets reports about adapters that are dropped."""
+        """Forgets reports about what is dropped."""
         for key in keys:
             self._reported.pop(key, None)
 
     def agree(self, results: list[StepResult], joint: StepResult) -> StepResult:
-        """Adds the adapters that all ranks have read by now, or failed to."""
+        """Adds what has ended on all ranks by now."""
         for rank, result in enumerate(results):
-            for key, why in result.read_adapters.items():
+            for key, why in getattr(result, self._field).items():
                 self._reported.setdefault(key, {})[rank] = why
         complete = [key for key, reported in self._reported.items() if len(reported) == len(results)]
-        read = {key: max(self._reported.pop(key).values()) for key in complete}
-        return joint if read == joint.read_adapters else msgspec.structs.replace(joint, read_adapters=read)
+        ended = {key: max(self._reported.pop(key).values()) for key in complete}
+        same = ended == getattr(joint, self._field)
+        return joint if same else msgspec.structs.replace(joint, **{self._field: ended})
 
 
 def joint_spec(specs: list[KvCacheSpec]) -> KvCacheSpec:

@@ -113,7 +113,7 @@ class RankedExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> None:
         """See Executor.submit."""
-        self._agreement.begin(plan.adapters.dropped)
+        self._agreement.begin(plan)
         self._send_all(Step(plan))
 
     def send_masks(self, masks: TokenMasks) -> None:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
+from engine_svc.images.input_checks import INPUTS, InputChecks, UnfitImage
 from engine_svc.images.rotary_positions import PlacedGrid
 from quire.errors import StartupError
 from quire.images import PIXELS, Image, ImageInput
 
 _DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
-_GRID = "image_grid_thw"  # int64 [1, 3]: patches by time, row and column
 # Names of the text model within the whole model.
 _TEXT_MODELS = ("language_model", "text_model")
 _OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
@@ -40,13 +41,13 @@ class ImageEncoder:
 
     def __init__(
         self, folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device,
-        tensors: Mapping[str, torch.Tensor] | None, *, has_weights: bool = True,
+        tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             raw: config.json, with the user's changes.
             tensors: the checkpoint's tensors; None means that Transformers reads them itself.
-            has_weights: False for random weights.
+            seed: of random weights; None for those of the checkpoint.
 
         Raises:
             StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
@@ -58,32 +59,43 @@ class ImageEncoder:
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
         self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
         with _quiet():
-            model = _load(folder, config, dtype, tensors) if has_weights else _random(config, dtype)
+            model = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
         for name in _TEXT_MODELS:
             if hasattr(model, name):
                 delattr(model, name)
         self._model = model.eval().to(device)
         self._dtype, self._device = dtype, device
-        self._names = set(inspect.signature(model.get_image_features).parameters)
+        self._names = INPUTS & set(inspect.signature(model.get_image_features).parameters)
+        self._checks = InputChecks(config.vision_config, self._merge_size)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
         """Encodes an image.
 
-        Raises: whatever the encoder raises about inputs that it was not made for.
+        Raises:
+            UnfitImage: its inputs are not those of an image for this encoder.
+            Exception: whatever the encoder raises about inputs that it was not made for.
         """
-        inputs = {each.name: self._moved(each, image) for each in image.inputs if each.name in self._names}
-        found = self._model.get_image_features(**inputs)
+        given = {each.name: each for each in image.inputs if each.name in self._names}
+        self._checks.check(given, image)
+        found = self._model.get_image_features(**{name: self._moved(each, image) for name, each in given.items()})
         deep = [_joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
         return EncodedImage(_joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
 
-    def grid(self, image: Image, start: int) -> PlacedGrid | None:
-        """The grid of an image whose first embedding is at `start`; None if the model does not care."""
-        size = next((each for each in image.inputs if each.name == _GRID), None)
-        if size is None or not self._merge_size:
+    def grid(self, image: Image, places: npt.NDArray[np.int64]) -> PlacedGrid | None:
+        """The grid of an image whose embeddings are at these places of a prompt; None if the model does not care.
+
+        Raises:
+            UnfitImage: it has another number of embeddings, or there are other tokens between them.
+        """
+        if not self._merge_size:
             return None
-        frames, rows, columns = np.frombuffer(size.data, np.int64).tolist()
-        return PlacedGrid(start, frames, rows // self._merge_size, columns // self._merge_size)
+        frames, rows, columns = self._checks.grid(image)
+        if frames * rows * columns != len(places):
+            raise UnfitImage(f"a grid of {frames} x {rows} x {columns} embeddings does not fit {len(places)} tokens")
+        if places[-1] - places[0] >= len(places):
+            raise UnfitImage("there are other tokens between its own")
+        return PlacedGrid(int(places[0]), frames, rows, columns)
 
     def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
         values = torch.frombuffer(bytearray(given.data), dtype=_DTYPES[given.dtype]).view(given.shape).to(self._device)
@@ -97,18 +109,12 @@ def _joined(part: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _normalized(pixels: torch.Tensor, image: Image) -> torch.Tensor:
-    """Pixels as the encoder takes them, float32; color channels are a dimension of their own, or lead within patches.
-
-    Raises:
-        ValueError: the pixels have another number of channels.
-    """
+    """Pixels as the encoder takes them, in float32. Channels are a dimension of their own, or lead within patches."""
     channels = len(image.pixel_scale)
     scale, shift = (torch.tensor(each, device=pixels.device) for each in (image.pixel_scale, image.pixel_shift))
     if pixels.dim() == 2:  # patches: [patches, channels * the pixels of a channel]
         patches = pixels.view(len(pixels), channels, -1) * scale[:, None] + shift[:, None]
         return patches.view(pixels.shape)
-    if pixels.shape[-3] != channels:
-        raise ValueError(f"an image has {pixels.shape[-3]} color channels, but {channels} scales")
     return pixels * scale[:, None, None] + shift[:, None, None]
 
 
@@ -154,9 +160,11 @@ def _load(
     return model.model
 
 
-def _random(config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
-    """A model with random weights, for benchmarks of shapes."""
-    return transformers.AutoModelForImageTextToText.from_config(config, dtype=dtype).model
+def _random(config: Any, dtype: torch.dtype, seed: int) -> transformers.PreTrainedModel:
+    """A model with random weights, for benchmarks of shapes: the same on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return transformers.AutoModelForImageTextToText.from_config(config, dtype=dtype).model
 
 
 @contextlib.contextmanager

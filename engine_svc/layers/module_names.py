@@ -64,7 +64,8 @@ def _renamed(module: str, module_names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _among_others(module: str) -> Iterator[str]:
-    """The names in vision-language models: since Transformers 4.52, then before."""
+    """The names in vision-language models: since Transformers 4.52 (in Idefics 3, text_model), then before."""
     if module.startswith("model."):
         yield module.replace("model.", "model.language_model.", 1)
+        yield module.replace("model.", "model.text_model.", 1)
     yield f"language_model.{module}"

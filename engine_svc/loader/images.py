@@ -61,5 +61,6 @@ def load_image_encoder(
         return None
     from engine_svc.images.encoder import ImageEncoder  # imports Transformers, which most models do not need
 
-    tensors = None if source.is_random else all_tensors(source)
-    return ImageEncoder(folder, config, dtype, device, tensors, has_weights=not source.is_random)
+    if source.is_random:
+        return ImageEncoder(folder, config, dtype, device, None, seed=options.generation.seed or 0)
+    return ImageEncoder(folder, config, dtype, device, all_tensors(source))

@@ -124,6 +124,9 @@ IMAGE_MODELS = frozenset({
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
 })  # fmt: skip
@@ -135,8 +138,13 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
+# Fields that the configuration of a type of text model does not have, although its layers are another family's.
+_IMPLIED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 
 # For other multimodal models, by architecture and type of text model: the architecture of the text model, which runs
 # alone.
@@ -145,8 +153,6 @@ TEXT_MODELS = {
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
-    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): "Qwen3_5ForCausalLM",
-    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"): "Qwen3_5MoeForCausalLM",
 }
 
 
@@ -185,7 +191,8 @@ def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     found = TEXT_TYPES.get(text.model_type, text.model_type)
     is_tied = config.get("tie_word_embeddings", whole.tie_word_embeddings)
-    return {**config, **given, "tie_word_embeddings": is_tied, "architectures": [found]}
+    implied = _IMPLIED.get(text.model_type, {})
+    return {**config, **given, **implied, "tie_word_embeddings": is_tied, "architectures": [found]}
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:

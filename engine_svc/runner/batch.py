@@ -171,16 +171,20 @@ class SlotBuffers:
         self._blocks = np.zeros((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._prompt_embeds = PromptEmbeddings(dtype)
-        self.images = images or ImageRows(None, 0)
+        self.images = images or ImageRows(None, device)
 
-    def add(self, sequences: Sequence[NewSequence]) -> None:
+    def add(self, sequences: Sequence[NewSequence]) -> dict[int, str]:
         """Gives slots to sequences; their tokens are moved to the device in one copy.
+
+        Returns:
+            slot → why its sequence fails, for those with images that do not fit their tokens.
 
         Raises:
             ValueError: a sequence has more tokens than fit into a slot.
         """
+        failed: dict[int, str] = {}
         if not sequences:
-            return
+            return failed
         width = self.token_ids.shape[1]
         if (longest := max(len(each.token_ids) for each in sequences)) > width:
             raise ValueError(f"a sequence of {longest} tokens does not fit into a slot of {width}")
@@ -190,9 +194,11 @@ class SlotBuffers:
         self.token_ids.view(-1)[at] = known
         for each in sequences:
             self._prompt_embeds.add(each)
-            self.images.add(each)
+            if fault := self.images.add(each):
+                failed[each.slot] = fault
             self._num_blocks[each.slot] = 0
             self._append_blocks(each.slot, each.block_ids)
+        return failed
 
     def _append_blocks(self, slot: int, block_ids: list[list[int]]) -> None:
         start = int(self._num_blocks[slot])

@@ -75,6 +75,7 @@ class Ended(NamedTuple):
 
     transfers: Sequence[EndedTransfer]
     adapters: Mapping[int, str]  # adapters that have been read: see StepResult.read_adapters
+    images: Mapping[int, str]  # see StepResult.encoded_images
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class PendingStep:
             failed_slots=failed,
             ended_transfers=[*self._ended.transfers],
             read_adapters={**self._ended.adapters},
+            encoded_images={**self._ended.images},
             draft_token_ids={} if self._guesses is None else self._guesses.read(),
             draft_failure="" if self._guesses is None else self._guesses.failure,
             draft_milliseconds=0.0 if self._guesses is None else self._guessing_milliseconds(),

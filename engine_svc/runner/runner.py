@@ -101,7 +101,7 @@ class Runner:
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
-            self._dtype, self._attention.shape.part, ImageRows(loaded.images, self._token_budget),
+            self._dtype, self._attention.shape.part, ImageRows(loaded.images, device),
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
@@ -189,9 +189,10 @@ class Runner:
         self._link.settle()
 
     def close(self) -> None:
-        """Stops the background work of adapters and of dual batches."""
+        """Stops the background work of adapters, images and dual batches."""
         self._store.close()
         self._adapters.close()
+        self._buffers.images.close()
         self._dual_batch.close()
 
     def spec(self) -> KvCacheSpec:
@@ -380,15 +381,15 @@ class Runner:
         self._clock.begin()
         timer = StepTimer(self._device)
         self._adapters.begin(plan.adapters)
-        ended = Ended(self._transfer(plan.transfers), self._adapters.take_read())
+        images = self._buffers.images.exchange(plan.images)
+        ended = Ended(self._transfer(plan.transfers), self._adapters.take_read(), images)
         if self._drafting:
             self._drafting.follow(plan)
         if not plan.scheduled:
             timer.mark()
             return BegunStep(plan, timer, ended)
         self._link.take_tokens(plan)
-        self._buffers.add(plan.new_sequences)
-        failed = self._buffers.images.encode(plan.scheduled)
+        failed = self._buffers.add(plan.new_sequences)
         for sequence in plan.new_sequences:
             self._adapters.add(sequence)
             if self._answers is not None:

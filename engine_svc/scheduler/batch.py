@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine_svc.plan import NO_ADAPTER_CHANGES, NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
+from collections import abc
+
+from engine_svc.plan import NO_ADAPTER_CHANGES, NO_IMAGE_CHANGES, NO_TRANSFERS, NewSequence, ScheduledSequence, StepPlan
 from engine_svc.requests.sequence import Sequence
 
 
@@ -35,7 +37,8 @@ class Batch:
         self.unscheduled_prefill_tokens = 0
         self.transfers = NO_TRANSFERS
         self.adapters = NO_ADAPTER_CHANGES
-        self.is_transferring = False  # block or adapter transfers are under way that no step waits for
+        self.images = NO_IMAGE_CHANGES
+        self.is_transferring = False  # work is under way beside the steps: transfers, or encoding images
         self._new: list[NewSequence] = []
         self._scheduled: list[ScheduledSequence] = []
 
@@ -84,8 +87,12 @@ class Batch:
         sequence.last_step = self.step
         self.budget -= total
 
-    def add_new(self, sequence: Sequence, count: int, wanted: int = 0) -> None:
-        """Like `add`, for a sequence that has just been given its slot."""
+    def add_new(self, sequence: Sequence, count: int, wanted: int = 0, image_keys: abc.Sequence[int] = ()) -> None:
+        """Like `add`, for a sequence that has just been given its slot.
+
+        Args:
+            image_keys: see NewSequence.
+        """
         embeds = sequence.owner.request.prompt_embeds
         self._new.append(
             NewSequence(
@@ -97,7 +104,8 @@ class Batch:
                 sampling=sequence.sampling,
                 prompt_embeds=embeds and embeds.rows(sequence.num_computed_tokens),
                 adapter_slot=sequence.adapter_slot,
-                images=[image.after(sequence.num_computed_tokens) for image in sequence.owner.request.images],
+                images=[image.without_pixels() for image in sequence.owner.request.images],
+                image_keys=list(image_keys),
             )
         )
         self.started.append(sequence)
@@ -114,4 +122,6 @@ class Batch:
 
     def plan(self) -> StepPlan:
         """The plan of the step, as passed to the executor."""
-        return StepPlan(self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters)
+        return StepPlan(
+            self.step, self._new, self._scheduled, self.transfers, self.awaits_masks, self.adapters, self.images
+        )

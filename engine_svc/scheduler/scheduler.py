@@ -16,6 +16,7 @@ from engine_svc.requests.sequence import Sequence, SequenceState
 from engine_svc.scheduler.adapter_slots import AdapterSlots
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.drafter import Drafter
+from engine_svc.scheduler.image_encodings import ImageEncodings
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.shares import StepShares
 from quire.options.scheduler import SchedulerOptions
@@ -54,6 +55,7 @@ class Scheduler:
             num_stages: pipeline stages, each of which may have a step under way while another step is planned.
         """
         self.adapters = adapters or AdapterSlots()
+        self.images = ImageEncodings(token_budget)
         self._kv_cache = kv_cache
         self._options = options
         self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, options.enable_chunked_prefill)
@@ -81,13 +83,14 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a slot, including those still waiting for blocks or an adapter."""
-        return len(self._waiting) + len(self._awaiting) + self.adapters.num_set_aside
+        """Sequences that wait for a slot, including those still waiting for blocks, an adapter or images."""
+        aside = self.adapters.num_set_aside + self.images.num_set_aside
+        return len(self._waiting) + len(self._awaiting) + aside
 
     @property
     def num_waiting_tokens(self) -> int:
         """Known tokens not computed yet; for partly computed prompts, as of the last step."""
-        aside = sum(sequence.num_uncomputed_tokens for sequence in self.adapters.set_aside)
+        aside = sum(each.num_uncomputed_tokens for each in (*self.adapters.set_aside, *self.images.set_aside))
         # All sequences of the last step may have failed in it or been preempted since.
         in_part = self._unscheduled_prefill_tokens if self._running else 0
         return self._waiting.num_uncomputed_tokens + aside + in_part
@@ -99,8 +102,8 @@ class Scheduler:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether block or adapter transfers need steps to advance, even if these compute nothing."""
-        return self._kv_cache.is_transferring or self.adapters.is_changing
+        """Whether transfers or encoding images need steps to advance, even if these compute nothing."""
+        return self._kv_cache.is_transferring or self.adapters.is_changing or self.images.is_changing
 
     @property
     def num_steps(self) -> int:
@@ -134,8 +137,8 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def _leave(self, sequence: Sequence) -> None:
-        """Removes a sequence from the waiting queue, or from those waiting for blocks or an adapter."""
-        if self.adapters.forget(sequence):
+        """Removes a sequence from the waiting queue, or from those waiting for blocks, an adapter or images."""
+        if self.images.forget(sequence) or self.adapters.forget(sequence):
             return
         if self._awaiting.pop(sequence.table, None) is None:
             self._waiting.remove(sequence)
@@ -152,7 +155,7 @@ class Scheduler:
         if self._awaiting:
             self._take_arrivals()
         if not self.is_paused:
-            for sequence in self.adapters.settle():
+            for sequence in (*self.adapters.settle(), *self.images.settle()):
                 self._waiting.push(sequence)
             self._schedule_running(batch)
             self._schedule_waiting(batch)
@@ -160,6 +163,7 @@ class Scheduler:
         if batch.has_work:
             batch.transfers = self._kv_cache.take_transfers()
             batch.adapters = self.adapters.take_changes()
+            batch.images = self.images.take_changes()
         self._shares.end(batch)
         self._step += 1
         self._unscheduled_prefill_tokens = batch.unscheduled_prefill_tokens
@@ -275,12 +279,15 @@ class Scheduler:
                 self._set_aside(sequence)
                 continue
             found = self._lookup(sequence)
+            computed = sequence.num_computed_tokens + len(found) * self._kv_cache.block_size
+            if not self.images.admit(sequence, computed):
+                self._set_aside(sequence)
+                continue
             if found.elsewhere.is_awaited:
                 if not self._make_room(sequence, found):
                     break
                 self._await(sequence, found)
                 continue
-            computed = sequence.num_computed_tokens + len(found) * self._kv_cache.block_size
             missing = len(sequence.token_ids) - computed
             if missing > batch.budget and not self._options.enable_chunked_prefill:
                 break
@@ -296,10 +303,10 @@ class Scheduler:
             self._start(sequence, computed)
             wanted = self._wanted(sequence)
             self._kv_cache.allocate(sequence.table, self._room(sequence, computed + count, wanted))
-            batch.add_new(sequence, count, wanted)
+            batch.add_new(sequence, count, wanted, self.images.start(sequence, computed))
 
     def _set_aside(self, sequence: Sequence) -> None:
-        """Removes a sequence that waits for its adapter from the queue, and frees its blocks for others."""
+        """Removes a sequence that waits for its adapter or images from the queue, and frees its blocks for others."""
         self._waiting.remove(sequence)
         self._kv_cache.free(sequence.table)
         sequence.roll_back()
@@ -407,7 +414,7 @@ class Scheduler:
             self._leave(sequence)
             self._kv_cache.free(sequence.table)
             self._waiting.push(sequence)
-        for sequence in self._waiting:
+        for sequence in (*self._waiting, *self.images.set_aside):
             self.adapters.release(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
@@ -425,13 +432,18 @@ class Scheduler:
         """Load of the adapters that are on the device or have sequences. May be called from any thread."""
         if not self.adapters.is_serving:
             return ()
-        waiting = (*self._waiting, *list(self._awaiting.values()), *self.adapters.set_aside)
+        waiting = (*self._waiting, *list(self._awaiting.values()), *self.adapters.set_aside, *self.images.set_aside)
         return self.adapters.loads(list(self._running), waiting)
 
     @property
     def _living(self) -> list[Sequence]:
         """All running and waiting sequences."""
-        return [*self._running, *self._waiting, *self._awaiting.values(), *self.adapters.set_aside]
+        return [*self._running, *self._not_started]
+
+    @property
+    def _not_started(self) -> list[Sequence]:
+        aside = *self.adapters.set_aside, *self.images.set_aside
+        return [*self._waiting, *self._awaiting.values(), *aside]
 
     def live_tables(self) -> Iterable[BlockTable]:
         """Block tables of all running and waiting sequences, for the integrity check."""
@@ -450,3 +462,4 @@ class Scheduler:
         if slots & set(self._free_slots) or len(slots) + len(self._free_slots) != self._options.max_num_seqs:
             raise RuntimeError("slots of the runner are lost or given twice")
         self.adapters.check(self._living)
+        self.images.check(self._not_started)

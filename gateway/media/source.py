@@ -36,7 +36,7 @@ class ImageSource:
 
     def error(self, what: str) -> InvalidRequest:
         """An error about the image; its message begins with where the image is and continues with `what`."""
-        return InvalidRequest(f"The image at {self.place} {what}", parameter="messages")
+        return InvalidRequest(f"{self.place} {what}", parameter="messages")
 
     def too_large(self) -> InvalidRequest:
         """The error for an image above the limit."""

@@ -20,8 +20,8 @@ class TokenizerOptions:
     )
     chat_template_content_format: str = option(
         "auto",
-        "How the template receives a message's content: string (text parts joined by line breaks), openai (always the "
-        "list of parts), or auto: the list if a request sends one and the template loops over it, else a string.",
+        "How the template receives a message's content: string (text parts joined by line breaks), openai (the list of "
+        "parts, also if a request sends a string), or auto: the list if the template loops over it, else a string.",
         choices=("auto", "string", "openai"),
     )
     trust_request_chat_template: bool = option(

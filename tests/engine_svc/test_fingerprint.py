@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def test_what_changes_tokens_changes_the_fingerprint(folder: Path) -> None:
         of(folder, {"device": "cuda (H)"}), of(folder, eos=(2,)), of(folder, quantization="int8"),
         of(folder, {"cpu_kernels": "torch"}), of(folder, kv_cache_dtype="fp8"), of(folder, tensor_parallel_size=2),
         of(folder, hf_overrides={"rope_theta": 1.0}), of(folder, load_format="dummy"),
+        of(folder, {"accepts_images": True}),
         of(folder, load_format="dummy", seed=1),
         of(folder, speculative_config={"method": "ngram", "acceptance_method": "typical_acceptance_sampler"}),
     ]  # fmt: skip
@@ -152,6 +154,17 @@ def test_kernels_of_a_level_are_the_same_on_every_processor(folder: Path, monkey
     assert ours != both(cpu_kernels="avx512", batch_invariant=True)
     # Torch chooses its operators by the processor's features.
     assert len(both(cpu_kernels="torch")) == 2
+    assert len(both(cpu_kernels="avx2", batch_invariant=True, accepts_images=True)) == 2  # it encodes images
+
+
+def test_images_are_encoded_by_the_code_of_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of(folder), of(folder, {"accepts_images": True})
+    monkeypatch.setattr(
+        "engine_svc.fingerprint.version", lambda name: "0" if name == "transformers" else metadata.version(name)
+    )
+    after = of(folder), of(folder, {"accepts_images": True})
+    assert after[0] == before[0]
+    assert after[1] != before[1]
 
 
 def test_kernels_that_were_changed_or_compiled_otherwise_are_others(

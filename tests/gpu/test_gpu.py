@@ -43,6 +43,8 @@ from tests.support.engine_options import engine_options
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import check_greedy, make_model
+from tests.support.vision_models import make_vision_model, random_image, reference_generate
+from tests.support.vision_models.prompts import request_of
 
 DRAWN: list[dict[str, Any]] = [
     {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
@@ -225,6 +227,18 @@ def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
     with running_engine(folder, enforce_eager=eager, **LIMITS) as engine, no_waits():
         found = tokens(run_requests(engine, requests))
     check_greedy(folder, prompts, found, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+def test_images(tmp_path: Path, family: str) -> None:
+    """Encoded on the device; their tokens have one position, or three, or are added to after the first layers too."""
+    folder = make_vision_model(tmp_path, family)
+    content = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}]
+    messages, images = [{"role": "user", "content": content}], [random_image(60, 40, 1), random_image(30, 70, 2)]
+    request = request_of(folder, messages, images, SAMPLING)
+    with running_engine(folder, **LIMITS) as engine:
+        found = tokens(run_requests(engine, [request, request]))
+    assert found == [reference_generate(folder, messages, images, NUM_TOKENS)[1]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

@@ -76,16 +76,16 @@ def test_content_counts_from_the_block_in_which_it_begins() -> None:
     plain = hashes_of(tokens, 4, "a")
     found = hashes_of(tokens, 4, "a", contents=((5, digests[0]),))
     assert found[0] == plain[0]
-    assert found[1] == hashlib.sha256(b"quire.v1.content" + plain[1] + digests[0]).digest()
+    assert found[1] == hashlib.sha256(b"quire.v1.content" + plain[1] + bytes([1, 0, 0, 0]) + digests[0]).digest()
     assert found[2] == block_hash(found[1], tokens[8:12])
     others = [
         hashes_of(tokens, 4, "a", contents=contents)
         for contents in (
-            (), ((5, digests[1]),), ((8, digests[0]),), ((5, digests[0]), (6, digests[1])),
+            (), ((5, digests[1]),), ((6, digests[0]),), ((8, digests[0]),), ((5, digests[0]), (6, digests[1])),
             ((5, digests[1]), (6, digests[0])), ((5, digests[0]), (9, digests[1])),
         )
     ]  # fmt: skip
-    assert len({tuple(each) for each in [found, *others]}) == 7
+    assert len({tuple(each) for each in [found, *others]}) == 8
     assert others[-1][:2] == found[:2]
 
 

@@ -18,8 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from quire.block_hash import block_keys
 from quire.errors import FailedPrecondition, InvalidRequest, NotFound, QuireError
+from quire.images import contents_of
 from quire.options.server import GrpcServerOptions, RpcSecurityOptions
 from quire.rpc.context import current_request_id, outgoing_metadata
+from quire.rpc.images import to_images
 from quire.rpc.server import GrpcServer
 from quire.rpc.session import Outbox
 from quire.rpc.settings import HEARTBEAT_SECONDS
@@ -57,6 +59,7 @@ class FakeOptions:
     max_num_batched_tokens: int = 1 << 20
     fingerprint: str = "fake"
     prompt_embeds_size: int = 0
+    accepts_images: bool = False
     # Of its generation config.
     max_new_tokens: int | None = None
     # 0 where it has no adapters. Folders that it finds broken.
@@ -234,7 +237,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
             vocab_size=VOCAB_SIZE, block_size=self.options.block_size, num_kv_blocks=self.options.total_kv_blocks,
             max_num_seqs=self.options.max_num_seqs, max_num_batched_tokens=self.options.max_num_batched_tokens,
             max_logprobs=20, fingerprint=self.options.fingerprint,
-            prompt_embeds_size=self.options.prompt_embeds_size,
+            prompt_embeds_size=self.options.prompt_embeds_size, accepts_images=self.options.accepts_images,
             default_sampling=common_pb2.SamplingParams(max_tokens=self.options.max_new_tokens),
             adapters=self.adapters.values(), max_loras=self.options.max_loras,
             runner="pooling" if self.options.pooling else "generate", pooling=self.options.pooling,
@@ -317,7 +320,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         request = Request(stream_id, generation, outbox, limit)
         revision = adapter.revision if adapter else ""
         size = self.options.block_size
-        keys = block_keys(list(generation.prompt_token_ids), size, generation.cache_salt, adapter=revision)
+        contents = contents_of(to_images(generation.images))
+        keys = block_keys(list(generation.prompt_token_ids), size, generation.cache_salt, contents, revision)
         # As in an engine, the last token is computed in any case.
         request.cached_tokens = min(self.cache.covered(keys), (len(generation.prompt_token_ids) - 1) // size) * size
         self.cache.store(keys)

@@ -253,7 +253,8 @@ class FakeExecutor(Executor):
                     logprobs[slot] = [_position(token_id, row.sampling.parameters.logprobs) for token_id in run]
         return StepResult(
             slots, runs, logprobs, prompt_logprobs, 0.5, 1.0, failed, ended, draft_token_ids=guesses,
-            read_adapters=read, draft_failure="out of luck" if plan.step == self.draft_fails_in_step else "",
+            read_adapters=read, encoded_images=dict.fromkeys(plan.images.begun, ""),
+            draft_failure="out of luck" if plan.step == self.draft_fails_in_step else "",
         )  # fmt: skip
 
     def _guess(self, row: _Row, wanted: int) -> list[int]:

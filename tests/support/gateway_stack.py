@@ -34,6 +34,7 @@ from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.images import ImagePreparer
+from tokenizer_svc.main import choose_templates
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -85,9 +86,14 @@ async def running_gateway(
     engine_options: FakeOptions | None = None,
     router_options: Any = MappingProxyType({}),
     tracer: Tracer | None = None,
+    tokenizer_options: TokenizerOptions | None = None,
     **options: Any,
 ) -> AsyncIterator[GatewayStack]:
-    """A stack that serves one model, `fake`, whose folder gets a tokenizer. The options are those of the gateway."""
+    """A stack that serves one model, `fake`. The options are those of the gateway.
+
+    Args:
+        folder, tokenizer_options: see `running_tokenizer`.
+    """
     async with contextlib.AsyncExitStack() as stack:
         engine = await FakeEngine(engine_options or FakeOptions(step_seconds=0.001)).start()
         stack.push_async_callback(engine.close)
@@ -97,7 +103,7 @@ async def running_gateway(
         )  # fmt: skip
         await router.start()
         stack.push_async_callback(router.close)
-        tokenizer = await stack.enter_async_context(running_tokenizer(folder, tracer))
+        tokenizer = await stack.enter_async_context(running_tokenizer(folder, tracer, tokenizer_options))
         front = await stack.enter_async_context(
             gateway_before([f"127.0.0.1:{router.server.port}"], [f"127.0.0.1:{tokenizer.port}"], tracer, **options)
         )
@@ -141,19 +147,28 @@ class RunningTokenizer:
 
 
 @contextlib.asynccontextmanager
-async def running_tokenizer(folder: Path, tracer: Tracer | None = None) -> AsyncIterator[RunningTokenizer]:
-    """A tokenizer service; a tokenizer is saved in the folder if it has none."""
+async def running_tokenizer(
+    folder: Path, tracer: Tracer | None = None, tokenizer_options: TokenizerOptions | None = None
+) -> AsyncIterator[RunningTokenizer]:
+    """A tokenizer service; a tokenizer is saved in the folder if it has none.
+
+    Args:
+        tokenizer_options: with them, it also has the folder's chat template.
+    """
     save_tokenizer(folder)
-    options = TokenizerOptions()
-    renderer = ChatRenderer({"default": DOCUMENTS + TEMPLATE}, {}, timeout_seconds=5, max_chars=100_000)
-    await renderer.start()
+    options = tokenizer_options or TokenizerOptions()
+    files = read_tokenizer_files(folder)
+    renderer = ChatRenderer(
+        choose_templates(files, options) if tokenizer_options else {"default": DOCUMENTS + TEMPLATE}, {},
+        timeout_seconds=5, max_chars=100_000, content_format=options.chat_template_content_format,
+    )  # fmt: skip
+    images = ImagePreparer(folder, options.images)
+    await asyncio.gather(renderer.start(), images.start())
     registry = new_registry()
     server = GrpcServer(
         "tokenizer", "quire.v1.TokenizerService", GrpcServerOptions(), SECURITY, registry, tracer=tracer
     )
-    files = read_tokenizer_files(folder)
     compiler = ConstraintCompiler(TokenizerPlace("auto", "", str(folder)), options.structured_outputs)
-    images = ImagePreparer(folder, options.images)
     servicer = TokenizerServicer("tiny", files, renderer, compiler, images, options, TokenizerMetrics(registry))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, server.server)
     await server.start()

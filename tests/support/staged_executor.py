@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from engine_svc.executor.agreement import agree, joint_spec
+from engine_svc.executor.agreement import Agreement, joint_spec
 from engine_svc.executor.base import Executor
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from engine_svc.parallel.layout import layout_of
@@ -68,6 +68,7 @@ class StagedExecutor(Executor):
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         self._layout = layout_of(options.parallel)
+        self._agreement = Agreement(self._layout)
         self.max_in_flight = self._layout.pipeline + 1
         first = LocalGroup(0, self._layout.pipeline)
         self._turn = first.turn
@@ -88,6 +89,7 @@ class StagedExecutor(Executor):
             list(threads.map(allocate, self.runners))
 
     def submit(self, plan: StepPlan) -> None:
+        self._agreement.begin(plan)
         assert len(self._pending) < self.max_in_flight
         self.plans.append(plan)
         self._begun = [runner.begin(plan) for runner in self.runners]
@@ -103,7 +105,7 @@ class StagedExecutor(Executor):
         self._begun = []
 
     def collect(self) -> StepResult:
-        return agree([pending.result() for pending in self._pending.popleft()], self._layout)
+        return self._agreement.of([pending.result() for pending in self._pending.popleft()])
 
     def upkeep(self, command: Upkeep) -> list[str]:
         raise NotImplementedError

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from engine_svc.executor.agreement import agree, joint_spec
+from engine_svc.executor.agreement import Agreement, joint_spec
 from engine_svc.executor.base import Executor
 from engine_svc.parallel.dual_batch import DualBatch
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
@@ -85,6 +85,7 @@ class TensorExecutor(Executor):
 
     def load(self, model: ModelOptions, options: EngineOptions) -> KvCacheSpec:
         self._layout = layout_of(options.parallel)
+        self._agreement = Agreement(self._layout)
         self._groups = groups_of(self._layout)
         self.runners = self._all(lambda groups: Runner(model, options, groups, torch.device("cpu")), self._groups)
         return joint_spec([runner.spec() for runner in self.runners])
@@ -111,6 +112,7 @@ class TensorExecutor(Executor):
         self._all(lambda runner: runner.allocate(num_blocks, num_host_blocks), self.runners)
 
     def submit(self, plan: StepPlan) -> None:
+        self._agreement.begin(plan)
         self._begun = self._all(lambda runner: runner.begin(plan), self.runners)
         if not plan.awaits_masks:
             self.send_masks(TokenMasks())
@@ -119,7 +121,7 @@ class TensorExecutor(Executor):
         self._pending.append(self._all(lambda runner, step: runner.finish(step, masks), self.runners, self._begun))
 
     def collect(self) -> StepResult:
-        return agree([pending.result() for pending in self._pending.popleft()], self._layout)
+        return self._agreement.of([pending.result() for pending in self._pending.popleft()])
 
     def upkeep(self, command: Upkeep) -> list[str]:
         raise NotImplementedError

@@ -82,6 +82,11 @@ async def test_what_looks_like_a_control_token_is_none(renderer: ChatRenderer) -
             {},
             "content of the type 'image_url'",
         ),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            {"image_placeholder": "[IMG]", "interleaves": False},
+            "type 'image'; only text is supported with --tokenizer-mode mistral",
+        ),
         ([{"role": "user", "content": 400 * "x"}], {}, "more than 300 characters"),
         (ASKED, {"template": "x"}, "--tokenizer-mode mistral"),
         (ASKED, {"variables": {"a": 1}}, "--tokenizer-mode mistral"),

@@ -46,8 +46,9 @@ _MODEL: Mapping[str, Answer] = {
     ),
     "override-pooler-config": acts_as("--pooler-config"),
     "io-processor-plugin": refused(
-        "Such plugins are written for vLLM's classes, and turn data that no model in Quire accepts into prompts. Prepare "
-        "prompts in front of the server instead: it accepts token ids and, with --enable-prompt-embeds, embeddings."
+        "Such plugins are written for vLLM's classes, and turn data that no model in Quire accepts into prompts. "
+        "Prepare prompts in front of the server instead: it accepts token ids and, with --enable-prompt-embeds, "
+        "embeddings."
     ),
     "trust-remote-code": refused(
         f"{_NO_CODE}: whoever can write to it could do anything on this machine. The model families of Quire and of "

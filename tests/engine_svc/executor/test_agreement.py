@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from engine_svc.executor.agreement import AdapterReads, TransferEnds, agree
+from engine_svc.executor.agreement import Reports, TransferEnds, agree
 from engine_svc.executor.messages import Step
 from engine_svc.parallel.layout import ParallelLayout
 from engine_svc.plan import BlockTransfer, EndedTransfer, StepPlan, StepResult, Transfers
@@ -44,12 +45,13 @@ def test_a_transfer_has_ended_once_it_has_on_every_rank() -> None:
     assert step({}, {}) == {}
 
 
-def test_an_adapter_has_been_read_once_every_rank_has_read_it() -> None:
-    reads = AdapterReads()
+@pytest.mark.parametrize("field", ["read_adapters", "encoded_images"])
+def test_work_beside_the_steps_has_ended_once_it_has_on_every_rank(field: str) -> None:
+    reads = Reports(field)
 
     def step(*ranks: dict[int, str]) -> dict[int, str]:
-        results = [msgspec.structs.replace(result({}, {}), read_adapters=told) for told in ranks]
-        return reads.agree(results, results[0]).read_adapters
+        results = [msgspec.structs.replace(result({}, {}), **{field: told}) for told in ranks]
+        return getattr(reads.agree(results, results[0]), field)
 
     assert step({}, {}) == {}
     assert step({1: "", 2: ""}, {2: "cut off"}) == {2: "cut off"}

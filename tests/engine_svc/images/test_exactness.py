@@ -23,7 +23,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 TEXT = [{"role": "user", "content": [{"type": "text", "text": "Just text, and more than a block of it."}]}]
 IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45, 3)]
-IMAGE_FAMILIES = sorted(FAMILIES)
+WITHOUT_PREFIX_CACHE = ("qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
 
 
 def requests_of(folder: Path) -> list[GenerationRequest]:
@@ -42,7 +42,7 @@ def references(folder: Path) -> list[tuple[list[int], list[int]]]:
     return [reference_generate(folder, messages, images, ANSWER) for messages, images in cases]
 
 
-@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_families(family: str, tmp_path: Path) -> None:
     """Together and in small chunks that split images, with and without what the prefix cache has of them."""
     folder = make_vision_model(tmp_path, family)
@@ -54,4 +54,5 @@ def test_families(family: str, tmp_path: Path) -> None:
             assert tokens(run_requests(engine, requests)) == answers
             again = run_requests(engine, requests)
             assert tokens(again) == answers
-            assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)
+            if family not in WITHOUT_PREFIX_CACHE:
+                assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)

@@ -8,7 +8,7 @@ from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
 from engine_svc.scheduler.batch import Batch
 from engine_svc.scheduler.queue import WaitingQueue
 from engine_svc.scheduler.scheduler import Scheduler
-from quire.images import Image
+from quire.images import Image, ImageInput
 from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
 from tests.support.kv_cache import make_manager
@@ -38,19 +38,23 @@ def counts(batch: Batch) -> dict[int, int]:
     return {batch.sequences[entry.slot].order[1]: entry.num_new_tokens for entry in batch.plan().scheduled}
 
 
+def image(offset: int, num_tokens: int) -> Image:
+    return Image(offset, num_tokens, (ImageInput("pixel_values", "uint8", (1,), bytes([offset])),))
+
+
 def chunks(subject: Scheduler, first: Sequence) -> list[int]:
     """Tokens of a prompt that each step computes."""
     subject.add(first)
+    subject.images.end(dict.fromkeys(subject.schedule().plan().images.begun, ""))
     found = []
     while first.num_computed_tokens < first.num_prompt_tokens:
-        batch = subject.schedule()
-        found.append(counts(batch)[first.order[1]])
+        found.append(counts(subject.schedule())[first.order[1]])
     return found
 
 
 def test_images_are_not_split_between_steps_if_that_is_wanted() -> None:
     """Only one that is longer than a step is."""
-    images = (Image(10, 9, ()), Image(22, 20, ()), Image(43, 16, ()))
+    images = (image(10, 9), image(22, 20), image(43, 16))
     assert chunks(scheduler(), sequence(1, 60, images=images)) == [16, 16, 16, 12]
     assert chunks(scheduler(disable_chunked_mm_input=True), sequence(1, 60, images=images)) == [10, 12, 16, 5, 16, 1]
 

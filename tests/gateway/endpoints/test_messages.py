@@ -206,7 +206,7 @@ async def test_thinking_is_a_block_of_its_own(start_replicas: StartReplicas) -> 
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "A"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "'x'"),
         ({"messages": [{"role": "assistant", "content": [TOOL_USE]}]}, "tool_result"),
         ({"tools": [{"name": "web_search", "type": "web_search_20250305"}]}, "web_search"),

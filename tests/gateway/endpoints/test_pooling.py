@@ -352,10 +352,31 @@ async def test_what_is_wrong_is_named(stack: Stack) -> None:
         ({"input": "a", "encoding_format": "hex"}, "hex"), ({"input": "a", "padding": "max_length"}, "padding"),
         ({"input": "a", "priority": 2**40}, "priority"), ({"input": "a", "request_id": "ä"}, "request_id"),
         ({"input": "a", "cache_salt": ""}, "cache_salt"), ({"input": "a", "prompt_name": "x"}, "prompts: none"),
-        ({"input": "a", "mm_processor_kwargs": {"x": 1}}, "text only"),
+        ({"input": "a", "mm_processor_kwargs": {"x": 1}}, "mm_processor_kwargs is refused: it is about images"),
+        ({"input": "a", "mm_processor_kwargs": [1]}, "object"),
     ]  # fmt: skip
     for body, part in bodies:
         await stack.refused("/v1/embeddings", body | {"model": "embedder"}, part)
+
+
+async def test_images_are_not_pooled(stack: Stack) -> None:
+    conversation = [
+        {"role": "user", "content": ["a", {"type": "image_url", "image_url": "data:image/png;base64,eA=="}]}
+    ]
+    for messages in (conversation, [conversation]):
+        told = "messages[0].content[1] is an image, but this model reads text only"
+        error = await stack.refused("/v1/embeddings", {"model": "embedder", "messages": messages}, told)
+        assert error["param"] == "messages"
+    settings = {"mm_processor_kwargs": {"max_pixels": 784}}
+    for path, body in (
+        ("/pooling", {"model": "embedder", "input": "a"}), ("/classify", {"model": "classifier", "input": "a"}),
+        ("/score", {"model": "cross", "text_1": "a", "text_2": "b"}),
+        ("/rerank", {"model": "cross", "query": "a", "documents": ["b"]}),
+        ("/invocations", {"model": "embedder", "input": "a"}),
+    ):  # fmt: skip
+        assert (await stack.refused(path, body | settings, "text only"))["param"] == "mm_processor_kwargs"
+        for neutral in (None, {}):
+            await stack.post(path, body | {"mm_processor_kwargs": neutral})
 
 
 async def test_answers_are_bounded(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

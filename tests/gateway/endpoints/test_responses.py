@@ -234,7 +234,7 @@ async def test_a_request_that_fails(start_replicas: StartReplicas) -> None:
         ({"input": ""}, "input"),
         ({"input": [{"role": "tool", "content": "A"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]}, "'input_file'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "'input_file'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "'x'"),

@@ -204,9 +204,7 @@ async def test_a_caller_with_too_many_choices_waits_while_others_are_served(
 async def test_embeddings_under_way_are_bounded(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request whose embeddings do not fit reserves no room at all, and requests without embeddings are unaffected."""
     async with running_gateway(tokenizer_folder, FakeOptions(step_seconds=0.001, prompt_embeds_size=8)) as stack:
-        monkeypatch.setattr(
-            stack.context.pipeline, "_content_room", ChoiceRoom(100, "bytes of images and embeddings")
-        )
+        monkeypatch.setattr(stack.context.pipeline, "_content_room", ChoiceRoom(100, "bytes of images and embeddings"))
         monkeypatch.setattr(stack.context.pipeline, "_room", ChoiceRoom(4))
         embeds = base64.b64encode(save({"x": torch.zeros(2, 8)})).decode()
         for _ in range(3):

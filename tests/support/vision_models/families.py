@@ -90,6 +90,22 @@ _IDEFICS: dict[str, Any] = {
     "processor_fields": {"image_seq_len": 4},
 }
 
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+# Layers of the gated delta rule, and attention that rotates a quarter of each head.
+_DELTA_TEXT: dict[str, Any] = _TEXT | _rope(3, 3, 2, mrope_interleaved=True, partial_rotary_factor=0.5) | {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+}  # fmt: skip
+_QWEN3_5: dict[str, Any] = {
+    "processor": "Qwen3VLProcessor",
+    "image_processor": "Qwen2VLImageProcessor",
+    "template": templates.QWEN3_VL,
+    "vision": _QWEN_VISION | {"num_position_embeddings": 16},
+    "token_ids": _QWEN_IDS,
+    "tokens": _QWEN_TOKENS,
+    "image_fields": _QWEN_PIXELS,
+}
+
 FAMILIES: dict[str, Family] = {
     "llava": Family(
         "Llava", "LlavaProcessor", "CLIPImageProcessor", templates.LLAVA,
@@ -237,5 +253,17 @@ FAMILIES: dict[str, Family] = {
         token_ids=_QWEN_IDS,
         tokens=_QWEN_TOKENS,
         image_fields=_QWEN_PIXELS,
+    ),
+    "qwen3_vl_moe": Family(
+        "Qwen3VLMoe", "Qwen3VLProcessor", "Qwen2VLImageProcessor", templates.QWEN3_VL,
+        text=_TEXT | _EXPERTS | _rope(4, 2, 2, mrope_interleaved=True) | {"num_hidden_layers": 3},
+        vision=_QWEN_VISION | {"depth": 3, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
+        token_ids=_QWEN_IDS,
+        tokens=_QWEN_TOKENS,
+        image_fields=_QWEN_PIXELS,
+    ),
+    "qwen3_5": Family("Qwen3_5", **_QWEN3_5 | {"text": _DELTA_TEXT}),
+    "qwen3_5_moe": Family(
+        "Qwen3_5Moe", **_QWEN3_5 | {"text": _DELTA_TEXT | _EXPERTS | {"shared_expert_intermediate_size": 32}}
     ),
 }  # fmt: skip

@@ -58,7 +58,9 @@ def reference_generate(
     text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     given = ([list(images)] if nested else list(images)) if images else None
     inputs = processor(text=[text], images=given, add_special_tokens=False, return_tensors="pt").to(dtype)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=dtype, experts_implementation="eager"
+    ).eval()
     with torch.inference_mode():
         output = model.generate(
             **inputs, do_sample=False, max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens, pad_token_id=0

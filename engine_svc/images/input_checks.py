@@ -1,0 +1,110 @@
+"""Checks the inputs of an image before they are encoded.
+
+An encoder was made for what its image processor returns. Given anything else it may raise, or worse: a few kilobytes
+can make it allocate any amount of memory, and on a GPU an index that is out of range ends the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from quire.images import PIXELS, Image, ImageInput
+
+GRID = "image_grid_thw"  # patches by time, row and column
+_MASK = "pixel_attention_mask"
+# Inputs beside pixels and their mask: int64, of one image.
+_SHAPES: Mapping[str, tuple[int, ...]] = {GRID: (1, 3), "image_sizes": (1, 2), "batch_num_images": (1,)}
+_CHANNELS_DIMENSION = -3
+# Encoders of tiles of one size; others take images of many.
+_OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
+
+INPUTS = frozenset({PIXELS, _MASK, *_SHAPES})
+
+
+class UnfitImage(ValueError):
+    """An image does not fit the encoder or its place in the prompt; the message is for the caller."""
+
+
+class InputChecks:
+    """What the image encoder of a model was made for."""
+
+    def __init__(self, vision: Any, merge_size: int) -> None:
+        """
+        Args:
+            vision: configuration of the encoder.
+            merge_size: see ImageEncoder.
+        """
+        self._merge_size = merge_size
+        self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
+        if merge_size:
+            self._channels = vision.in_channels
+            self._patch_values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        self._side: int | None = vision.image_size if vision.model_type in _OF_ONE_SIZE else None
+
+    def check(self, inputs: Mapping[str, ImageInput], image: Image) -> None:
+        """
+        Args:
+            inputs: those that the encoder takes.
+
+        Raises:
+            UnfitImage: they are not those of an image.
+        """
+        if (pixels := inputs.get(PIXELS)) is None:
+            raise UnfitImage(f"it has no {PIXELS}")
+        for name, each in inputs.items():
+            if not math.prod(each.shape):
+                raise UnfitImage(f"{name} has an empty dimension: {list(each.shape)}")
+            wanted = _SHAPES.get(name)
+            if wanted and (each.shape != wanted or each.dtype != "int64"):
+                raise _wrong_shape(each, f"int64 {list(wanted)}")
+        if self._patch_values:
+            self._check_patches(pixels, image)
+        else:
+            self._check_tiles(pixels, inputs.get(_MASK), image)
+
+    def _check_patches(self, pixels: ImageInput, image: Image) -> None:
+        frames, rows, columns = self.grid(image)
+        wanted = (frames * rows * columns * self._merge_size**2, self._patch_values)
+        if pixels.shape != wanted:
+            raise _wrong_shape(pixels, f"{list(wanted)}, as {GRID} says")
+        _check_channels(image, self._channels)
+
+    def _check_tiles(self, pixels: ImageInput, mask: ImageInput | None, image: Image) -> None:
+        if len(pixels.shape) < -_CHANNELS_DIMENSION:
+            raise _wrong_shape(pixels, "[…, channels, rows, columns]")
+        if self._side and pixels.shape[-2:] != (self._side, self._side):
+            raise _wrong_shape(pixels, f"[…, {self._side}, {self._side}]")
+        _check_channels(image, pixels.shape[_CHANNELS_DIMENSION])
+        if mask is not None and mask.shape != (*pixels.shape[:_CHANNELS_DIMENSION], *pixels.shape[-2:]):
+            raise _wrong_shape(mask, f"that of {PIXELS} {list(pixels.shape)} without channels")
+
+    def grid(self, image: Image) -> tuple[int, int, int]:
+        """Frames, rows and columns of the embeddings of an image whose tokens have three positions.
+
+        Raises:
+            UnfitImage: the image has no such grid.
+        """
+        given = next((each for each in image.inputs if each.name == GRID), None)
+        if given is None or (given.dtype, given.shape) != ("int64", _SHAPES[GRID]):
+            raise UnfitImage(f"it needs {GRID}, int64 {list(_SHAPES[GRID])}")
+        frames, rows, columns = np.frombuffer(given.data, "<i8").tolist()
+        if min(frames, rows, columns) < 1 or rows % self._merge_size or columns % self._merge_size:
+            raise UnfitImage(
+                f"{GRID} is {[frames, rows, columns]}; rows and columns must be positive multiples of "
+                f"{self._merge_size}"
+            )
+        return frames, rows // self._merge_size, columns // self._merge_size
+
+
+def _wrong_shape(given: ImageInput, wanted: str) -> UnfitImage:
+    return UnfitImage(f"{given.name} is {given.dtype} {list(given.shape)}, but the encoder takes {wanted}")
+
+
+def _check_channels(image: Image, channels: int) -> None:
+    scales, shifts = len(image.pixel_scale), len(image.pixel_shift)
+    if not scales == shifts == channels:
+        raise UnfitImage(f"it has {scales} scales and {shifts} shifts for pixels with {channels} color channels")

@@ -1,0 +1,83 @@
+"""Images encoded by a rank, in a thread beside its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from engine_svc.images.encoder import EncodedImage, ImageEncoder
+from engine_svc.images.input_checks import UnfitImage
+from engine_svc.plan import ImageChanges
+from quire.images import Image
+
+logger = logging.getLogger(__name__)
+
+
+class ImageStore:
+    """Holds encoded images by their keys, see ImageChanges. Called from the thread that runs the steps."""
+
+    def __init__(self, encoder: ImageEncoder, device: torch.device) -> None:
+        self._encoder = encoder
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._held: dict[int, EncodedImage] = {}
+        self._leaving: list[int] = []  # images that only the sequences which start in this step may use
+        self._wanted: set[int] = set()  # images being encoded and not dropped meanwhile
+        self._done: queue.SimpleQueue[tuple[int, EncodedImage | None, str]] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="images")
+
+    def begin(self, changes: ImageChanges) -> None:
+        """Applies the changes; encoding begins in the thread."""
+        for key in self._leaving:
+            self._held.pop(key, None)
+        self._leaving = changes.dropped
+        self._wanted.difference_update(changes.dropped)
+        for key, image in changes.begun.items():
+            self._wanted.add(key)
+            self._thread.submit(self._encode, key, image)
+
+    def _encode(self, key: int, image: Image) -> None:
+        if key not in self._wanted:
+            return
+        try:
+            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                encoded = self._encoder.encode(image)
+            if self._stream is not None:
+                self._stream.synchronize()
+            self._done.put((key, encoded, ""))
+        except UnfitImage as error:
+            self._done.put((key, None, str(error)))
+        except Exception as error:  # whatever an encoder raises about inputs that it was not made for
+            logger.exception("an image cannot be encoded")
+            self._done.put((key, None, type(error).__name__))
+
+    def take_encoded(self) -> dict[int, str]:
+        """The keys of images encoded since the last call, each with the error message, empty if it succeeded."""
+        found = {}
+        while not self._done.empty():
+            key, encoded, why = self._done.get()
+            if key in self._wanted:
+                self._wanted.discard(key)
+                found[key] = why
+                if encoded is not None:
+                    self._held[key] = self._of_this_stream(encoded)
+        return found
+
+    def _of_this_stream(self, encoded: EncodedImage) -> EncodedImage:
+        """The image, whose memory is not reused before the stream of the steps is done with it."""
+        if self._stream is not None:
+            for part in encoded:
+                if part is not None:
+                    part.record_stream(torch.cuda.current_stream(part.device))
+        return encoded
+
+    def get(self, key: int) -> EncodedImage:
+        """The image that has been encoded under a key."""
+        return self._held[key]
+
+    def close(self) -> None:
+        """Cancels what has not begun and stops the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

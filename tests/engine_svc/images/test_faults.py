@@ -1,0 +1,250 @@
+"""An image that cannot be encoded fails its own request; others in the same step, and later ones, never notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_svc.core.engine import Engine
+from engine_svc.images.encoder import ImageEncoder
+from engine_svc.images.input_checks import UnfitImage
+from engine_svc.models.decoder import Decoder
+from engine_svc.requests.request import GenerationRequest
+from quire.errors import QuireError
+from quire.images import Image
+from tests.engine_svc.images.conftest import VisionFolder
+from tests.support.run_engine import running_engine
+from tests.support.tensor_executor import TensorExecutor
+from tests.support.vision_models import random_image
+from tests.support.vision_models.conversations import answer, ask, with_image, with_inputs
+
+ONE, OTHER = random_image(60, 40, 1), random_image(30, 70, 2)
+QUESTION = ("Look at this: ", ONE, "What do you see?")
+NEIGHBORS = (("And this?", OTHER), ("Only text.",))
+# A change of a request with one image → words of the failure.
+Fault = Callable[[GenerationRequest], GenerationRequest]
+
+
+def inputs(**changed: Any) -> Fault:
+    return lambda request: with_inputs(request, **changed)
+
+
+def fields(**changed: Any) -> Fault:
+    return lambda request: with_image(request, **changed)
+
+
+def grid(*sizes: int) -> Fault:
+    return inputs(image_grid_thw=np.array([sizes], np.int64))
+
+
+def pixels(*shape: int) -> Fault:
+    return inputs(pixel_values=np.zeros(shape, np.uint8))
+
+
+def fewer_tokens(request: GenerationRequest) -> GenerationRequest:
+    return with_image(request, num_tokens=request.images[0].num_tokens - 1)
+
+
+def before_its_tokens(request: GenerationRequest) -> GenerationRequest:
+    return with_image(request, offset=request.images[0].offset - 2, num_tokens=1)
+
+
+def split_by_text(request: GenerationRequest) -> GenerationRequest:
+    """Puts a text token among the image's tokens."""
+    (image,) = request.images
+    tokens = [*request.prompt_token_ids]
+    tokens.insert(image.offset + 3, tokens[0])
+    changed = with_image(request, num_tokens=image.num_tokens + 1)
+    return GenerationRequest("r", tokens, request.sampling, images=changed.images)
+
+
+ANY_FAMILY: dict[str, tuple[Fault, str]] = {
+    "no pixels": (inputs(pixel_values=None), "it has no pixel_values"),
+    "no dimension": (pixels(), "uint8 []"),
+    "empty": (pixels(2**31, 3, 0, 28), "has an empty dimension"),
+    "no scales": (fields(pixel_scale=()), "0 scales and 3 shifts"),
+    "more shifts": (fields(pixel_shift=(0.0,) * 10**6), "3 scales and 1000000 shifts"),
+    "not a number": (fields(pixel_scale=(float("nan"),) * 3), "overflowed"),
+    "infinite": (fields(pixel_shift=(float("inf"), 0.0, 0.0)), "overflowed"),
+}  # fmt: skip
+GRIDS: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "3 x 4 embeddings does not fit 11 tokens"),
+    "before its tokens": (before_its_tokens, "3 x 4 embeddings does not fit 0 tokens"),
+    "split by text": (split_by_text, "other tokens between its own"),
+    "a smaller grid": (grid(1, 2, 2), "the encoder takes [4, 294]"),
+    "a grid that would take terabytes": (grid(1, 10**6, 10**6), "takes [1000000000000, 294], as image_grid_thw says"),
+    "a grid that overflows": (grid(2**40, 2**40, 2**40), "as image_grid_thw says"),
+    "many frames": (grid(10**6, 6, 8), "takes [48000000, 294]"),
+    "an empty grid": (grid(0, 0, 0), "positive multiples of 2"),
+    "a negative grid": (grid(1, -6, -8), "positive multiples of 2"),
+    "odd rows": (grid(1, 3, 16), "positive multiples of 2"),
+    "two sizes": (grid(6, 8), "takes int64 [1, 3]"),
+    "two grids": (inputs(image_grid_thw=np.ones((2, 3), np.int64)), "takes int64 [1, 3]"),
+    "a grid of bytes": (inputs(image_grid_thw=np.array([[1, 6, 8]], np.uint8)), "takes int64 [1, 3]"),
+    "no grid": (inputs(image_grid_thw=None), "it needs image_grid_thw"),
+    "fewer patches": (pixels(44, 294), "the encoder takes [48, 294]"),
+    "more patches": (pixels(52, 294), "the encoder takes [48, 294]"),
+    "patches of another size": (pixels(48, 300), "the encoder takes [48, 294]"),
+    "pixels instead of patches": (pixels(1, 3, 28, 28), "the encoder takes [48, 294]"),
+}  # fmt: skip
+FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
+    "llava": ANY_FAMILY | {
+        "fewer tokens": (fewer_tokens, "16 embeddings for 15 tokens"),
+        "before its tokens": (before_its_tokens, "16 embeddings for 0 tokens"),
+        "smaller": (pixels(1, 3, 14, 14), "takes […, 28, 28]"),
+        "gray": (pixels(1, 1, 28, 28), "for pixels with 1 color channels"),
+        "two images": (pixels(2, 3, 28, 28), "32 embeddings for 16 tokens"),
+        "flat": (pixels(48, 294), "[…, channels, rows, columns]"),
+        "what its own encoder does not take": (inputs(image_sizes=np.ones((1, 2), np.int64)), "one of the images: "),
+        "many sizes": (inputs(image_sizes=np.ones((10**5, 2), np.int64)), "takes int64 [1, 2]"),
+    },
+    "qwen2_5_vl": ANY_FAMILY | GRIDS,
+    "qwen3_vl": ANY_FAMILY | GRIDS,
+}  # fmt: skip
+
+
+def outcomes(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[list[int], QuireError | None]]:
+    """Runs requests to their ends: tokens and error of each."""
+    tokens: dict[int, list[int]] = {key: [] for key in range(len(requests))}
+    errors: dict[int, QuireError | None] = {}
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    while engine.has_work:
+        for delta in engine.step():
+            tokens[delta.key] += delta.token_ids
+            if delta.is_final:
+                errors[delta.key] = delta.error
+    return [(tokens[key], errors[key]) for key in range(len(requests))]
+
+
+def check_faults(folder: Path, faults: dict[str, tuple[Fault, str]], **options: Any) -> None:
+    good = [ask(folder, *parts) for parts in (QUESTION, *NEIGHBORS)]
+    expected = [(answer(folder, *parts), None) for parts in (QUESTION, *NEIGHBORS)]
+    broken = [fault(good[0]) for fault, _ in faults.values()]
+    with running_engine(folder, max_num_seqs=64, num_blocks=400, **options) as engine:
+        *found, one, other = outcomes(engine, [*broken, *good[1:]])
+        assert [one, other] == expected[1:]
+        for (tokens, error), (name, (_, words)) in zip(found, faults.items(), strict=True):
+            assert error is not None, name
+            assert error.reason == "REQUEST_FAULT", name
+            assert words in error.message, (name, error.message)
+            assert not tokens, name
+        # Nothing of what the broken ones computed in the place of the image is found.
+        assert outcomes(engine, good) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 20, "block_size": 4}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("family", FAULTS)
+def test_faults(vision_folder: VisionFolder, family: str, options: dict[str, Any]) -> None:
+    check_faults(vision_folder(family), FAULTS[family], **options)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_ranks_stay_in_step(vision_folder: VisionFolder, family: str) -> None:
+    options = {"executor": TensorExecutor(), "tensor_parallel_size": 2, "cpu_threads": 1}
+    check_faults(vision_folder(family), FAULTS[family], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_rank_processes_stay_in_step(vision_folder: VisionFolder, family: str) -> None:
+    """Also when the next step is already planned before it is known that a request fails."""
+    check_faults(vision_folder(family), FAULTS[family], tensor_parallel_size=2, cpu_threads=1)
+
+
+def test_an_encoder_that_ran_out_of_memory_is_asked_again(
+    vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, encode, calls = vision_folder("llava"), ImageEncoder.encode, list[bytes]()
+
+    def scarce(self: ImageEncoder, image: Image) -> Any:
+        calls.append(image.digest)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("details")
+        return encode(self, image)
+
+    monkeypatch.setattr(ImageEncoder, "encode", scarce)
+    good = ask(folder, *QUESTION)
+    with running_engine(folder) as engine:
+        ((tokens, error),) = outcomes(engine, [good])
+        assert (tokens, getattr(error, "reason", None)) == ([], "REQUEST_FAULT")
+        assert "OutOfMemoryError" in str(error)
+        assert "details" not in str(error)
+        assert outcomes(engine, [good]) == [(answer(folder, *QUESTION), None)]
+    assert calls == [good.images[0].digest] * 2
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_images_beside_a_row_that_the_model_cannot_run(
+    vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Each sequence of the step then runs alone, with the rows of its own images."""
+    folder, forward = vision_folder(family), Decoder.forward
+    bad = ask(folder, "~").prompt_token_ids[-20:]
+    good = [ask(folder, *parts) for parts in (QUESTION, *NEIGHBORS)]
+    (broken,) = {*bad} - {token for request in good for token in request.prompt_token_ids}
+
+    def refuse(self: Decoder, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if broken in token_ids:
+            raise ValueError("kernel")
+        return forward(self, token_ids, *rest)
+
+    with running_engine(folder, max_num_batched_tokens=48, enforce_eager=True) as engine:
+        monkeypatch.setattr(Decoder, "forward", refuse)
+        found = outcomes(engine, [good[0], GenerationRequest("r", bad, good[0].sampling), *good[1:]])
+    assert getattr(found.pop(1)[1], "reason", None) == "REQUEST_FAULT"
+    assert found == [(answer(folder, *parts), None) for parts in (QUESTION, *NEIGHBORS)]
+
+
+# Inputs of a few megabytes for which an encoder of the usual size would allocate gigabytes, or take minutes.
+GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
+    # Of one patch each, to which the positions of all patches of a tile would be added.
+    "tiles of one patch": ("aya_vision", pixels(20_000, 3, 7, 7), "takes […, 28, 28]"),
+    "tiles of one patch, for one image": ("llava_onevision", pixels(20_000, 3, 14, 14), "takes […, 28, 28]"),
+    "a mask of many patches": (
+        "idefics3",
+        inputs(
+            pixel_values=np.ones((1, 1, 3, 7, 7), np.uint8), pixel_attention_mask=np.ones((1, 1, 2800, 2800), np.bool_)
+        ),
+        "without channels",
+    ),
+    "the sizes of many images": ("llava_next", inputs(image_sizes=np.ones((500_000, 2), np.int64)), "int64 [1, 2]"),
+    "many sizes of one image": ("pixtral", inputs(image_sizes=np.ones((500_000, 2), np.int64)), "int64 [1, 2]"),
+    "many batches": ("llava_onevision", inputs(batch_num_images=np.ones(10**6, np.int64)), "int64 [1]"),
+    "shifts of channels that do not exist": (
+        "internvl",
+        lambda request: with_image(
+            with_inputs(request, pixel_values=np.zeros((1, 1, 1000, 1000), np.uint8)), pixel_scale=(1.0,),
+            pixel_shift=(0.0,) * 10**6,
+        ),
+        "1 scales and 1000000 shifts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GREEDY_INPUTS)
+def test_what_would_take_all_memory_is_not_given_to_the_encoder(
+    vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    family, fault, words = GREEDY_INPUTS[name]
+    folder = vision_folder(family)
+    config = json.loads((folder / "config.json").read_text())
+    encoder = ImageEncoder(folder, config, torch.float32, torch.device("cpu"), None)
+    good = ask(folder, ONE).images[0]
+    encoded = encoder.encode(good)
+
+    def refuse(**_: Any) -> Any:
+        raise AssertionError("the encoder was called")
+
+    monkeypatch.setattr(encoder._model, "get_image_features", refuse)
+    with pytest.raises(UnfitImage) as caught:
+        encoder.encode(fault(ask(folder, ONE)).images[0])
+    assert words in str(caught.value)
+    monkeypatch.undo()
+    assert torch.equal(encoder.encode(good).embeddings, encoded.embeddings)
