@@ -12,11 +12,11 @@ from types import MappingProxyType
 from quire.block_hash import Content
 from quire.errors import InvalidRequest
 
-# Limit for the inputs of all images of a prompt: a message on the wire has room for this and the rest of a request.
-MAX_IMAGES_BYTES = 12 * 2**20
+# Limit for the files of all images of a prompt, and for their inputs: a message on the wire has room for this and the
+# rest of a request.
+MAX_IMAGES_BYTES = 48 * 2**20
 MAX_IMAGES = 1000
-# Size of one image as it is sent or fetched, such as a PNG file, and of all of a prompt's together.
-MAX_IMAGE_BYTES = 12 * 2**20
+MAX_IMAGE_BYTES = 12 * 2**20  # of one file, such as a PNG
 # Dtype → bytes per value.
 DTYPES: Mapping[str, int] = MappingProxyType({"uint8": 1, "bool": 1, "int64": 8, "float32": 4})
 PIXELS = "pixel_values"

@@ -100,6 +100,7 @@ class ImageProcessor:
                 f"The model's image processor does not accept the image{with_them}: {error}", at_fault
             ) from error
         inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
+        inputs[PIXELS] = self._once(inputs[PIXELS])
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return ProcessedImage(text, tokens.count(self.image_token_id), inputs, scale, shift)
 
@@ -111,6 +112,14 @@ class ImageProcessor:
         images, *_ = processor.prepare_inputs_layout(images=[image])
         found, (text,) = processor._process_images(images, **merged["images_kwargs"])
         return found, text
+
+    def _once(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Patches [patches, channels * frames * pixels] with one frame, as all frames of a still image are the same."""
+        frames = getattr(self._processor.image_processor, "temporal_patch_size", None)
+        if frames is None or pixels.ndim != 2:
+            return pixels
+        apart = pixels.reshape(len(pixels), 3, frames, -1)
+        return np.ascontiguousarray(apart[:, :, 0]).reshape(len(pixels), -1)
 
     def _normalization(self, settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Scale and shift of each color channel, as the model's processor would normalize.

@@ -17,7 +17,7 @@ from quire.images import contents_of
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.constraint import from_constraint, to_asked
 from quire.rpc.images import from_images
-from quire.rpc.settings import HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
+from quire.rpc.settings import HEARTBEAT_SECONDS
 from quire.tokenizer.files import TokenizerFiles
 from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
@@ -33,6 +33,7 @@ from tokenizer_svc.text import TextCodec
 from tokenizer_svc.truncation import Truncation
 
 MAX_TEXTS = 1024
+_MAX_ANSWER_BYTES = 16 * 2**20  # apart from images
 # Up to this many tokens are decoded, or put into a message, on the event loop: switching to a thread and back would
 # cost as much.
 _INLINE_TOKENS = 500
@@ -389,9 +390,9 @@ def _fitting(answer: M, parameter: str) -> M:
 
 
 def _check_size(num_bytes: int, parameter: str) -> None:
-    if num_bytes > MAX_MESSAGE_BYTES:
+    if num_bytes > _MAX_ANSWER_BYTES:
         raise InvalidRequest(
-            f"The answer would have {num_bytes} bytes; at most {MAX_MESSAGE_BYTES} are allowed: ask for less at a "
+            f"The answer would have {num_bytes} bytes; at most {_MAX_ANSWER_BYTES} are allowed: ask for less at a "
             "time.",
             parameter=parameter,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from engine_svc.images.rotary_positions import PlacedGrid
 from quire.errors import StartupError
 from quire.images import PIXELS, Image, ImageInput
 
+# Transformers changes torch's defaults and its initializers for the whole process while it makes a model.
+_ALONE = threading.Lock()
 _DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 # Names of the text model within the whole model.
 _TEXT_MODELS = ("language_model", "text_model")
@@ -58,7 +61,8 @@ class ImageEncoder:
         text = config.get_text_config()
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
         self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
-        with _quiet():
+        self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
+        with _ALONE, _quiet():
             model = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
         for name in _TEXT_MODELS:
             if hasattr(model, name):
@@ -99,7 +103,16 @@ class ImageEncoder:
 
     def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
         values = torch.frombuffer(bytearray(given.data), dtype=_DTYPES[given.dtype]).view(given.shape).to(self._device)
-        return _normalized(values, image).to(self._dtype) if given.name == PIXELS else values
+        if given.name != PIXELS:
+            return values
+        pixels = _normalized(values, image).to(self._dtype)
+        return _repeated(pixels, len(image.pixel_scale), self._num_frames) if pixels.dim() == 2 else pixels
+
+
+def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:
+    """Patches of a still image as an encoder of videos takes them: [patches, channels * frames * pixels]."""
+    apart = patches.view(len(patches), channels, 1, -1)
+    return apart.expand(-1, -1, num_frames, -1).reshape(len(patches), -1)
 
 
 def _joined(part: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

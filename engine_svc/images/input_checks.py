@@ -42,7 +42,7 @@ class InputChecks:
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
             self._channels = vision.in_channels
-            self._patch_values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+            self._patch_values = vision.in_channels * vision.patch_size**2  # of one frame
         self._side: int | None = vision.image_size if vision.model_type in _OF_ONE_SIZE else None
 
     def check(self, inputs: Mapping[str, ImageInput], image: Image) -> None:

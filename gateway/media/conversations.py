@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from gateway.media.fetch import MediaFetcher
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGE_BYTES
+from quire.images import MAX_IMAGES_BYTES
 from quire.options.media import MediaOptions
 from quire.options.multimodal import LIMIT_FLAG, most_images
 
@@ -66,9 +66,9 @@ class ConversationImages:
             nonlocal size
             file = await self._fetcher.fetch(image.url, image.place)
             size += len(file)
-            if size > MAX_IMAGE_BYTES:
+            if size > MAX_IMAGES_BYTES:
                 raise InvalidRequest(
-                    f"The images have more than {MAX_IMAGE_BYTES} bytes together. Send fewer or smaller ones.",
+                    f"The images have more than {MAX_IMAGES_BYTES} bytes together. Send fewer or smaller ones.",
                     parameter="messages",
                 )
             return file

@@ -68,8 +68,8 @@ class ImageProcessorOptions:
     group: ClassVar[str] = "MultiModalConfig"
 
     mm_processor_kwargs: dict[str, Any] = option(
-        {}, 'Settings for the model\'s image processor, as JSON, such as {"max_pixels": 1003520}; those that the model '
-        "comes with are the defaults. They change how many tokens an image takes.",
+        {}, 'Settings for the model\'s image processor, as JSON, such as {"size": {"longest_edge": 1003520}}; those '
+        "that the model comes with are the defaults. They change how many tokens an image takes.",
     )  # fmt: skip
     mm_processor_cache_gb: float = option(
         4.0, "GiB of memory for images that have been prepared, so that those of a conversation are prepared once; 0 "

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from quire.errors import Internal, Overloaded, QuireError, Unavailable
-from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS, MAX_MESSAGE_BYTES
+from quire.rpc.settings import CONNECT_SECONDS, HEARTBEAT_SECONDS, LATE_SECONDS
 from quire.rpc.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,7 @@ In = TypeVar("In")
 
 # Unread entries after which a peer's session is given up: far more than a healthy peer ever has.
 MAX_PENDING_ITEMS = 65536
-# A frame that would exceed this is followed by another one. A quarter of the largest message.
-MAX_FRAME_BYTES = MAX_MESSAGE_BYTES // 4
+MAX_FRAME_BYTES = 4 * 2**20  # a frame that would exceed this is followed by another one
 _BACKOFF_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 

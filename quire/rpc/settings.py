@@ -7,7 +7,7 @@ client's silent stream after three pings.
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = 64 * 2**20  # for the images of a prompt; all else is far smaller
 
 # Application heartbeats on sessions: pings prove only that gRPC's own threads run.
 HEARTBEAT_SECONDS = 0.25

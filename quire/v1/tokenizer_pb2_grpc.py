@@ -28,7 +28,7 @@ if _version_not_supported:
 class TokenizerServiceStub:
     """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
     fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
-    16 MiB.
+    16 MiB, apart from images.
     """
 
     def __init__(self, channel):
@@ -77,7 +77,7 @@ class TokenizerServiceStub:
 class TokenizerServiceServicer:
     """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
     fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
-    16 MiB.
+    16 MiB, apart from images.
     """
 
     def Encode(self, request, context):
@@ -187,7 +187,7 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
 class TokenizerService:
     """Stateless conversions, and sessions that detokenize live generations. Methods that encode, decode, render or compile
     fail with RESOURCE_EXHAUSTED if too much work is waiting, and with INVALID_ARGUMENT if the response would exceed
-    16 MiB.
+    16 MiB, apart from images.
     """
 
     @staticmethod

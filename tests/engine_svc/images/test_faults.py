@@ -77,10 +77,10 @@ GRIDS: dict[str, tuple[Fault, str]] = {
     "fewer tokens": (fewer_tokens, "3 x 4 embeddings does not fit 11 tokens"),
     "before its tokens": (before_its_tokens, "3 x 4 embeddings does not fit 0 tokens"),
     "split by text": (split_by_text, "other tokens between its own"),
-    "a smaller grid": (grid(1, 2, 2), "the encoder takes [4, 294]"),
-    "a grid that would take terabytes": (grid(1, 10**6, 10**6), "takes [1000000000000, 294], as image_grid_thw says"),
+    "a smaller grid": (grid(1, 2, 2), "the encoder takes [4, 147]"),
+    "a grid that would take terabytes": (grid(1, 10**6, 10**6), "takes [1000000000000, 147], as image_grid_thw says"),
     "a grid that overflows": (grid(2**40, 2**40, 2**40), "as image_grid_thw says"),
-    "many frames": (grid(10**6, 6, 8), "takes [48000000, 294]"),
+    "many frames": (grid(10**6, 6, 8), "takes [48000000, 147]"),
     "an empty grid": (grid(0, 0, 0), "positive multiples of 2"),
     "a negative grid": (grid(1, -6, -8), "positive multiples of 2"),
     "odd rows": (grid(1, 3, 16), "positive multiples of 2"),
@@ -88,10 +88,10 @@ GRIDS: dict[str, tuple[Fault, str]] = {
     "two grids": (inputs(image_grid_thw=np.ones((2, 3), np.int64)), "takes int64 [1, 3]"),
     "a grid of bytes": (inputs(image_grid_thw=np.array([[1, 6, 8]], np.uint8)), "takes int64 [1, 3]"),
     "no grid": (inputs(image_grid_thw=None), "it needs image_grid_thw"),
-    "fewer patches": (pixels(44, 294), "the encoder takes [48, 294]"),
-    "more patches": (pixels(52, 294), "the encoder takes [48, 294]"),
-    "patches of another size": (pixels(48, 300), "the encoder takes [48, 294]"),
-    "pixels instead of patches": (pixels(1, 3, 28, 28), "the encoder takes [48, 294]"),
+    "fewer patches": (pixels(44, 147), "the encoder takes [48, 147]"),
+    "more patches": (pixels(52, 147), "the encoder takes [48, 147]"),
+    "patches of another size": (pixels(48, 150), "the encoder takes [48, 147]"),
+    "pixels instead of patches": (pixels(1, 3, 28, 28), "the encoder takes [48, 147]"),
 }  # fmt: skip
 FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     "llava": ANY_FAMILY | {

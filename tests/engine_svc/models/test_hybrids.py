@@ -153,9 +153,12 @@ def test_the_text_model_of_one_that_sees_images(model_folder: ModelFolder, tmp_p
     more = {"model.visual.blocks.0.norm1.weight": torch.ones(8), "mtp.layers.0.input_layernorm.weight": torch.ones(8)}
     save_file(renamed | more, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
-    config = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "text_config": text,
+        "vision_config": {},
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    with running_engine(folder) as engine:
+    with running_engine(folder, limit_mm_per_prompt="image=0") as engine:
         found = tokens(run(engine, PROMPTS, SHORT))
     check_greedy(model_folder("qwen3.5-moe"), PROMPTS, found, 12)
 

@@ -62,9 +62,9 @@ async def test_the_number_of_images(limit: str, most: int) -> None:
 async def test_the_size_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images = ConversationImages(MediaOptions())
     size = sum(map(len, FILES))
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGE_BYTES", size)
+    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", size)
     assert await images.read(named(*FILES), are_accepted=True) == list(FILES)
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGE_BYTES", size - 1)
+    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", size - 1)
     assert f"more than {size - 1} bytes together" in await refusal(images, named(*FILES))
 
 
@@ -96,7 +96,7 @@ class SlowFetcher:
 async def test_once_an_image_is_refused_no_more_is_fetched(
     kinds: list[str], most: int, words: str, fetched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGE_BYTES", most)
+    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", most)
     images, fetcher = ConversationImages(MediaOptions()), SlowFetcher()
     monkeypatch.setattr(images, "_fetcher", fetcher)
     given = [ImageUrl(f"{10 * number} {kind}", "x") for number, kind in enumerate(kinds)]

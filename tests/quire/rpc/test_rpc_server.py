@@ -22,6 +22,7 @@ from quire.rpc import interceptors
 from quire.rpc.channel import open_channel
 from quire.rpc.context import REQUEST_ID_HEADER
 from quire.rpc.server import GrpcServer
+from quire.rpc.settings import MAX_MESSAGE_BYTES
 from quire.rpc.status import from_rpc_error
 from quire.v1 import common_pb2, common_pb2_grpc, engine_pb2, engine_pb2_grpc
 from tests.quire.rpc.conftest import StartServer
@@ -265,7 +266,7 @@ async def test_garbage_on_the_wire_harms_one_call_only(start_server: StartServer
 
 async def test_a_message_over_the_limit_is_refused(start_server: StartServer) -> None:
     async with channel_to(await start_server()) as channel:
-        request = engine_pb2.AbortRequest(request_ids=["x" * (17 * 1024 * 1024)])
+        request = engine_pb2.AbortRequest(request_ids=["x" * (MAX_MESSAGE_BYTES + 1)])
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await engine_pb2_grpc.EngineServiceStub(channel).Abort(request, timeout=SECONDS)
     assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

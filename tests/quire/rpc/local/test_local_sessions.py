@@ -20,7 +20,6 @@ from quire.rpc.local import server as server_module
 from quire.rpc.local.channel import SessionCall
 from quire.rpc.local.frames import FrameConnection, Kind
 from quire.rpc.local.place import is_own_user, own_place, place_of
-from quire.rpc.settings import MAX_MESSAGE_BYTES
 from quire.rpc.status import from_rpc_error
 from quire.v1 import engine_pb2, engine_pb2_grpc
 from tests.quire.rpc.conftest import StartServer
@@ -102,7 +101,7 @@ async def test_a_session_goes_over_the_socket(session: SessionCall) -> None:
 
 
 async def test_large_messages_come_whole(session: SessionCall, engine: FakeEngine) -> None:
-    prompt = [70_000] * (MAX_MESSAGE_BYTES // 3 - 1000)
+    prompt = [70_000] * 5_000_000  # three bytes each
     await session.write(start(1, prompt))
     assert await tokens_of(session, 1) == expected_tokens(prompt, 1)
     assert len(engine.record.started[0].prompt_token_ids) == len(prompt)
