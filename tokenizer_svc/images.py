@@ -81,10 +81,6 @@ class ImagePreparer:
         """Ends the processes."""
         await self._pool.close()
 
-    def forget(self) -> None:
-        """Empties the cache."""
-        self._known.clear()
-
     async def prepare(self, files: Sequence[bytes], settings: Mapping[str, Any]) -> list[PreparedImage]:
         """Prepares image files, each from the cache if it has been prepared before.
 
