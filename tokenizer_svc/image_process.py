@@ -35,6 +35,6 @@ def make(setup: Message) -> Answer:
 if __name__ == "__main__":
     # Transformers imports torch where it is installed, which takes seconds and memory, and is not needed for images. It
     # would advise to install it.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    sys.modules["torch"] = None  # type: ignore[assignment]  # means that it cannot be imported
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
     run(make)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from quire.images import DTYPES, PIXELS
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MAX_PIXELS = 64 * 2**20
+_MASK = "pixel_attention_mask"
 _PIXTRAL = "transformers.models.pixtral"
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
@@ -193,11 +193,11 @@ def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not np.array_equal(pixels, values):
             raise ImageRejection("The model's image processor does not keep pixels as bytes, which Quire needs.")
         return pixels
-    if values.dtype.name in DTYPES and name != "pixel_attention_mask":
-        return values
-    if name == "pixel_attention_mask":
+    if name == _MASK:
         return values.astype(np.bool_)
-    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    return (
+        values if values.dtype.name in DTYPES else values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+    )
 
 
 def _load(folder: Path) -> Any:
@@ -208,11 +208,10 @@ def _load(folder: Path) -> Any:
         transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
         transformers.AutoTokenizer.from_pretrained(folder),
     ]
-    if processor_class.__name__ != "SmolVLMProcessor":
-        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
-    # It spells out numbers of video frames with the package num2words, which it wants for images too.
-    with mock.patch.object(sys.modules[processor_class.__module__], "num2words", str):
-        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+    module: Any = sys.modules[processor_class.__module__]
+    if getattr(module, "num2words", "") is None:
+        module.num2words = str  # SmolVLM's insists on this package for images too, but uses it for videos only
+    return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
 
 
 def _processor_class(folder: Path) -> type[Any]:
@@ -225,9 +224,12 @@ def _processor_class(folder: Path) -> type[Any]:
 def _pixtral_processor() -> type[Any]:
     """PixtralProcessor, whose module imports one that needs torchvision, for a function that another module has too."""
     name = f"{_PIXTRAL}.image_processing_pixtral"
-    with mock.patch.dict(sys.modules, {name: importlib.import_module(f"{_PIXTRAL}.image_processing_pil_pixtral")}):
+    sys.modules[name] = importlib.import_module(f"{_PIXTRAL}.image_processing_pil_pixtral")
+    try:
         found: type[Any] = importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
-        return found
+    finally:
+        del sys.modules[name]
+    return found
 
 
 def _without_videos(processor_class: type[Any]) -> type[Any]:
