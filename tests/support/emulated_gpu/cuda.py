@@ -54,15 +54,19 @@ class Event:
         return 1.0
 
 
-class Stream:
+class Stream(torch.Stream):
     """A stream; all stream objects stand for the only one."""
 
-    def __init__(self, device: object = None) -> None:
-        self.device = _DEVICE
+    def __new__(cls, device: object = None) -> Stream:
+        kind = 1  # CUDA's number in torch
+        return super().__new__(cls, stream_id=0, device_index=_DEVICE.index, device_type=kind)
 
     def wait_stream(self, other: Stream) -> None: ...
 
     def wait_event(self, event: Event) -> None: ...
+
+    def synchronize(self) -> None:
+        _wait(_device.moment())
 
     def record_event(self) -> Event:
         event = Event()
