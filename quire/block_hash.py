@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import deque
 from collections.abc import Sequence
 
 HASH_BYTES = 32
@@ -79,10 +80,12 @@ def extend_hashes(
         contents: in the order of their positions.
     """
     parent = hashes[-1] if hashes else root_hash(cache_salt, adapter)
-    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+    first = len(hashes) * block_size
+    later = deque(content for content in contents if content[0] >= first)
+    for start in range(first, len(token_ids) - block_size + 1, block_size):
         parent = block_hash(parent, token_ids[start : start + block_size])
-        for position, digest in contents:
-            if start <= position < start + block_size:
-                place = (position - start).to_bytes(4, "little")
-                parent = hashlib.sha256(_CONTENT_DOMAIN + parent + place + digest).digest()
+        while later and later[0][0] < start + block_size:
+            position, digest = later.popleft()
+            place = (position - start).to_bytes(4, "little")
+            parent = hashlib.sha256(_CONTENT_DOMAIN + parent + place + digest).digest()
         hashes.append(parent)

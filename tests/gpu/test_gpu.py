@@ -20,7 +20,6 @@ from engine_svc.adapters.adapter import read_adapter
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.registry import create_backend
 from engine_svc.executor.base import create_executor
-from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.ops.grids import E2M1, E4M3, E5M2, INT4, INT8
 from engine_svc.ops.triton import InvariantTritonOps, TritonOps
@@ -28,7 +27,6 @@ from engine_svc.ops.weights import Grid
 from engine_svc.recurrence.triton import TritonRecurrence
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.graphs import CudaCapture
-from quire.options.cache import CacheOptions
 from quire.options.model import ModelOptions
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
@@ -42,6 +40,7 @@ from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
+from tests.support.shared_folder import sharing_engine
 from tests.support.tiny_models import check_greedy, make_model
 from tests.support.vision_models import make_vision_model, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of
@@ -183,13 +182,9 @@ def test_no_step_waits_for_the_device(tmp_path: Path, had: str, eager: bool) -> 
 def test_blocks_in_a_shared_folder(tmp_path: Path) -> None:
     """What one engine saves another one loads, and no step waits for the copies."""
     folder, prompts = make_model(tmp_path / "llama", "llama", num_hidden_layers=2), random_prompts(70, 90)
-    extra = {"shared_storage_path": str(tmp_path / "kv")}
-    config = {"kv_connector": "SharedStorageConnector", "kv_connector_extra_config": extra}
     found = []
     for _ in range(2):
-        connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
-        options = LIMITS | {"block_size": 16, "kv_transfer_config": config}
-        with running_engine(folder, connector=connector, **options) as engine, no_waits():
+        with sharing_engine(folder, tmp_path / "kv", **LIMITS | {"block_size": 16}) as engine, no_waits():
             found.append(tokens(run(engine, prompts, SAMPLING)))
             hits = engine.load().counters.external_cache_hits
     assert hits == 64 + 80

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,15 @@ from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
 from engine_svc.images.encoder import EncodedImage, ImageEncoder
-from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.plan import StepPlan
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.runner.pending import BegunStep
 from engine_svc.runner.runner import Runner
 from quire.images import Image
-from quire.options.cache import CacheOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.images.conftest import VisionFolder
 from tests.support.run_engine import run_requests, running_engine, tokens
+from tests.support.shared_folder import sharing_engine
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer, ask
 
@@ -240,19 +238,11 @@ def test_a_shared_folder_carries_blocks_to_other_workers(
 ) -> None:
     folder = vision_folder(family)
 
-    def worker(role: str) -> AbstractContextManager[Engine]:
-        config = {
-            "kv_connector": "SharedStorageConnector", "kv_role": role,
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-        }  # fmt: skip
-        connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
-        return running_engine(folder, connector=connector, kv_transfer_config=config, block_size=BLOCK)
-
-    with worker("kv_producer") as first:
+    with sharing_engine(folder, tmp_path, "kv_producer", block_size=BLOCK) as first:
         alone(first, folder, (ONE, "What?"))
     request = ask(folder, ONE, "What?")
     begin, everything = whole_blocks(request.images[0].offset), whole_blocks(request.num_prompt_tokens - 1)
-    with worker("kv_consumer") as second:
+    with sharing_engine(folder, tmp_path, "kv_consumer", block_size=BLOCK) as second:
         assert alone(second, folder, (OTHER, "What?"), (ONE, "What?")) == [begin, everything]
         assert second.load().counters.external_cache_hits == everything
 

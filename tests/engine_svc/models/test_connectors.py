@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from engine_svc.core.engine import Engine
-from engine_svc.kv_cache.connectors.shared_storage import SharedStorage
 from engine_svc.requests.request import GenerationRequest
-from quire.options.cache import CacheOptions
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.remote_connector import Fare, Remote, RemoteConnector, RemoteExecutor
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.shared_folder import sharing_engine
 
 SHARED, *TAILS = random_prompts(50, 20, 1, 33, seed=11)
 PROMPTS = [[*SHARED, *tail] for tail in TAILS]
@@ -82,19 +79,11 @@ def test_a_shared_folder_carries_blocks_to_other_workers(model_folder: ModelFold
     with running_engine(folder, tensor_parallel_size=ranks) as plain:
         expected = tokens(run(plain, PROMPTS))
 
-    def worker(role: str) -> AbstractContextManager[Engine]:
-        config = {
-            "kv_connector": "SharedStorageConnector", "kv_role": role,
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-        }  # fmt: skip
-        connector = SharedStorage(CacheOptions(kv_transfer_config=config).transfer(), lambda: "alike")
-        return running_engine(folder, connector=connector, kv_transfer_config=config, tensor_parallel_size=ranks)
-
-    with worker("kv_producer") as first:
+    with sharing_engine(folder, tmp_path, "kv_producer", tensor_parallel_size=ranks) as first:
         assert tokens(run(first, PROMPTS)) == expected
     files = len([*tmp_path.glob("quire-kv/alike/*/*.0")])
     assert files == len([*tmp_path.glob(f"quire-kv/alike/*/*.{ranks - 1}")]) > 3
-    with worker("kv_consumer") as second:
+    with sharing_engine(folder, tmp_path, "kv_consumer", tensor_parallel_size=ranks) as second:
         assert tokens(run(second, PROMPTS)) == expected
         counters = second.load().counters
         assert counters.prefix_cache_hits + counters.external_cache_hits >= len(SHARED) // 16 * 16 * len(PROMPTS)
