@@ -74,7 +74,7 @@ def test_cancelled_while_it_waits(model_folder: ModelFolder, steps: int) -> None
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_shared_folder_carries_blocks_to_other_workers(model_folder: ModelFolder, tmp_path: Path, ranks: int) -> None:
-    """One worker only saves, another one only loads; both compute the same tokens as a worker of its own."""
+    """With --kv-transfer-config, one worker only saves, another one only loads; both compute what one without does."""
     folder = model_folder("llama")
     with running_engine(folder, tensor_parallel_size=ranks) as plain:
         expected = tokens(run(plain, PROMPTS))
