@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from tokenizer_svc.child import Answer, Message, run
+from tokenizer_svc.media_rejection import MediaRejection
 
 
 def make(setup: Message) -> Answer:
     """Returns the function that prepares an image, the payload of a message, or reports how prompts mark images."""
-    from tokenizer_svc.image_processor import ImageProcessor, ImageRejection  # imports Transformers
+    from tokenizer_svc.image_processor import ImageProcessor  # imports Transformers
 
     processor = ImageProcessor(Path(setup.fields["folder"]))
 
@@ -20,7 +21,7 @@ def make(setup: Message) -> Answer:
             return Message({"placeholder": processor.placeholder, "image_token_id": processor.image_token_id})
         try:
             found = processor.prepare(request.payload, request.fields["settings"])
-        except ImageRejection as error:
+        except MediaRejection as error:
             return Message({"error": str(error)[:2000], "parameter": error.parameter})
         fields = {
             "text": found.text, "num_tokens": found.num_tokens, "pixel_scale": found.pixel_scale,

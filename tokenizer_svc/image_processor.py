@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 from transformers.models.auto.processing_auto import processor_class_from_name
 
 from quire.images import DTYPES, PIXELS
+from tokenizer_svc.media_rejection import MediaRejection
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _MAX_PIXELS = 64 * 2**20
@@ -28,18 +29,6 @@ _MASK = "pixel_attention_mask"
 _PIXTRAL = "transformers.models.pixtral"
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
-
-
-class ImageRejection(Exception):
-    """An image cannot be prepared; the message is for the caller."""
-
-    def __init__(self, message: str, parameter: str = "") -> None:
-        """
-        Args:
-            parameter: the request's field that is at fault, unless it is the image.
-        """
-        super().__init__(message)
-        self.parameter = parameter
 
 
 @dataclass(frozen=True)
@@ -86,7 +75,7 @@ class ImageProcessor:
             settings: for the image processor, instead of the model's own.
 
         Raises:
-            ImageRejection: it is not an image, it is too large, or the settings do not suit the processor.
+            MediaRejection: it is not an image, it is too large, or the settings do not suit the processor.
         """
         image = _decoded(file)
         try:
@@ -96,7 +85,7 @@ class ImageProcessor:
             raise
         except Exception as error:  # whatever Transformers raises about settings
             at_fault, with_them = ("mm_processor_kwargs", " with mm_processor_kwargs") if settings else ("", "")
-            raise ImageRejection(
+            raise MediaRejection(
                 f"The model's image processor does not accept the image{with_them}: {error}", at_fault
             ) from error
         inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
@@ -154,18 +143,18 @@ def _decoded(file: bytes) -> Image.Image:
         if image.width * image.height > _MAX_PIXELS:
             raise _too_large(f"{image.width} x {image.height}")
         return _in_rgb(ImageOps.exif_transpose(image))
-    except (ImageRejection, MemoryError):
+    except (MediaRejection, MemoryError):
         raise
     except Image.DecompressionBombError:
         raise _too_large("too many") from None
     except Exception as error:  # whatever Pillow raises about broken files
-        raise ImageRejection(
+        raise MediaRejection(
             f"An image cannot be decoded ({type(error).__name__}). Send one of these formats: {', '.join(_FORMATS)}."
         ) from error
 
 
-def _too_large(pixels: str) -> ImageRejection:
-    return ImageRejection(f"An image has {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one.")
+def _too_large(pixels: str) -> MediaRejection:
+    return MediaRejection(f"An image has {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one.")
 
 
 def _in_rgb(image: Image.Image) -> Image.Image:
@@ -186,12 +175,12 @@ def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values in a dtype that can be sent.
 
     Raises:
-        ImageRejection: pixels are not whole numbers up to 255.
+        MediaRejection: pixels are not whole numbers up to 255.
     """
     if name == PIXELS:
         pixels = values.astype(np.uint8)
         if not np.array_equal(pixels, values):
-            raise ImageRejection("The model's image processor does not keep pixels as bytes, which Quire needs.")
+            raise MediaRejection("The model's image processor does not keep pixels as bytes, which Quire needs.")
         return pixels
     if name == _MASK:
         return values.astype(np.bool_)

@@ -20,7 +20,8 @@ from tests.support.vision_models import (
     random_image,
     reference_processor,
 )
-from tokenizer_svc.image_processor import ImageProcessor, ImageRejection, ProcessedImage
+from tokenizer_svc.image_processor import ImageProcessor, ProcessedImage
+from tokenizer_svc.media_rejection import MediaRejection
 
 IMAGE = random_image(60, 40, 1)
 SIZES = ((60, 40), (30, 70), (100, 20), (28, 28))
@@ -128,18 +129,18 @@ def test_settings_of_the_number_of_tokens(qwen: Path) -> None:
     ids=str,
 )
 def test_settings_that_make_no_sense_are_at_fault(processor: ImageProcessor, settings: dict[str, Any]) -> None:
-    with pytest.raises(ImageRejection, match="with mm_processor_kwargs: ") as caught:
+    with pytest.raises(MediaRejection, match="with mm_processor_kwargs: ") as caught:
         processor.prepare(png_bytes(IMAGE), settings)
     assert caught.value.parameter == "mm_processor_kwargs"
 
 
 def test_settings_that_divide_by_nothing_are_at_fault(qwen: Path) -> None:
-    with pytest.raises(ImageRejection, match=r"with mm_processor_kwargs: .*zero"):
+    with pytest.raises(MediaRejection, match=r"with mm_processor_kwargs: .*zero"):
         ImageProcessor(qwen).prepare(png_bytes(IMAGE), {"patch_size": 0})
 
 
 def test_an_image_that_does_not_suit_the_processor_is_at_fault_without_settings(qwen: Path) -> None:
-    with pytest.raises(ImageRejection, match=r"accept the image: .*aspect ratio") as caught:
+    with pytest.raises(MediaRejection, match=r"accept the image: .*aspect ratio") as caught:
         ImageProcessor(qwen).prepare(png_bytes(Image.new("RGB", (1000, 2))), {})
     assert caught.value.parameter == ""
 
@@ -244,7 +245,7 @@ def test_an_animation_is_its_first_frame(processor: ImageProcessor) -> None:
 def test_too_many_pixels_are_refused_before_they_take_memory(
     processor: ImageProcessor, width: int, height: int, words: str
 ) -> None:
-    with pytest.raises(ImageRejection, match=f"{words}.*at most 67108864"):
+    with pytest.raises(MediaRejection, match=f"{words}.*at most 67108864"):
         processor.prepare(png_file(width, height), {})
 
 
@@ -260,6 +261,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_whole_image_of_a_known_kind_is_refused(processor: ImageProcessor, name: str) -> None:
-    with pytest.raises(ImageRejection, match=r"cannot be decoded .*PNG, JPEG, WEBP, GIF, BMP") as caught:
+    with pytest.raises(MediaRejection, match=r"cannot be decoded .*PNG, JPEG, WEBP, GIF, BMP") as caught:
         processor.prepare(BROKEN[name], {"do_resize": False})
     assert caught.value.parameter == ""

@@ -1,0 +1,22 @@
+"""Kinds of media in conversations, and how large their files may be."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+
+class MediaKind(enum.StrEnum):
+    """What a message part is, besides text; the values are those of parts for chat templates."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+
+
+# Limit for all files of a conversation: a message on the wire has room for this and the rest of a request.
+MAX_FILES_BYTES = 48 * 2**20
+# Limits for one file, such as a PNG.
+MAX_FILE_BYTES: Mapping[MediaKind, int] = MappingProxyType({
+    MediaKind.IMAGE: 12 * 2**20, MediaKind.VIDEO: 40 * 2**20,
+})  # fmt: skip
