@@ -47,7 +47,7 @@ def fingerprint(folder: Path, options: EngineOptions, spec: KvCacheSpec, eos_tok
         "architecture": spec.architecture, "instructions": _instructions(spec), "eos_token_ids": sorted(eos_token_ids),
         "typical_acceptance": speculative and speculative.typical_acceptance,
         "seed": (options.generation.seed or 0) if weights.is_random else None,
-        "image_encoder": version("transformers") if spec.accepts_images else None, **_options(options, spec),
+        "image_encoder": version("transformers") if _encodes(spec) else None, **_options(options, spec),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     config = json.dumps(_config(folder, options), sort_keys=True)
@@ -90,13 +90,18 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield opened.read(_PIECE_BYTES)
 
 
+def _encodes(spec: KvCacheSpec) -> bool:
+    """Whether it has an image encoder."""
+    return spec.accepts_images or spec.accepts_videos
+
+
 def _instructions(spec: KvCacheSpec) -> list[str]:
     """Instruction sets of this machine's processor, by which torch chooses its operators.
 
     Empty on a GPU, and in batch-invariant mode, where our own kernels do all the work, except for images: those of a
     level are the same on every processor.
     """
-    ours_alone = spec.batch_invariant and not spec.accepts_images
+    ours_alone = spec.batch_invariant and not _encodes(spec)
     return [] if spec.device != "cpu" or ours_alone else sorted(listed())
 
 

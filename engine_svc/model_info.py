@@ -41,6 +41,7 @@ class ModelInfo:
     default_sampling: dict[str, float | int] = field(default_factory=dict)
     prompt_embeds_size: int = 0
     accepts_images: bool = False
+    accepts_videos: bool = False
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -63,7 +64,7 @@ class ModelInfo:
             eos_token_ids=frozenset(self.eos_token_ids),
             dtype=self.dtype,
             prompt_embeds_size=self.prompt_embeds_size,
-            accepts_images=self.accepts_images,
+            accepts_images=self.accepts_images or self.accepts_videos,
         )
 
     def summary(self) -> str:
@@ -131,6 +132,7 @@ def make_model_info(
         default_sampling=dict(defaults.sampling),
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
         accepts_images=spec.accepts_images,
+        accepts_videos=spec.accepts_videos,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

@@ -242,4 +242,4 @@ async def _lifespan(more: Sequence[Callable[[], Coroutine[Any, Any, None]]], app
     for job in jobs:
         job.cancel()
     await asyncio.gather(*jobs, return_exceptions=True)
-    await context.images.close()
+    await context.media.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from gateway.answers.parser import AnswerParser
-from gateway.media.conversations import ConversationImages
+from gateway.media.conversations import ConversationMedia
 from gateway.metrics.http import HttpStatistics
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
@@ -35,7 +35,7 @@ class GatewayContext:
     pipeline: Pipeline
     statistics: RequestStatistics
     large_requests: WorkPool  # threads for requests and answers of megabytes
-    images: ConversationImages
+    media: ConversationMedia
     responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     http_statistics: HttpStatistics = field(default_factory=HttpStatistics)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)

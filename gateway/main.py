@@ -23,7 +23,7 @@ from gateway.certificates import Certificates
 from gateway.context import GatewayContext
 from gateway.errors import stopping
 from gateway.http_protocol import limited_protocol
-from gateway.media.conversations import ConversationImages
+from gateway.media.conversations import ConversationMedia
 from gateway.pipeline import Pipeline
 from gateway.reasoning_parsers.registry import chosen_reasoning_parser
 from gateway.requests.request_log import RequestLog
@@ -140,7 +140,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         pipeline,
         statistics,
         large_requests,
-        ConversationImages(options.media),
+        ConversationMedia(options.media),
         Responses(open_store(options.responses)),
         reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),

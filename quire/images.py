@@ -12,14 +12,13 @@ from types import MappingProxyType
 from quire.block_hash import Content
 from quire.errors import InvalidRequest
 
-# Limit for the files of all images of a prompt, and for their inputs: a message on the wire has room for this and the
-# rest of a request.
+# Limit for the inputs of all images of a prompt: a message on the wire has room for this and the rest of a request.
 MAX_IMAGES_BYTES = 48 * 2**20
 MAX_IMAGES = 1000
-MAX_IMAGE_BYTES = 12 * 2**20  # of one file, such as a PNG
 # Dtype → bytes per value.
 DTYPES: Mapping[str, int] = MappingProxyType({"uint8": 1, "bool": 1, "int64": 8, "float32": 4})
-PIXELS = "pixel_values"
+PIXELS, VIDEO_PIXELS = "pixel_values", "pixel_values_videos"
+_ALL_PIXELS = (PIXELS, VIDEO_PIXELS)
 _NAME = "images"
 _MAX_DIMENSIONS = 8
 
@@ -50,7 +49,7 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a prompt; see quire.v1.Image."""
+    """An image or a video of a prompt; see quire.v1.Image."""
 
     offset: int
     num_tokens: int
@@ -76,7 +75,7 @@ class Image:
 
     def without_pixels(self) -> Image:
         """What is needed of the image once it is encoded: its place, and its size."""
-        return replace(self, inputs=tuple(each for each in self.inputs if each.name != PIXELS))
+        return replace(self, inputs=tuple(each for each in self.inputs if each.name not in _ALL_PIXELS))
 
     @functools.cached_property
     def digest(self) -> bytes:

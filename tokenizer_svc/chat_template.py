@@ -118,14 +118,14 @@ class ChatTemplates:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
-        image_placeholder: str = "",
+        placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
         """Renders a conversation to text.
 
         Args:
             template: used in place of the model's; None means the model's.
-            image_placeholder, interleaves: see `with_text_content`.
+            placeholders, interleaves: see `with_text_content`.
 
         Raises:
             TemplateRejection: it cannot be rendered.
@@ -139,7 +139,7 @@ class ChatTemplates:
             chosen = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.template.generate(
                 messages=self._as_taken(
-                    _marked(messages) if continue_final_message else messages, chosen, image_placeholder, interleaves
+                    _marked(messages) if continue_final_message else messages, chosen, placeholders, interleaves
                 ),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -166,13 +166,13 @@ class ChatTemplates:
         return Rendered(_without_end(text, messages[-1]) if continue_final_message else text)
 
     def _as_taken(
-        self, messages: list[dict[str, Any]], chosen: _Compiled, image_placeholder: str, interleaves: bool
+        self, messages: list[dict[str, Any]], chosen: _Compiled, placeholders: Mapping[str, str], interleaves: bool
     ) -> list[dict[str, Any]]:
         """The messages with the roles and in the form that a template takes."""
         known = messages if chosen.knows_developers else without_developers(messages)
         if self._content_format == "openai" or (chosen.takes_parts and self._content_format == "auto"):
             return with_parts(known)
-        return with_text_content(known, image_placeholder, interleaves=interleaves)
+        return with_text_content(known, placeholders, interleaves=interleaves)
 
     def _compile(self, template: str) -> _Compiled:
         return _Compiled(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jinja2
@@ -52,18 +52,20 @@ def with_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_text_content(
-    messages: list[dict[str, Any]], image_placeholder: str = "", *, interleaves: bool = False
+    messages: list[dict[str, Any]], placeholders: Mapping[str, str] = {}, *, interleaves: bool = False
 ) -> list[dict[str, Any]]:
     """The messages with the text parts of each content joined by newlines.
 
     Args:
-        image_placeholder: the text for an image part.
-        interleaves: whether images stay where they are among the texts, instead of coming first.
+        placeholders: the text for an image part or a video part, by its type.
+        interleaves: whether images and videos stay where they are among the texts, instead of coming first.
     """
 
     def joined(parts: list[dict[str, Any]]) -> str:
-        ordered = parts if interleaves else sorted(parts, key=lambda part: part.get("type") != "image")
-        return "\n".join(image_placeholder if part.get("type") == "image" else part["text"] for part in ordered)
+        ordered = parts if interleaves else sorted(parts, key=lambda part: part.get("type") not in placeholders)
+        return "\n".join(
+            placeholders[part["type"]] if part.get("type") in placeholders else part["text"] for part in ordered
+        )
 
     return [
         {**message, "content": joined(message["content"])} if isinstance(message.get("content"), list) else message

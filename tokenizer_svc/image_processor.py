@@ -6,47 +6,29 @@ Runs in a process of its own (see `image_process`), because an image of a few ki
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import transformers
-from PIL import Image, ImageOps
+from PIL import Image
 from transformers.models.auto.processing_auto import processor_class_from_name
 
 from quire.images import DTYPES, PIXELS
+from tokenizer_svc.image_decoder import decode_image
 from tokenizer_svc.media_rejection import MediaRejection
+from tokenizer_svc.normalization import scale_and_shift
+from tokenizer_svc.processed import Processed
+from tokenizer_svc.video_processor import load_video_processor
 
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_MAX_PIXELS = 64 * 2**20
 _MASK = "pixel_attention_mask"
 _PIXTRAL = "transformers.models.pixtral"
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
-
-
-@dataclass(frozen=True)
-class ProcessedImage:
-    """An image for the model.
-
-    Attributes:
-        text: takes the placeholder's place in the prompt.
-        num_tokens: number of image tokens in the text, apart from separators.
-        inputs: by name, those of the image encoder, with pixels as bytes.
-        pixel_scale, pixel_shift: see quire.v1.Image.
-    """
-
-    text: str
-    num_tokens: int
-    inputs: Mapping[str, npt.NDArray[Any]]
-    pixel_scale: tuple[float, ...]
-    pixel_shift: tuple[float, ...]
 
 
 class ImageProcessor:
@@ -55,6 +37,7 @@ class ImageProcessor:
     Attributes:
         placeholder: what the chat template writes for an image.
         image_token_id: the token that the prompt has for each embedding of an image.
+        videos: the part for videos; None if the model reads none.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,8 +50,9 @@ class ImageProcessor:
         self._processor = _load(folder)
         self.placeholder: str = self._processor.image_token
         self.image_token_id = _image_token_id(folder, self._processor)
+        self.videos = load_video_processor(folder, self._processor, self.image_token_id)
 
-    def prepare(self, file: bytes, settings: Mapping[str, Any]) -> ProcessedImage:
+    def prepare(self, file: bytes, settings: Mapping[str, Any]) -> Processed:
         """
         Args:
             file: an image file.
@@ -77,7 +61,7 @@ class ImageProcessor:
         Raises:
             MediaRejection: it is not an image, it is too large, or the settings do not suit the processor.
         """
-        image = _decoded(file)
+        image = decode_image(file)
         try:
             found, text = self._processed(image, settings)
             scale, shift = self._normalization(settings)
@@ -91,7 +75,7 @@ class ImageProcessor:
         inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
         inputs[PIXELS] = self._once(inputs[PIXELS])
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
-        return ProcessedImage(text, tokens.count(self.image_token_id), inputs, scale, shift)
+        return Processed(text, tokens.count(self.image_token_id), inputs, scale, shift)
 
     def _processed(self, image: Image.Image, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         processor = self._processor
@@ -124,47 +108,7 @@ class ImageProcessor:
         mean, deviation = np.zeros(3), np.ones(3)
         if chosen("do_normalize", True):
             mean, deviation = np.array(chosen("image_mean", mean)), np.array(chosen("image_std", deviation))
-        with np.errstate(all="ignore"):
-            scale, shift = _as_floats(factor / deviation), _as_floats(-mean / deviation)
-        if not np.isfinite([scale, shift]).all():
-            raise ValueError("rescale_factor, image_mean and image_std must be finite, and image_std not 0")
-        return scale, shift
-
-
-def _as_floats(values: npt.NDArray[Any]) -> tuple[float, ...]:
-    """Rounded to float32, as they are on the wire, so that an image's digest is the same before and after."""
-    return tuple(np.broadcast_to(values, 3).astype(np.float32).tolist())
-
-
-def _decoded(file: bytes) -> Image.Image:
-    """The image in RGB, upright, and on white where it is transparent."""
-    try:
-        image = Image.open(io.BytesIO(file), formats=_FORMATS)
-        if image.width * image.height > _MAX_PIXELS:
-            raise _too_large(f"{image.width} x {image.height}")
-        return _in_rgb(ImageOps.exif_transpose(image))
-    except (MediaRejection, MemoryError):
-        raise
-    except Image.DecompressionBombError:
-        raise _too_large("too many") from None
-    except Exception as error:  # whatever Pillow raises about broken files
-        raise MediaRejection(
-            f"An image cannot be decoded ({type(error).__name__}). Send one of these formats: {', '.join(_FORMATS)}."
-        ) from error
-
-
-def _too_large(pixels: str) -> MediaRejection:
-    return MediaRejection(f"An image has {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one.")
-
-
-def _in_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB, on white where it is transparent."""
-    if image.mode.startswith("I;16"):  # `convert` would cut values off at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    below = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(below, image.convert("RGBA")).convert("RGB")
+        return scale_and_shift(factor, mean, deviation)
 
 
 def _is_array(value: Any) -> bool:

@@ -24,7 +24,7 @@ from quire.tokenizer.modes import find_tokenizer
 from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
-from tokenizer_svc.images import ImagePreparer
+from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -74,14 +74,14 @@ async def _serve(
         conversations=str(files.conversations or "") if options.chat_template is None else "",
     )
     compiler = ConstraintCompiler(place, options.structured_outputs, why_unconstrained(files))
-    images = ImagePreparer(Path(place.folder) if place.folder else None, options.images)
-    servicer = TokenizerServicer(name, files, renderer, compiler, images, options, metrics)
+    media = MediaPreparer(Path(place.folder) if place.folder else None, options.images)
+    servicer = TokenizerServicer(name, files, renderer, compiler, media, options, metrics)
     metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)
     await grpc_server.start()
     serve_metrics(registry, server.metrics_host, server.metrics_port)
     await renderer.start()
-    await images.start()
+    await media.start()
     grpc_server.heed_signals()
     await grpc_server.set_serving(True)
     preparing = asyncio.create_task(compiler.prepare())
@@ -89,7 +89,7 @@ async def _serve(
     await grpc_server.serve_until_stopped(servicer.drain)
     preparing.cancel()
     await asyncio.gather(preparing, return_exceptions=True)
-    await asyncio.gather(renderer.close(), compiler.close(), images.close())
+    await asyncio.gather(renderer.close(), compiler.close(), media.close())
 
 
 def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:

@@ -38,7 +38,7 @@ class MistralConversations:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
-        image_placeholder: str = "",
+        placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
         """See `ChatTemplates.render`. Conversations with images are refused.

@@ -27,7 +27,7 @@ class Templates(Protocol):
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
-        image_placeholder: str = "",
+        placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
         """See ChatTemplates.render."""

@@ -14,6 +14,8 @@ from google.protobuf.message import Message
 from quire.bounds import BLOCK_SIZE_BOUND, MAX_CACHE_SALT_LENGTH, MAX_REVISION_LENGTH
 from quire.errors import FailedPrecondition, InvalidRequest
 from quire.images import contents_of
+from quire.media import MediaKind
+from quire.options.multimodal import check_media_io_kwargs
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.constraint import from_constraint, to_asked
 from quire.rpc.images import from_images
@@ -23,7 +25,7 @@ from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.fill_in_middle import with_hole
-from tokenizer_svc.images import ImagePreparer
+from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pairs import EncodedPair
 from tokenizer_svc.rendered import Rendered
@@ -56,7 +58,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         files: TokenizerFiles,
         renderer: ChatRenderer,
         compiler: ConstraintCompiler,
-        images: ImagePreparer,
+        media: MediaPreparer,
         options: TokenizerOptions,
         metrics: TokenizerMetrics,
     ) -> None:
@@ -69,7 +71,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._codec = TextCodec(files)
         self._renderer = renderer
         self._compiler = compiler
-        self._images = images
+        self._media = media
         self._options = options
         self._metrics = metrics
         self._encoder = Encoder(self._codec)
@@ -130,8 +132,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
-        if request.images:
-            return await self._render_with_images(request)
+        if request.images or request.videos:
+            return await self._render_with_media(request)
         rendered = await self._render(request)
         if rendered.token_ids is None:
             encoded = await self._encode([rendered.text], request)
@@ -139,27 +141,32 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             encoded = [self._encoder.finish(rendered.token_ids, self._encode_options(request))]
         return await self._beside(encoded, _render_response, rendered.text, encoded[0])
 
-    async def _render_with_images(self, request: tokenizer_pb2.RenderChatRequest) -> tokenizer_pb2.RenderChatResponse:
+    async def _render_with_media(self, request: tokenizer_pb2.RenderChatRequest) -> tokenizer_pb2.RenderChatResponse:
         """
         Raises:
-            InvalidRequest: the images cannot be prepared, or the template does not place them.
+            InvalidRequest: the images and videos cannot be prepared, or the template does not place them.
         """
         if request.HasField("truncation"):
             raise InvalidRequest(
-                "A prompt with images cannot be truncated: leave truncate_prompt_tokens out.",
+                "A prompt with images or videos cannot be truncated: leave truncate_prompt_tokens out.",
                 parameter="truncate_prompt_tokens",
             )
-        settings = _parse(request.image_processor_kwargs_json or b"{}", "mm_processor_kwargs", dict)
-        prepared = await self._images.prepare(request.images, settings)
+        settings = MediaSettings(
+            _parse(request.image_processor_kwargs_json or b"{}", "mm_processor_kwargs", dict),
+            _reading(request.media_io_kwargs_json),
+        )
+        media = [Medium(MediaKind.IMAGE, (file,)) for file in request.images]
+        media += [Medium(MediaKind.VIDEO, tuple(video.files)) for video in request.videos]
+        prepared = await self._media.prepare(media, settings)
         rendered = await self._render(
-            request, image_placeholder=self._images.placeholder, interleaves=self._options.images.interleave_mm_strings
+            request, placeholders=self._media.placeholders, interleaves=self._options.images.interleave_mm_strings
         )
         options = dataclasses.replace(self._encode_options(request), block_size=0)
-        text = self._images.insert(rendered.text, prepared)
+        text, prepared = self._media.insert(rendered.text, prepared)
         self._check_chars([text])
         (encoded,) = await self._encoder.encode([text], options)
         self._metrics.encoded_tokens.inc(len(encoded.token_ids))
-        images = self._images.place(encoded.token_ids, prepared)
+        images = self._media.place(encoded.token_ids, prepared)
         options = dataclasses.replace(self._encode_options(request), contents=contents_of(images))
         finished = self._encoder.finish(encoded.token_ids, options)
         return await self._beside([finished], _render_response, rendered.text, finished, from_images(images))
@@ -250,10 +257,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 parameter="chat_template",
             )
 
-    async def _render(self, request: tokenizer_pb2.RenderChatRequest, **of_images: Any) -> Rendered:
+    async def _render(self, request: tokenizer_pb2.RenderChatRequest, **of_media: Any) -> Rendered:
         """
         Args:
-            of_images: see ChatTemplates.render.
+            of_media: see ChatTemplates.render.
         """
         self._check_template(request.chat_template)
         if not request.chat_template and not self._renderer.has_template:
@@ -269,7 +276,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             continue_final_message=request.continue_final_message,
             variables=_parse(request.template_kwargs_json or b"{}", "chat_template_kwargs", dict),
             template=request.chat_template or None,
-            **of_images,
+            **of_media,
         )
         self._metrics.rendered_conversations.inc()
         return rendered
@@ -322,6 +329,19 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if request.return_token_strings:
             answer.token_strings.extend(self._codec.token_strings(request.token_ids))
         return answer
+
+
+def _reading(media_io_kwargs: bytes) -> dict[str, Any]:
+    """
+    Raises:
+        InvalidRequest: it is not a JSON object of known settings.
+    """
+    found: dict[str, Any] = _parse(media_io_kwargs or b"{}", "media_io_kwargs", dict)
+    try:
+        check_media_io_kwargs(found)
+    except ValueError as error:
+        raise InvalidRequest(f"media_io_kwargs: {error}", parameter="media_io_kwargs") from error
+    return found
 
 
 def _num_tokens(encoded: Sequence[Encoded]) -> int:

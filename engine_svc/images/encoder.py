@@ -15,16 +15,21 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from engine_svc.images.input_checks import INPUTS, InputChecks, UnfitImage
+from engine_svc.images.input_checks import GRID, INPUTS, InputChecks, UnfitImage
 from engine_svc.images.rotary_positions import PlacedGrid
 from quire.errors import StartupError
-from quire.images import PIXELS, Image, ImageInput
+from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
+from quire.media import MediaKind
 
 # Transformers changes torch's defaults and its initializers for the whole process while it makes a model.
 _ALONE = threading.Lock()
 _DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
 # Names of the text model within the whole model.
 _TEXT_MODELS = ("language_model", "text_model")
+_VIDEO_IDS = ("video_token_id", "video_token_index")
+# Models whose prompts have other tokens between those of a video's frames, which they read as images of their own.
+_APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_MOST_PATCHES = 16384  # of a video that are encoded at once; the rest follows, so that memory stays bounded
 _OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
 
 
@@ -36,15 +41,16 @@ class EncodedImage(NamedTuple):
 
 
 class ImageEncoder:
-    """The parts of a vision-language model that turn an image into embeddings.
+    """The parts of a vision-language model that turn an image or a video into embeddings.
 
     Attributes:
-        image_token_id: the token that the prompt has in place of each embedding.
+        kinds: what prompts may have.
+        token_ids: the tokens that prompts have in place of embeddings: one for images, and maybe one for videos.
     """
 
     def __init__(
-        self, folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device,
-        tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
+        self, folder: Path, raw: Mapping[str, Any], kinds: frozenset[MediaKind], dtype: torch.dtype,
+        device: torch.device, tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -56,12 +62,17 @@ class ImageEncoder:
             StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
         """
         config = _without_text(raw)
-        self.image_token_id: int = config.image_token_id
+        self.kinds = kinds
+        video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
+        self.token_ids = [config.image_token_id, *(each for each in video_ids if isinstance(each, int))]
         # Patches along each side of an embedding, for models whose tokens have three positions; else 0.
         text = config.get_text_config()
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
         self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
+        self._is_apart_in_time = config.model_type in _APART_IN_TIME
+        # Positions in time for a second of video; 0 for models that count patches instead.
+        self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
         with _ALONE, _quiet():
             model = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
         for name in _TEXT_MODELS:
@@ -69,12 +80,12 @@ class ImageEncoder:
                 delattr(model, name)
         self._model = model.eval().to(device)
         self._dtype, self._device = dtype, device
-        self._names = INPUTS & set(inspect.signature(model.get_image_features).parameters)
-        self._checks = InputChecks(config.vision_config, self._merge_size)
+        self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
+        self._checks = InputChecks(config, self._merge_size)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
-        """Encodes an image.
+        """Encodes an image or a video.
 
         Raises:
             UnfitImage: its inputs are not those of an image for this encoder.
@@ -82,31 +93,63 @@ class ImageEncoder:
         """
         given = {each.name: each for each in image.inputs if each.name in self._names}
         self._checks.check(given, image)
-        found = self._model.get_image_features(**{name: self._moved(each, image) for name, each in given.items()})
+        moved = {name: self._moved(each, image) for name, each in given.items()}
+        if VIDEO_PIXELS in moved:
+            return self._of(self._model.get_video_features(**moved))
+        parts = [self._of(self._model.get_image_features(**part)) for part in _parts(moved)]
+        deep = [each.deep for each in parts if each.deep is not None]
+        return EncodedImage(torch.cat([each.embeddings for each in parts]), torch.cat(deep) if deep else None)
+
+    def _of(self, found: Any) -> EncodedImage:
+        """What an encoder returned."""
         deep = [_joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
         return EncodedImage(_joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
 
-    def grid(self, image: Image, places: npt.NDArray[np.int64]) -> PlacedGrid | None:
-        """The grid of an image whose embeddings are at these places of a prompt; None if the model does not care.
+    def grids(self, image: Image, places: npt.NDArray[np.int64]) -> list[PlacedGrid]:
+        """The grids of an image or a video whose embeddings are at these places of a prompt.
+
+        There are several for a video whose frames are images of their own, and none if the model does not care.
 
         Raises:
-            UnfitImage: it has another number of embeddings, or there are other tokens between them.
+            UnfitImage: it has another number of embeddings, or there are other tokens between those of a grid.
         """
         if not self._merge_size:
-            return None
+            return []
         frames, rows, columns = self._checks.grid(image)
         if frames * rows * columns != len(places):
             raise UnfitImage(f"a grid of {frames} x {rows} x {columns} embeddings does not fit {len(places)} tokens")
-        if places[-1] - places[0] >= len(places):
-            raise UnfitImage("there are other tokens between its own")
-        return PlacedGrid(int(places[0]), frames, rows, columns)
+        interval = 1.0
+        if self._positions_per_second and frames > 1:
+            interval = self._positions_per_second * self._checks.seconds(image)
+        together = 1 if self._is_apart_in_time else frames
+        grids = []
+        for own in places.reshape(-1, together * rows * columns):
+            if own[-1] - own[0] >= len(own):
+                raise UnfitImage("there are other tokens between its own")
+            grids.append(PlacedGrid(int(own[0]), together, rows, columns, interval))
+        return grids
 
     def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
         values = torch.frombuffer(bytearray(given.data), dtype=_DTYPES[given.dtype]).view(given.shape).to(self._device)
-        if given.name != PIXELS:
+        if given.name not in (PIXELS, VIDEO_PIXELS):
             return values
         pixels = _normalized(values, image).to(self._dtype)
-        return _repeated(pixels, len(image.pixel_scale), self._num_frames) if pixels.dim() == 2 else pixels
+        if self._checks.has_one_frame(given):
+            return _repeated(pixels, len(image.pixel_scale), self._num_frames)
+        return pixels
+
+
+def _parts(inputs: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other."""
+    if (grid := inputs.get(GRID)) is None or len(inputs[PIXELS]) <= _MOST_PATCHES:
+        yield inputs
+        return
+    frames, rows, columns = grid[0].tolist()
+    count = max(1, _MOST_PATCHES // (rows * columns))
+    for first in range(0, frames, count):
+        some = slice(first * rows * columns, (first + count) * rows * columns)
+        part = torch.tensor([[min(count, frames - first), rows, columns]], device=grid.device)
+        yield {**inputs, PIXELS: inputs[PIXELS][some], GRID: part}
 
 
 def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:

@@ -12,17 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from quire.images import PIXELS, Image, ImageInput
+from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
 
 GRID = "image_grid_thw"  # patches by time, row and column
+SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
 _MASK = "pixel_attention_mask"
+_MOST_SECONDS = 1e5
 # Inputs beside pixels and their mask: int64, of one image.
 _SHAPES: Mapping[str, tuple[int, ...]] = {GRID: (1, 3), "image_sizes": (1, 2), "batch_num_images": (1,)}
 _CHANNELS_DIMENSION = -3
 # Encoders of tiles of one size; others take images of many.
 _OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
 
-INPUTS = frozenset({PIXELS, _MASK, *_SHAPES})
+# Models that treat videos in another way than images, and so take their pixels by another name.
+_OF_VIDEOS = frozenset({"llava_onevision"})
+
+INPUTS = frozenset({PIXELS, VIDEO_PIXELS, _MASK, *_SHAPES})
 
 
 class UnfitImage(ValueError):
@@ -32,16 +37,18 @@ class UnfitImage(ValueError):
 class InputChecks:
     """What the image encoder of a model was made for."""
 
-    def __init__(self, vision: Any, merge_size: int) -> None:
+    def __init__(self, config: Any, merge_size: int) -> None:
         """
         Args:
-            vision: configuration of the encoder.
+            config: of the model.
             merge_size: see ImageEncoder.
         """
+        vision = config.vision_config
         self._merge_size = merge_size
+        self._takes_videos = config.model_type in _OF_VIDEOS
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
-            self._channels = vision.in_channels
+            self._channels, self._frames = vision.in_channels, vision.temporal_patch_size
             self._patch_values = vision.in_channels * vision.patch_size**2  # of one frame
         self._side: int | None = vision.image_size if vision.model_type in _OF_ONE_SIZE else None
 
@@ -53,6 +60,9 @@ class InputChecks:
         Raises:
             UnfitImage: they are not those of an image.
         """
+        if (video := inputs.get(VIDEO_PIXELS)) is not None:
+            self._check_video(video, inputs, image)
+            return
         if (pixels := inputs.get(PIXELS)) is None:
             raise UnfitImage(f"it has no {PIXELS}")
         for name, each in inputs.items():
@@ -68,10 +78,19 @@ class InputChecks:
 
     def _check_patches(self, pixels: ImageInput, image: Image) -> None:
         frames, rows, columns = self.grid(image)
-        wanted = (frames * rows * columns * self._merge_size**2, self._patch_values)
-        if pixels.shape != wanted:
-            raise _wrong_shape(pixels, f"{list(wanted)}, as {GRID} says")
+        count = frames * rows * columns * self._merge_size**2
+        wanted = [(count, self._patch_values * number) for number in (1, self._frames)]
+        if pixels.shape not in wanted:
+            raise _wrong_shape(pixels, f"{list(wanted[0])}, as {GRID} says, or of {self._frames} frames")
         _check_channels(image, self._channels)
+
+    def _check_video(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
+        if not self._takes_videos or len(inputs) > 1:
+            raise UnfitImage(f"{VIDEO_PIXELS} is not what the encoder takes, or not alone")
+        side = self._side or 0
+        if len(pixels.shape) != 5 or pixels.shape[0] != 1 or pixels.shape[-2:] != (side, side) or not pixels.shape[1]:
+            raise _wrong_shape(pixels, f"[1, frames, channels, {side}, {side}]")
+        _check_channels(image, pixels.shape[_CHANNELS_DIMENSION])
 
     def _check_tiles(self, pixels: ImageInput, mask: ImageInput | None, image: Image) -> None:
         if len(pixels.shape) < -_CHANNELS_DIMENSION:
@@ -81,6 +100,10 @@ class InputChecks:
         _check_channels(image, pixels.shape[_CHANNELS_DIMENSION])
         if mask is not None and mask.shape != (*pixels.shape[:_CHANNELS_DIMENSION], *pixels.shape[-2:]):
             raise _wrong_shape(mask, f"that of {PIXELS} {list(pixels.shape)} without channels")
+
+    def has_one_frame(self, pixels: ImageInput) -> bool:
+        """Whether these are patches of a still image, for an encoder of patches with several frames."""
+        return bool(self._patch_values) and pixels.shape[-1] == self._patch_values
 
     def grid(self, image: Image) -> tuple[int, int, int]:
         """Frames, rows and columns of the embeddings of an image whose tokens have three positions.
@@ -98,6 +121,20 @@ class InputChecks:
                 f"{self._merge_size}"
             )
         return frames, rows // self._merge_size, columns // self._merge_size
+
+    def seconds(self, image: Image) -> float:
+        """The seconds from one patch of a video to the next one in time.
+
+        Raises:
+            UnfitImage: the video does not have them.
+        """
+        given = next((each for each in image.inputs if each.name == SECONDS), None)
+        if given is None or (given.dtype, given.shape) != ("float32", (1,)):
+            raise UnfitImage(f"it needs {SECONDS}, float32 [1]")
+        (found,) = np.frombuffer(given.data, "<f4").tolist()
+        if not 0 < found <= _MOST_SECONDS:
+            raise UnfitImage(f"{SECONDS} is {found}; it must be positive, and at most {_MOST_SECONDS:g}")
+        return float(found)
 
 
 def _wrong_shape(given: ImageInput, wanted: str) -> UnfitImage:

@@ -1,7 +1,7 @@
 """Positions of tokens in models whose images turn keys and queries by time, row and column.
 
-M-RoPE (Wang et al. 2024, Qwen2-VL): each token has three positions. They are equal for text; those of an image are the
-places in its grid, after the position of the text before it. Text goes on after the largest of them.
+M-RoPE (Wang et al. 2024, Qwen2-VL): each token has three positions. They are equal for text; those of an image or a
+video are the places in its grid, after the position of the text before it. Text goes on after the largest of them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ class PlacedGrid:
     frames: int
     rows: int
     columns: int
+    interval: float = 1.0  # from one frame's position in time to the next one's, in float32
 
     @property
     def size(self) -> int:
         """Number of embeddings."""
         return self.frames * self.rows * self.columns
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        """The positions of the frames in time, from 0 on."""
+        return (np.arange(self.frames, dtype=np.float32) * np.float32(self.interval)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,8 @@ def rotary_positions(grids: Sequence[PlacedGrid]) -> RotaryPositions:
         text = np.arange(grid.start - place) + position
         position += len(text)
         found += [np.broadcast_to(text, (3, len(text)))]
-        found.append(np.indices((grid.frames, grid.rows, grid.columns)).reshape(3, -1) + position)
-        position += max(grid.frames, grid.rows, grid.columns)
+        times, rows, columns = np.indices((grid.frames, grid.rows, grid.columns)).reshape(3, -1)
+        found.append(np.stack([grid.times[times], rows, columns]) + position)
+        position += max(int(grid.times[-1]) + 1, grid.rows, grid.columns)
         place = grid.start + grid.size
     return RotaryPositions(np.concatenate(found, axis=1), position - place)

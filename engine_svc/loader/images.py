@@ -12,9 +12,10 @@ import torch
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
-from engine_svc.models.registry import takes_images
+from engine_svc.models.registry import takes_images, takes_videos
+from quire.media import MediaKind
 from quire.options.engine import EngineOptions
-from quire.options.multimodal import most_images
+from quire.options.multimodal import most
 
 if TYPE_CHECKING:
     from engine_svc.images.encoder import ImageEncoder
@@ -50,8 +51,8 @@ def load_image_encoder(
     Raises:
         StartupError: it cannot be loaded.
     """
-    most = most_images(options.images.limit_mm_per_prompt)
-    if not takes_images(config) or not most:
+    kinds = _kinds(config, options.images.limit_mm_per_prompt)
+    if not kinds:
         return None
     source = create_format(folder, options.load)
     if not source.is_random and not isinstance(source, CheckpointFormat):
@@ -62,5 +63,11 @@ def load_image_encoder(
     from engine_svc.images.encoder import ImageEncoder  # imports Transformers, which most models do not need
 
     if source.is_random:
-        return ImageEncoder(folder, config, dtype, device, None, seed=options.generation.seed or 0)
-    return ImageEncoder(folder, config, dtype, device, all_tensors(source))
+        return ImageEncoder(folder, config, kinds, dtype, device, None, seed=options.generation.seed or 0)
+    return ImageEncoder(folder, config, kinds, dtype, device, all_tensors(source))
+
+
+def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:
+    """The kinds of media that the model reads and requests may have."""
+    read = {MediaKind.IMAGE: takes_images(config), MediaKind.VIDEO: takes_videos(config)}
+    return frozenset(kind for kind in MediaKind if read[kind] and most(limit, kind))

@@ -130,6 +130,17 @@ IMAGE_MODELS = frozenset({
     "SmolVLMForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
 })  # fmt: skip
+# Those of them that read videos too.
+VIDEO_MODELS = frozenset({
+    "InternVLForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+})  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -171,6 +182,11 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether it is a vision-language model whose images Quire encodes."""
     return any(name in IMAGE_MODELS for name in config.get("architectures") or ())
+
+
+def takes_videos(config: Mapping[str, Any]) -> bool:
+    """Whether it is a vision-language model whose videos Quire encodes."""
+    return any(name in VIDEO_MODELS for name in config.get("architectures") or ())
 
 
 def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from engine_svc.images.rotary_positions import RotaryPositions, rotary_positions
 from engine_svc.images.store import ImageStore
 from engine_svc.plan import ImageChanges, NewSequence, ScheduledSequence
 from engine_svc.runner.given_rows import GivenRows
+from quire.media import MediaKind
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ class ImageRows:
         self._rotary: dict[int, RotaryPositions] = {}  # by slot, in models whose tokens have three positions
 
     @property
-    def are_accepted(self) -> bool:
-        """Whether the model reads images."""
-        return self._encoder is not None
+    def kinds(self) -> frozenset[MediaKind]:
+        """What prompts may have besides text."""
+        return frozenset() if self._encoder is None else self._encoder.kinds
 
     def exchange(self, changes: ImageChanges) -> dict[int, str]:
         """Applies the changes, and returns what has been encoded since the last call: see StepResult.encoded_images."""
@@ -69,16 +70,16 @@ class ImageRows:
         if not sequence.images or self._encoder is None or self._store is None:
             return ""
         tokens = np.array(sequence.token_ids[: sequence.images[-1].end])
-        is_image = tokens == self._encoder.image_token_id
+        is_image = np.isin(tokens, self._encoder.token_ids)
         places = [np.flatnonzero(is_image[image.offset : image.end]) + image.offset for image in sequence.images]
         try:
-            grids = [self._encoder.grid(*each) for each in zip(sequence.images, places, strict=True)]
+            grids = [grid for each in zip(sequence.images, places, strict=True) for grid in self._encoder.grids(*each)]
             held = [self._holding(key, own) for key, own in zip(sequence.image_keys, places, strict=True) if key]
         except UnfitImage as error:
             logger.warning("slot %d: an image does not fit its prompt: %s", sequence.slot, error)
             return f"an image does not fit its prompt: {error}"
-        if placed := [grid for grid in grids if grid is not None]:
-            self._rotary[sequence.slot] = rotary_positions(placed)
+        if grids:
+            self._rotary[sequence.slot] = rotary_positions(grids)
         if held:
             self._held[sequence.slot] = held
         return ""

@@ -55,6 +55,7 @@ from engine_svc.sampling.custom import load_processors
 from engine_svc.sampling.isolation import blame
 from engine_svc.sampling.sampler import Sampler
 from engine_svc.transfer import device_name
+from quire.media import MediaKind
 from quire.options.engine import EngineOptions
 from quire.options.model import ModelOptions
 from quire.options.speculative import LOOKUP_METHODS
@@ -213,7 +214,8 @@ class Runner:
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.embedding_size or self._facts.hidden_size,
-            accepts_images=self._buffers.images.are_accepted,
+            accepts_images=MediaKind.IMAGE in self._buffers.images.kinds,
+            accepts_videos=MediaKind.VIDEO in self._buffers.images.kinds,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,

@@ -192,6 +192,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         fingerprint=info.fingerprint,
         prompt_embeds_size=info.prompt_embeds_size,
         accepts_images=info.accepts_images,
+        accepts_videos=info.accepts_videos,
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
         state_bytes=info.state_bytes,

@@ -19,6 +19,7 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.chat_answer import ChatAnswer
 from gateway.endpoints.generation import compiled
 from gateway.endpoints.large import beside
+from gateway.media.settings import check_media_settings
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletionRequest, ChatFields
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.requests.call_constraint import answer_constraint
@@ -89,7 +90,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model, GENERATE)
     check(body, model)
-    context.images.check_settings(body.mm_processor_kwargs)
+    check_media_settings(body, are_trusted=context.options.media.trust_request_mm_kwargs)
     check_choices(len(conversations), body.num_sequences, context.options.max_choices_per_request)
     caller = caller_of(request, body)
     tools, wanted = await asked_of(request, body)
@@ -105,8 +106,9 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
         converted = await beside(request, template_messages, messages)
         return await context.tokenizer.render_chat(
             converted.json,
-            images=await context.images.read(converted.images, are_accepted=model.accepts_images),
-            image_settings=body.mm_processor_kwargs,
+            media=await context.media.read(converted.media, model.media),
+            processor_settings=body.mm_processor_kwargs,
+            reading_settings=body.media_io_kwargs,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             add_special_tokens=body.add_special_tokens,

@@ -21,6 +21,7 @@ from gateway.endpoints.bad_words import bad_word_runs
 from gateway.endpoints.body import read_json
 from gateway.endpoints.generation import GenerationAnswer, compiled
 from gateway.endpoints.large import beside
+from gateway.media.settings import check_no_media_settings
 from gateway.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from gateway.requests.caller import Caller, caller_of
 from gateway.requests.constraint import constraint_of
@@ -30,13 +31,7 @@ from gateway.requests.prompt_embeds import read_prompt_embeds
 from gateway.requests.served_model import ServedModel
 from gateway.requests.state import RequestState
 from gateway.requests.token_ids_only import check_token_ids_only
-from gateway.requests.validate import (
-    check_choices,
-    check_generation,
-    check_logprobs,
-    check_no_image_settings,
-    num_alternatives,
-)
+from gateway.requests.validate import check_choices, check_generation, check_logprobs, num_alternatives
 from quire.bounds import check_context_length, check_token_ids
 from quire.errors import InvalidRequest
 from quire.runners import GENERATE
@@ -135,7 +130,7 @@ def check(body: CompletionRequest, model: ServedModel) -> None:
         InvalidRequest: a field of this endpoint is invalid.
     """
     check_generation(body, model)
-    check_no_image_settings(body.mm_processor_kwargs)
+    check_no_media_settings(body)
     check_logprobs("logprobs", body.logprobs, model)
     if body.logprob_token_ids and body.logprobs is None:
         raise InvalidRequest(

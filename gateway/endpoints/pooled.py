@@ -14,6 +14,7 @@ from gateway.answers.connection import while_connected
 from gateway.answers.pooled import Pooled
 from gateway.context import GatewayContext, context_of
 from gateway.endpoints.large import beside
+from gateway.media.settings import check_no_media_settings
 from gateway.protocol.common import Usage
 from gateway.protocol.pooling import InputFields, PoolingFields
 from gateway.requests.caller import check_rank, tenant_of
@@ -23,12 +24,7 @@ from gateway.requests.pooling_request import PoolingRequest, TokenizedInput, Tru
 from gateway.requests.refused import check_refused
 from gateway.requests.served_model import PoolingModel, ServedModel
 from gateway.requests.template_variables import template_variables
-from gateway.requests.validate import (
-    check_cache_salt,
-    check_no_image_settings,
-    check_request_id,
-    check_truncation,
-)
+from gateway.requests.validate import check_cache_salt, check_request_id, check_truncation
 from quire.bounds import PRIORITY_BOUND, check_token_ids
 from quire.errors import Cancelled, ContextTooLong, InvalidRequest
 from quire.rpc.context import current_request_id
@@ -58,7 +54,7 @@ class PoolingCall:
         """
         model = context_of(request).fleet.model(body.model, POOLING)
         check_refused(body)
-        check_no_image_settings(body.mm_processor_kwargs)
+        check_no_media_settings(body)
         check_rank(request)
         if body.padding not in (None, "do_not_pad"):
             raise InvalidRequest(
@@ -253,7 +249,7 @@ async def _conversations(call: PoolingCall, body: InputFields, messages: Sequenc
     found = []
     for conversation in conversations:
         converted = await beside(call.request, template_messages, conversation)
-        await call.context.images.read(converted.images, are_accepted=False)
+        await call.context.media.read(converted.media, accepted=())
         rendered = await call.context.tokenizer.render_chat(
             converted.json,
             add_generation_prompt=body.add_generation_prompt,

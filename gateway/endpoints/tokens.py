@@ -14,6 +14,7 @@ from gateway.endpoints import large
 from gateway.endpoints.body import read_json
 from gateway.endpoints.large import beside
 from gateway.errors import json_response
+from gateway.media.settings import check_media_settings, check_no_media_settings
 from gateway.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -27,7 +28,6 @@ from gateway.requests.messages import template_messages
 from gateway.requests.served_model import ServedModel
 from gateway.requests.template_variables import template_variables
 from gateway.requests.tools import template_tools
-from gateway.requests.validate import check_no_image_settings
 from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 
@@ -74,16 +74,16 @@ async def tokenize(request: Request) -> Response:
 async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayContext) -> TokenizedPrompt:
     """Returns the tokens of the text or conversation."""
     if body.messages is None:
-        check_no_image_settings(body.mm_processor_kwargs)
+        check_no_media_settings(body)
         special = body.add_special_tokens is not False
         return (await context.tokenizer.encode([body.prompt or ""], special))[0]
-    context.images.check_settings(body.mm_processor_kwargs)
+    check_media_settings(body, are_trusted=context.options.media.trust_request_mm_kwargs)
     converted = await beside(request, template_messages, body.messages)
-    accepts_images = context.fleet.model(body.model).accepts_images
     rendered = await context.tokenizer.render_chat(
         converted.json,
-        images=await context.images.read(converted.images, are_accepted=accepts_images),
-        image_settings=body.mm_processor_kwargs,
+        media=await context.media.read(converted.media, context.fleet.model(body.model).media),
+        processor_settings=body.mm_processor_kwargs,
+        reading_settings=body.media_io_kwargs,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=bool(body.add_special_tokens),

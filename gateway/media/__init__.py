@@ -1,1 +1,1 @@
-"""Images that messages name by URL: where their bytes come from, and what may be read or fetched."""
+"""Images and videos that messages name by URL: where their bytes come from, and what may be read or fetched."""

@@ -1,4 +1,4 @@
-"""Which network addresses images may be fetched from."""
+"""Which network addresses images and videos may be fetched from."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AllowedHosts:
         return cls(names - {ANY_PUBLIC_HOST}, ANY_PUBLIC_HOST in names)
 
     def allow(self, host: str, port: int) -> bool:
-        """Whether images may be fetched from the host, if its addresses are allowed."""
+        """Whether anything may be fetched from the host, if its addresses are allowed."""
         return host in self.listed or (self.any_public and port in _PUBLIC_PORTS)
 
     def allow_address(self, host: str, address: Address) -> bool:

@@ -1,20 +1,24 @@
-"""The images of conversations, as the tokenizer service takes them."""
+"""The images and videos of conversations, as the tokenizer service takes them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.media.fetch import MediaFetcher
+from gateway.media.kinds import NOUNS
+from gateway.media.source import MediaSource
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGES_BYTES
+from quire.media import MAX_FILES_BYTES, MediaKind
 from quire.options.media import MediaOptions
-from quire.options.multimodal import LIMIT_FLAG, most_images
+from quire.options.multimodal import LIMIT_FLAG, most
 
 
-class NamedImage(Protocol):
-    """An image that a message names."""
+class NamedMedia(Protocol):
+    """An image or a video that a message names."""
 
     @property
     def url(self) -> str: ...
@@ -22,9 +26,20 @@ class NamedImage(Protocol):
     @property
     def place(self) -> str: ...
 
+    @property
+    def kind(self) -> MediaKind: ...
 
-class ConversationImages:
-    """Reads the images that conversations name. Used from one event loop."""
+
+@dataclass(frozen=True)
+class MediaFiles:
+    """The files of a conversation's images, and of its videos: of each, one file or those of its frames."""
+
+    images: Sequence[bytes] = ()
+    videos: Sequence[tuple[bytes, ...]] = ()
+
+
+class ConversationMedia:
+    """Reads the images and videos that conversations name. Used from one event loop."""
 
     def __init__(self, options: MediaOptions) -> None:
         """
@@ -33,62 +48,61 @@ class ConversationImages:
         """
         options.check()
         self._fetcher = MediaFetcher(options)
-        self._most = most_images(options.limit_mm_per_prompt)
-        self._trusts_settings = options.trust_request_mm_kwargs
+        self._most = {kind: most(options.limit_mm_per_prompt, kind) for kind in MediaKind}
 
     async def close(self) -> None:
         """Ends what fetching needs."""
         await self._fetcher.close()
 
-    async def read(self, images: Sequence[NamedImage], *, are_accepted: bool) -> list[bytes]:
-        """Returns the images' files.
+    async def read(self, named: Sequence[NamedMedia], accepted: Collection[MediaKind]) -> MediaFiles:
+        """Returns the files.
 
         Args:
-            are_accepted: whether the model reads images.
+            accepted: what the model reads, besides text.
 
         Raises:
-            InvalidRequest: the model reads text only, there are too many images, or one cannot be had.
+            InvalidRequest: the model does not read one of them, there are too many, or one cannot be had.
         """
-        if not images:
-            return []
-        if not are_accepted:
-            raise InvalidRequest(
-                f"{images[0].place} is an image, but this model reads text only.", parameter="messages"
-            )
-        if len(images) > self._most:
-            raise InvalidRequest(
-                f"The conversation has {len(images)} images; at most {self._most} are allowed ({LIMIT_FLAG}).",
-                parameter="messages",
-            )
-        size = 0
+        if not named:
+            return MediaFiles()
+        sources = [MediaSource(each.url, each.place, each.kind) for each in named]
+        self._check(sources, accepted)
+        found = list(zip(sources, await self._fetched(sources), strict=True))
+        return MediaFiles(
+            [file for source, (file, *_) in found if source.kind is MediaKind.IMAGE],
+            [files for source, files in found if source.kind is MediaKind.VIDEO],
+        )
 
-        async def fetch(image: NamedImage) -> bytes:
-            nonlocal size
-            file = await self._fetcher.fetch(image.url, image.place)
-            size += len(file)
-            if size > MAX_IMAGES_BYTES:
+    def _check(self, sources: Sequence[MediaSource], accepted: Collection[MediaKind]) -> None:
+        for source in sources:
+            if source.kind not in accepted:
+                read = " and ".join(["text", *(f"{kind}s" for kind in accepted)])
+                raise source.error(f"is {NOUNS[source.kind]}, but this model reads {read} only.")
+        for kind, count in Counter(source.kind for source in sources).items():
+            if count > self._most[kind]:
                 raise InvalidRequest(
-                    f"The images have more than {MAX_IMAGES_BYTES} bytes together. Send fewer or smaller ones.",
+                    f"The conversation has {count} {kind}s; at most {self._most[kind]} are allowed ({LIMIT_FLAG}).",
                     parameter="messages",
                 )
-            return file
 
-        fetching = [asyncio.ensure_future(fetch(image)) for image in images]
+    async def _fetched(self, sources: Sequence[MediaSource]) -> Sequence[tuple[bytes, ...]]:
+        size = 0
+
+        async def fetch(source: MediaSource) -> tuple[bytes, ...]:
+            nonlocal size
+            files = await self._fetcher.fetch(source)
+            size += sum(map(len, files))
+            if size > MAX_FILES_BYTES:
+                raise InvalidRequest(
+                    f"The images and videos have more than {MAX_FILES_BYTES} bytes together. Send fewer or smaller "
+                    "ones.",
+                    parameter="messages",
+                )
+            return files
+
+        fetching = [asyncio.ensure_future(fetch(source)) for source in sources]
         try:
             return await asyncio.gather(*fetching)
         finally:  # once one fails, none of the others is wanted
             for each in fetching:
                 each.cancel()
-
-    def check_settings(self, settings: Mapping[str, Any] | None) -> None:
-        """Checks whether a request may bring settings for the image processor.
-
-        Raises:
-            InvalidRequest: it brings some, which the server does not allow.
-        """
-        if settings and not self._trusts_settings:
-            raise InvalidRequest(
-                "This server does not accept settings for the image processor from requests; start it with "
-                "--trust-request-mm-kwargs.",
-                parameter="mm_processor_kwargs",
-            )

@@ -1,38 +1,67 @@
-"""Images within the request: `data:image/png;base64,…`."""
+"""Images and videos within the request: `data:image/png;base64,…`, and videos as lists of frames."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from gateway.media.source import ImageSource
-from quire.images import MAX_IMAGE_BYTES
+from gateway.media.kinds import DATA_URLS
+from gateway.media.source import MediaSource
+from quire.media import MediaKind
 
-_HEAD = re.compile(r"data:(image/[\w.+*-]+)?(;[\w-]+=[\w.+-]+)*;base64", re.ASCII | re.IGNORECASE)
+_HEADS: Mapping[MediaKind, re.Pattern[str]] = MappingProxyType({
+    kind: re.compile(rf"data:({types}/[\w.+*-]+)?(;[\w-]+=[\w.+-]+)*;base64", re.ASCII | re.IGNORECASE)
+    for kind, types in {MediaKind.IMAGE: "image", MediaKind.VIDEO: "(?:video|image)"}.items()
+})  # fmt: skip
+# Types of videos whose frames are sent one after the other, as images separated by commas.
+_TYPES_OF_FRAMES = ("video/jpeg", "video/png", "video/webp")
+_MAX_FRAMES = 768
 _MAX_HEAD_CHARACTERS = 256
-_MAX_CHARACTERS = -(-MAX_IMAGE_BYTES // 3) * 4
 _QUICK_CHARACTERS = 64 * 1024  # take less time to decode than a thread to start
 
 
-async def decode(source: ImageSource) -> bytes:
-    """Returns the bytes of an image in a data: URL.
+async def decode(source: MediaSource) -> tuple[bytes, ...]:
+    """Returns the bytes of an image or a video in a data: URL: one file, or a video's frames.
 
     Raises:
-        InvalidRequest: it is not an image in base64, or too large.
+        InvalidRequest: it is not of the kind in base64, or too large.
     """
     end = source.url.find(",", 0, _MAX_HEAD_CHARACTERS)
-    if end < 0 or not _HEAD.fullmatch(source.url, 0, end):
-        raise source.error("is a data: URL, which must begin like data:image/png;base64, and continue with base64.")
-    if len(source.url) - end - 1 > _MAX_CHARACTERS:
+    head = _HEADS[source.kind].fullmatch(source.url, 0, end) if end >= 0 else None
+    if not head:
+        raise source.error(f"is a data: URL, which must begin like {DATA_URLS[source.kind]} and continue with base64.")
+    are_frames = (head[1] or "").lower() in _TYPES_OF_FRAMES
+    # Each frame may end within a group of four characters, and has a comma.
+    if len(source.url) - end > _num_characters(source.most_bytes) + (5 * _MAX_FRAMES if are_frames else 1):
         raise source.too_large()
     data = source.url[end + 1 :]
-    try:
-        if len(data) <= _QUICK_CHARACTERS:
-            return base64.b64decode(data, validate=True)
-        return await asyncio.to_thread(base64.b64decode, data, validate=True)
-    except ValueError as error:
-        raise source.error(
-            f"is not valid base64 ({error}). Encode the file in the standard alphabet, with padding and without line "
-            "breaks."
-        ) from None
+    if are_frames and data.count(",") >= _MAX_FRAMES:
+        raise source.error(f"has {data.count(',') + 1} frames; at most {_MAX_FRAMES} are allowed. Send fewer of them.")
+    texts = data.split(",") if are_frames else [data]
+    if len(data) <= _QUICK_CHARACTERS:
+        return _files(source, texts)
+    return await asyncio.to_thread(_files, source, texts)
+
+
+def _num_characters(num_bytes: int) -> int:
+    """Length of so many bytes in base64."""
+    return -(-num_bytes // 3) * 4
+
+
+def _files(source: MediaSource, texts: Sequence[str]) -> tuple[bytes, ...]:
+    """Decodes the file, or each frame."""
+    files = []
+    for index, text in enumerate(texts):
+        try:
+            files.append(base64.b64decode(text, validate=True))
+        except ValueError as error:
+            raise source.error(
+                f"is not valid base64 ({error}{f', in frame {index}' if len(texts) > 1 else ''}). Encode the file in "
+                "the standard alphabet, with padding and without line breaks."
+            ) from None
+    if sum(map(len, files)) > source.most_bytes:
+        raise source.too_large()
+    return tuple(files)

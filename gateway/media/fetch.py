@@ -1,64 +1,66 @@
-"""Gets the bytes of an image from wherever its URL says."""
+"""Gets the bytes of an image or a video from wherever its URL says."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from gateway.media import data_url
+from gateway.media.kinds import DATA_URLS
 from gateway.media.local_files import LocalFiles
-from gateway.media.source import ImageSource
+from gateway.media.source import MediaSource
 from quire.options.media import MediaOptions
 
 if TYPE_CHECKING:
-    from gateway.media.web import WebImages
+    from gateway.media.web import WebMedia
 
 
 class MediaFetcher:
-    """Images in data: URLs, and those in files and on hosts that the operator allows. Used from one event loop."""
+    """Images and videos in data: URLs, and those in files and on hosts that the operator allows.
+
+    Used from one event loop.
+    """
 
     def __init__(self, options: MediaOptions) -> None:
-        self._files = LocalFiles(options.allowed_local_media_path)
-        self._web: WebImages | None = None
+        self._folder = LocalFiles(options.allowed_local_media_path)
+        self._web: WebMedia | None = None
         if options.allowed_media_domains:
-            from gateway.media.web import WebImages  # imported late: httpx is slow to import, and rarely needed
+            from gateway.media.web import WebMedia  # imported late: httpx is slow to import, and rarely needed
 
-            self._web = WebImages(options)
+            self._web = WebMedia(options)
 
-    async def fetch(self, url: str, place: str) -> bytes:
-        """Returns the bytes of an image: at least one, and at most MAX_IMAGE_BYTES. What they hold is not checked.
+    async def fetch(self, source: MediaSource) -> tuple[bytes, ...]:
+        """Returns the file of an image or a video, or the files of a video's frames.
 
-        Args:
-            place: where the URL is in the request, such as `messages[0].content[1]`.
+        None is empty, and together they have at most `source.most_bytes`. What they hold is not checked.
 
         Raises:
-            InvalidRequest: the URL is malformed, or of a kind, file or host that is not allowed; or the image cannot
-                be read or fetched, is too large or takes too long.
+            InvalidRequest: the URL is malformed, or of a kind, file or host that is not allowed; or the file cannot be
+                read or fetched, is too large or takes too long.
         """
-        source = ImageSource(url, place)
-        image = await self._bytes(source)
-        if not image:
-            raise source.error("is empty. Send the file's content.")
-        return image
+        files = await self._files_of(source)
+        if not all(files):
+            raise source.error(f"{'is' if len(files) == 1 else 'has a frame that is'} empty. Send the file's content.")
+        return files
 
     async def close(self) -> None:
         """Ends what fetching needs; nothing may be fetched afterwards."""
         if self._web:
             await self._web.close()
 
-    async def _bytes(self, source: ImageSource) -> bytes:
+    async def _files_of(self, source: MediaSource) -> tuple[bytes, ...]:
         if source.scheme == "data":
             return await data_url.decode(source)
         if source.scheme == "file":
-            return await self._files.read(source)
+            return (await self._folder.read(source),)
         if source.scheme not in ("http", "https"):
             what = f"has a URL of the scheme {source.scheme!r}" if source.scheme else "is not a URL"
             raise source.error(
-                f"{what}. Send it as data:image/png;base64,… or, where the server allows it, as an http://, https:// "
+                f"{what}. Send it as {DATA_URLS[source.kind]}… or, where the server allows it, as an http://, https:// "
                 "or file:// URL (--allowed-media-domains, --allowed-local-media-path)."
             )
         if not self._web:
             raise source.error(
                 f"is an {source.scheme}:// URL, which is only accepted by servers that are started with "
-                "--allowed-media-domains. Send the image as a data: URL."
+                f"--allowed-media-domains. Send the {source.kind} as a data: URL."
             )
-        return await self._web.get(source)
+        return (await self._web.get(source),)

@@ -1,4 +1,4 @@
-"""Images in the folder that the operator has opened to requests: `file:///folder/image.png`."""
+"""Images and videos in the folder that the operator has opened to requests: `file:///folder/image.png`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote
 
-from gateway.media.source import ImageSource
-from quire.images import MAX_IMAGE_BYTES
+from gateway.media.source import MediaSource
 
 _PREFIX = "file://"
 _HOSTS = ("", "localhost")
@@ -25,7 +24,7 @@ class LocalFiles:
         """
         self._folder = folder
 
-    async def read(self, source: ImageSource) -> bytes:
+    async def read(self, source: MediaSource) -> bytes:
         """Returns the bytes of the file.
 
         Raises:
@@ -35,16 +34,16 @@ class LocalFiles:
         if not self._folder:
             raise source.error(
                 "is a file:// URL, which is only accepted by servers that are started with --allowed-local-media-path. "
-                "Send the image as a data: URL."
+                f"Send the {source.kind} as a data: URL."
             )
         try:
-            data = await asyncio.to_thread(_read, Path(self._folder), _path(source.url))
+            data = await asyncio.to_thread(_read, Path(self._folder), _path(source.url), source.most_bytes)
         except (OSError, ValueError, RuntimeError):  # RuntimeError: symbolic links in a circle
             raise source.error(
                 f"({source.shown}) is not a readable file in the folder of --allowed-local-media-path. Write the URL "
                 "as file:// and an absolute path, percent-encoded."
             ) from None
-        if len(data) > MAX_IMAGE_BYTES:
+        if len(data) > source.most_bytes:
             raise source.too_large()
         return data
 
@@ -60,7 +59,7 @@ def _path(url: str) -> Path:
     return Path(slash + unquote(path, errors="strict"))
 
 
-def _read(folder: Path, path: Path) -> bytes:
+def _read(folder: Path, path: Path, most_bytes: int) -> bytes:
     """The file's bytes, up to one more than the limit.
 
     Raises:
@@ -75,6 +74,6 @@ def _read(folder: Path, path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_IMAGE_BYTES + 1)
+            return file.read(most_bytes + 1)
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ class SystemResolver:
     not delay other work."""
 
     def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="image-hosts")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="media-hosts")
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         """See Resolve."""

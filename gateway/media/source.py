@@ -1,20 +1,21 @@
-"""The URL that a message names an image by."""
+"""The URL that a message names an image or a video by."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from gateway.media.kinds import NOUNS
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGE_BYTES
+from quire.media import MAX_FILE_BYTES, MediaKind
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,19}):")
 _SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
-class ImageSource:
-    """An image's URL.
+class MediaSource:
+    """The URL of an image or a video.
 
     Attributes:
         place: where the URL is in the request, such as `messages[0].content[1]`.
@@ -22,6 +23,7 @@ class ImageSource:
 
     url: str
     place: str
+    kind: MediaKind
 
     @property
     def scheme(self) -> str:
@@ -34,10 +36,17 @@ class ImageSource:
         """The beginning of the URL, for messages. Not for data: URLs."""
         return repr(self.url[:_SHOWN_CHARACTERS])
 
+    @property
+    def most_bytes(self) -> int:
+        """Limit for its file, or for all frames of a video together."""
+        return MAX_FILE_BYTES[self.kind]
+
     def error(self, what: str) -> InvalidRequest:
-        """An error about the image; its message begins with where the image is and continues with `what`."""
+        """An error about the image or video; its message begins with where that is and continues with `what`."""
         return InvalidRequest(f"{self.place} {what}", parameter="messages")
 
     def too_large(self) -> InvalidRequest:
-        """The error for an image above the limit."""
-        return self.error(f"has more than the {MAX_IMAGE_BYTES} bytes allowed for an image. Send a smaller one.")
+        """The error for what is above the limit."""
+        return self.error(
+            f"has more than the {self.most_bytes} bytes allowed for {NOUNS[self.kind]}. Send a smaller one."
+        )

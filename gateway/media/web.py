@@ -1,4 +1,4 @@
-"""Images from other hosts: `https://images.example.com/cat.png`.
+"""Images and videos from other hosts: `https://images.example.com/cat.png`.
 
 Requests are made with httpcore, which follows no redirects, keeps no cookies, knows no proxies and decompresses
 nothing, so that none of it has to be turned off.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from types import MappingProxyType
 
 import httpcore
 import httpx
 
 from gateway.media.addresses import AllowedHosts
+from gateway.media.kinds import NOUNS
 from gateway.media.network import CheckedNetwork, Resolve, SystemResolver
-from gateway.media.source import ImageSource
-from quire.images import MAX_IMAGE_BYTES
+from gateway.media.source import MediaSource
+from quire.media import MediaKind
 from quire.options.media import MediaOptions
 
 logger = logging.getLogger(__name__)
@@ -26,13 +28,12 @@ _MAX_URL_CHARACTERS = 8192
 _UNSAFE = re.compile(r"[\\\s\x00-\x1f\x7f-\x9f]")
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
-_HEADERS = (
-    ("User-Agent", "quire"), ("Accept", "image/*"), ("Accept-Encoding", "identity"), ("Connection", "close"),
-)  # fmt: skip
+_ACCEPTED = MappingProxyType({MediaKind.IMAGE: "image/*", MediaKind.VIDEO: "video/*, image/*"})
+_HEADERS = (("User-Agent", "quire"), ("Accept-Encoding", "identity"), ("Connection", "close"))
 
 
-class WebImages:
-    """Fetches images from allowed hosts, a few at a time."""
+class WebMedia:
+    """Fetches images and videos from allowed hosts, a few at a time."""
 
     def __init__(
         self,
@@ -46,7 +47,9 @@ class WebImages:
             connector: connects to addresses that are allowed.
         """
         self._hosts = AllowedHosts.of(options.allowed_media_domains)
-        self._seconds = options.image_fetch_timeout_seconds
+        self._seconds = {
+            MediaKind.IMAGE: options.image_fetch_timeout_seconds, MediaKind.VIDEO: options.video_fetch_timeout_seconds,
+        }  # fmt: skip
         self._resolver = SystemResolver(MAX_CONNECTIONS)
         self._network = CheckedNetwork(
             self._hosts, resolve or self._resolver.resolve, connector or httpcore.AnyIOBackend()
@@ -54,36 +57,37 @@ class WebImages:
         self._tls = httpx.create_ssl_context(trust_env=False)
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def get(self, source: ImageSource) -> bytes:
+    async def get(self, source: MediaSource) -> bytes:
         """Returns the body of the response. The time limit begins once there is a free connection.
 
         Raises:
             InvalidRequest: the URL is malformed, its host not allowed or not reached, or the response is not an
                 uncompressed body of acceptable size with status 200; or it takes too long.
         """
-        url = self._checked(source)
+        url, seconds = self._checked(source), self._seconds[source.kind]
         async with self._slots:
             try:
-                async with asyncio.timeout(self._seconds):
-                    return await self._body(source, url)
+                async with asyncio.timeout(seconds):
+                    return await self._body(source, url, seconds)
             except (TimeoutError, httpcore.TimeoutException):
                 raise source.error(
-                    f"({source.shown}) did not arrive within {self._seconds:g} s (--image-fetch-timeout-seconds). Try "
-                    "again, or send it as a data: URL."
+                    f"({source.shown}) did not arrive within {seconds:g} s (--{source.kind}-fetch-timeout-seconds). "
+                    "Try again, or send it as a data: URL."
                 ) from None
             except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
                 # What went wrong is for the operator only: it would tell callers which hosts and ports exist.
-                logger.info("an image could not be fetched from %r: %s", _host(url), error)
+                logger.info("%s could not be fetched from %r: %s", NOUNS[source.kind], _host(url), error)
                 raise source.error(
                     f"({source.shown}) cannot be reached: its host must answer HTTP, and have a public address or be "
-                    "listed by name in --allowed-media-domains. Check the URL, or send the image as a data: URL."
+                    f"listed by name in --allowed-media-domains. Check the URL, or send the {source.kind} as a data: "
+                    "URL."
                 ) from None
 
     async def close(self) -> None:
         """Ends what fetching needs."""
         self._resolver.close()
 
-    def _checked(self, source: ImageSource) -> httpx.URL:
+    def _checked(self, source: MediaSource) -> httpx.URL:
         """
         Raises:
             InvalidRequest: the URL is malformed, or its host is not allowed.
@@ -91,7 +95,7 @@ class WebImages:
         if len(source.url) > _MAX_URL_CHARACTERS:
             raise source.error(
                 f"has a URL of {len(source.url)} characters; at most {_MAX_URL_CHARACTERS} are allowed. Shorten it, "
-                "or send the image as a data: URL."
+                f"or send the {source.kind} as a data: URL."
             )
         if _UNSAFE.search(source.url):
             raise source.error(
@@ -115,10 +119,11 @@ class WebImages:
             )
         return url
 
-    async def _body(self, source: ImageSource, url: httpx.URL) -> bytes:
+    async def _body(self, source: MediaSource, url: httpx.URL, seconds: float) -> bytes:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=_port(url), target=url.raw_path)
-        headers: list[tuple[str | bytes, str | bytes]] = [("Host", url.netloc), *_HEADERS]
-        extensions = {"timeout": {"connect": self._seconds}}
+        accepted = _ACCEPTED[source.kind]
+        headers: list[tuple[str | bytes, str | bytes]] = [("Host", url.netloc), ("Accept", accepted), *_HEADERS]
+        extensions = {"timeout": {"connect": seconds}}
         # A pool of its own for each request: no connection is left for another one, even if this one is canceled.
         pool = httpcore.AsyncConnectionPool(ssl_context=self._tls, network_backend=self._network)
         async with pool, pool.stream("GET", target, headers=headers, extensions=extensions) as response:
@@ -126,7 +131,7 @@ class WebImages:
             chunks, size = [], 0
             async for chunk in response.aiter_stream():
                 size += len(chunk)
-                if size > MAX_IMAGE_BYTES:
+                if size > source.most_bytes:
                     raise source.too_large()
                 chunks.append(chunk)
                 await asyncio.sleep(0)  # thousands of tiny chunks may arrive at once
@@ -141,11 +146,11 @@ def _port(url: httpx.URL) -> int:
     return _PORTS[url.scheme] if url.port is None else url.port
 
 
-def _check_head(source: ImageSource, response: httpcore.Response) -> None:
+def _check_head(source: MediaSource, response: httpcore.Response) -> None:
     """Checks status and headers.
 
     Raises:
-        InvalidRequest: the body is not the image itself, or too large.
+        InvalidRequest: the body is not the file itself, or too large.
     """
     if response.status in _REDIRECTS:
         raise source.error(
@@ -160,5 +165,5 @@ def _check_head(source: ImageSource, response: httpcore.Response) -> None:
         raise source.error(
             f"({source.shown}) is sent compressed (Content-Encoding), which is not accepted. Send it as a data: URL."
         )
-    if int(headers.get(b"content-length", b"0")) > MAX_IMAGE_BYTES:
+    if int(headers.get(b"content-length", b"0")) > source.most_bytes:
         raise source.too_large()

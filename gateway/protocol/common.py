@@ -83,12 +83,13 @@ class GenerationFields(SamplingFields, kw_only=True):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # for conversations with images
+    # For conversations with images and videos.
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
     # Not supported: refused unless neutral, see gateway/requests/refused.py.
     kv_transfer_params: Any = None
     prompt_embeds: Any = None
-    media_io_kwargs: Any = None
     mm_payload: Any = None
     ec_transfer_params: Any = None
     include_reasoning: bool | None = None

@@ -29,8 +29,8 @@ class PoolingFields(RequestFields, kw_only=True):
 
     # Not supported: refused unless neutral, see gateway/requests/refused.py.
     padding: str | None = None
-    media_io_kwargs: Any = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class InputFields(PoolingFields, kw_only=True):

@@ -23,7 +23,9 @@ class TokenizeRequest(RequestFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None  # for conversations with images
+    # For conversations with images and videos.
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeResponse(msgspec.Struct):

@@ -8,39 +8,46 @@ from typing import Any
 
 import msgspec
 
+from gateway.media.kinds import DATA_URLS, NOUNS
 from quire.bounds import MAX_MESSAGES
 from quire.errors import InvalidRequest
+from quire.media import MediaKind
+
+# Type of a content part, and the key of its URL → what it is.
+_URLS = {"image_url": MediaKind.IMAGE, "video_url": MediaKind.VIDEO}
 
 
 @dataclass(frozen=True)
-class ImageUrl:
-    """An image that a message names."""
+class MediaUrl:
+    """An image or a video that a message names."""
 
     url: str
     place: str  # where it is in the request, for error messages
+    kind: MediaKind
 
 
 @dataclass(frozen=True)
 class TemplateMessages:
-    """Messages in the form that chat templates expect, as JSON, and the images of their image parts in order."""
+    """Messages in the form that chat templates expect, as JSON, and their images and videos in order."""
 
     json: bytes
-    images: tuple[ImageUrl, ...]
+    media: tuple[MediaUrl, ...]
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
-    """Converts messages: content parts become text and image parts, and tool call arguments are parsed.
+    """Converts messages: content parts become text, image and video parts, and tool call arguments are parsed.
 
     Everything else passes through unchanged.
 
     Raises:
-        InvalidRequest: a message has no role, content that is neither text nor image, or reasoning that is not text.
+        InvalidRequest: a message has no role, content that is neither text, image nor video, or reasoning that is not
+            text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages must have 1 to {MAX_MESSAGES} entries.", parameter="messages")
-    images: list[ImageUrl] = []
-    found = [_message(message, f"messages[{index}]", images) for index, message in enumerate(messages)]
-    return TemplateMessages(msgspec.json.encode(found), tuple(images))
+    media: list[MediaUrl] = []
+    found = [_message(message, f"messages[{index}]", media) for index, message in enumerate(messages)]
+    return TemplateMessages(msgspec.json.encode(found), tuple(media))
 
 
 def texts_of(message: Mapping[str, Any]) -> list[str]:
@@ -52,14 +59,14 @@ def texts_of(message: Mapping[str, Any]) -> list[str]:
     return [content] if isinstance(content, str) else []
 
 
-def _message(message: Mapping[str, Any], place: str, images: list[ImageUrl]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], place: str, media: list[MediaUrl]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{place}.role must be a string such as 'user'.", parameter="messages")
     converted = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        converted["content"] = [_part(part, f"{place}.content[{index}]", images) for index, part in enumerate(content)]
+        converted["content"] = [_part(part, f"{place}.content[{index}]", media) for index, part in enumerate(content)]
     elif content is None and not message.get("tool_calls"):  # with tool calls, templates accept missing content
         converted["content"] = ""
     elif content is not None and not isinstance(content, str):
@@ -83,28 +90,34 @@ def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
     return None
 
 
-def _part(part: Any, place: str, images: list[ImageUrl]) -> dict[str, str]:
-    """Converts a content part; appends the image of an image part to `images`."""
+def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
+    """Converts a content part; appends an image or a video to `media`."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    kind = part.get("type") if isinstance(part, dict) else None
-    given = part.get(kind) if kind in ("text", "refusal", "image_url") else None
-    if kind == "image_url":
-        given = given.get("url") if isinstance(given, dict) else given
-        if not isinstance(given, str):
-            raise InvalidRequest(
-                f'{place} needs the URL of an image, as in {{"type": "image_url", "image_url": {{"url": '
-                '"data:image/png;base64,…"}}.', parameter="messages",
-            )  # fmt: skip
-        images.append(ImageUrl(given, place))
-        return {"type": "image"}
+    name = part.get("type") if isinstance(part, dict) else None
+    if isinstance(name, str) and name in _URLS:
+        kind = _URLS[name]
+        media.append(MediaUrl(_url(part.get(name), name, place), place, kind))
+        return {"type": kind.value}
+    given = part.get(name) if name in ("text", "refusal") else None
     if isinstance(given, str):
         return {"type": "text", "text": given}
     raise InvalidRequest(
-        f"{place} is of type {str(kind)[:50]!r}; Quire's models read text and images only: send parts of type text or "
-        "image_url.",
+        f"{place} is of type {str(name)[:50]!r}; supported are text, image_url and video_url. Quire reads no audio.",
         parameter="messages",
     )
+
+
+def _url(given: Any, name: str, place: str) -> str:
+    """Returns the URL of a part, which is an object or the URL itself."""
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        kind = _URLS[name]
+        raise InvalidRequest(
+            f'{place} needs the URL of {NOUNS[kind]}, as in {{"type": "{name}", "{name}": {{"url": '
+            f'"{DATA_URLS[kind]}…"}}}}.', parameter="messages",
+        )  # fmt: skip
+    return url
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from quire.media import MediaKind
 from quire.runners import GENERATE
 from quire.sampling import SamplingParameters
 
@@ -53,6 +54,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...] = ()
     prompt_embeds_size: int = 0  # values per row of prompt embeddings; 0 if not accepted
     accepts_images: bool = False
+    accepts_videos: bool = False
     adapters: tuple[Adapter, ...] = ()
     adapter: Adapter | None = None  # set if this is an adapter
     base: str | None = None  # the model's main name, for an adapter
@@ -68,6 +70,12 @@ class ServedModel:
     def parent(self) -> str | None:
         """Name shown as an adapter's base: as given when loading, otherwise the model's main name."""
         return (self.adapter and self.adapter.base_model_name) or self.base
+
+    @property
+    def media(self) -> tuple[MediaKind, ...]:
+        """What it reads besides text."""
+        accepted = {MediaKind.IMAGE: self.accepts_images, MediaKind.VIDEO: self.accepts_videos}
+        return tuple(kind for kind in MediaKind if accepted[kind])
 
     @property
     def revision(self) -> str:

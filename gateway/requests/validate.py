@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gateway.protocol.common import GenerationFields
 from gateway.requests.refused import check_refused
@@ -78,19 +77,6 @@ def check_request_id(request_id: str | None) -> None:
     """
     if request_id is not None and not is_request_id(request_id):
         raise InvalidRequest("request_id must be 1 to 128 of the characters A-Z a-z 0-9 . _ -", parameter="request_id")
-
-
-def check_no_image_settings(settings: Mapping[str, Any] | None) -> None:
-    """Checks the field mm_processor_kwargs of a request that has no images.
-
-    Raises:
-        InvalidRequest: it has settings.
-    """
-    if settings:
-        raise InvalidRequest(
-            "mm_processor_kwargs is refused: it is about images, and this request takes text only. Leave it out.",
-            parameter="mm_processor_kwargs",
-        )
 
 
 def check_truncation(limit: int) -> None:

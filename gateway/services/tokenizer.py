@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.media.conversations import MediaFiles
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.pooling_request import TokenizedInput, Truncation
@@ -28,7 +29,8 @@ _InputKey = tuple[bool, int, Truncation | None]
 _TEXTS_AT_ONCE = 1024  # per call
 # Inputs with fewer characters are batched with those of other requests.
 _FEW_CHARS = 2000
-_IMAGE_SECONDS = 30.0  # of which each image may take a third
+_IMAGES_SECONDS = 30.0  # of which each image may take a third
+_VIDEOS_SECONDS = 60.0  # with the images
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -192,14 +194,16 @@ class Tokenizer:
         max_tokens: int = 0,
         truncation: Truncation | None = None,
         with_text: bool = False,
-        images: Sequence[bytes] = (),
-        image_settings: Mapping[str, Any] | None = None,
+        media: MediaFiles = MediaFiles(),
+        processor_settings: Mapping[str, Any] | None = None,
+        reading_settings: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
         """Renders a conversation by the chat template; the other arguments are as in `encode`.
 
         Args:
-            images: the files of its image parts.
-            image_settings: for the model's image processor, instead of the server's.
+            media: the files of its image and video parts.
+            processor_settings: for the model's image processor, instead of the server's.
+            reading_settings: for reading the files, by kind, instead of the server's.
         """
         request = tokenizer_pb2.RenderChatRequest(
             messages_json=messages_json,
@@ -214,10 +218,12 @@ class Tokenizer:
             adapter=adapter,
             max_tokens=max_tokens,
             truncation=from_truncation(truncation),
-            images=images,
-            image_processor_kwargs_json=msgspec.json.encode(image_settings) if image_settings else b"",
+            images=media.images,
+            image_processor_kwargs_json=msgspec.json.encode(processor_settings) if processor_settings else b"",
+            videos=[tokenizer_pb2.Video(files=files) for files in media.videos],
+            media_io_kwargs_json=msgspec.json.encode(reading_settings) if reading_settings else b"",
         )
-        seconds = _IMAGE_SECONDS if images else None
+        seconds = _VIDEOS_SECONDS if media.videos else _IMAGES_SECONDS if media.images else None
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)
         sequence = answer.sequence
         prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence, answer.images))

@@ -79,7 +79,7 @@ VALUES: Mapping[str, Values] = MappingProxyType(
     }
 )
 
-_NO_MEDIA = "refused: Quire reads text and images."
+_NO_AUDIO = "refused: Quire reads text, images and videos."
 _OTHER_HARDWARE = "refused: Quire runs only on CPUs and NVIDIA GPUs."
 _CUTS = "engine_svc/models/test_exactness.py"
 
@@ -211,8 +211,8 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "images, audio and video": {
             "image input": "engine_svc/images/test_exactness.py::families",
-            "video input": _NO_MEDIA,
-            "audio input": _NO_MEDIA,
+            "video input": "integration/test_videos.py",
+            "audio input": _NO_AUDIO,
             "limits per modality": "--limit-mm-per-prompt",
             "processor settings": "--mm-processor-kwargs",
             "media decoder settings": "--media-io-kwargs",

@@ -22,7 +22,7 @@ _TESTS = {
     "tests/gateway/endpoints/test_tool_calls.py": "tools tool_choice parallel_tool_calls",
     "tests/gateway/requests/test_constraint.py": "guided_json guided_decoding_backend guided_whitespace_pattern",
     "tests/gateway/requests/test_thinking.py": "reasoning_effort",
-    "tests/gateway/media/test_conversations.py": "mm_processor_kwargs",
+    "tests/gateway/media/test_settings.py": "mm_processor_kwargs media_io_kwargs",
     "tests/gateway/requests/test_what_routers_get.py": "session_id cache_salt user",
     "tests/integration/test_demo_model.py": "chat_template_kwargs",
     "tests/integration/test_openai_sdk.py": (

@@ -16,7 +16,7 @@ class Refused:
     neutral: tuple[Any, ...] = ()  # values that ask for nothing, besides null
 
 
-_TEXT_ONLY = "Quire's models read text and images, which come in messages, and write text"
+_TEXT_ONLY = "Quire's models read text, images and videos, which come in messages, and write text"
 _NO_TRANSFER = "Quire does not move KV cache between servers at a client's request"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
@@ -25,7 +25,6 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "function_call": Refused("tool_choice replaces it", ("none",)),
         "modalities": Refused(_TEXT_ONLY, (["text"],)),
         "audio": Refused(_TEXT_ONLY),
-        "media_io_kwargs": Refused(_TEXT_ONLY, ({},)),
         "mm_payload": Refused(_TEXT_ONLY),
         "features": Refused(_TEXT_ONLY),
         "content_parts": Refused(_TEXT_ONLY, ([],)),

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.options.nearest import nearest
 
-_MOST_SHOWN = 100  # characters shown of a wrong value
+_MOST_SHOWN = 100  # characters shown of a wrong key or value
 
 
 def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None:
@@ -24,7 +24,8 @@ def check_object(value: Mapping[str, Any], schema: type[msgspec.Struct]) -> None
     known = schema.__struct_fields__
     for key in value:
         if key not in known:
-            raise ValueError(f"{key} is not known.{nearest(key, known)} Known keys: {', '.join(known)}.")
+            shown = key[:_MOST_SHOWN]
+            raise ValueError(f"{shown} is not known.{nearest(shown, known)} Known keys: {', '.join(known)}.")
     try:
         msgspec.convert(value, schema)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Options for images that requests name by URL."""
+"""Options for images and videos that requests name by URL."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from quire.errors import StartupError
+from quire.media import MediaKind
 from quire.options.base import ANY_WORD, option
-from quire.options.multimodal import limit_option, most_images
+from quire.options.multimodal import limit_option, most
 
 ANY_PUBLIC_HOST = "*"
 _HOST = re.compile(r"[A-Za-z0-9._-]+")
@@ -17,28 +18,31 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """Images that requests name by URL."""
+    """Images and videos that requests name by URL."""
 
     group: ClassVar[str] = "MultiModalConfig"
 
     allowed_local_media_path: str = option(
-        "", "Folder whose files requests may name as images by file:// URLs: whoever may send a request can read its "
-        "images. Empty: none.", metavar="FOLDER",
+        "", "Folder whose files requests may name as images and videos by file:// URLs: whoever may send a request can "
+        "read those in it. Empty: none.", metavar="FOLDER",
     )  # fmt: skip
     allowed_media_domains: tuple[str, ...] = option(
-        (), "Hosts that images may be fetched from by http:// and https:// URLs; none by default. Takes several words. "
-        "A listed host may have a private address and any port; * stands for every host with public addresses, on "
-        "ports 80 and 443.",
+        (), "Hosts that images and videos may be fetched from by http:// and https:// URLs; none by default. Takes "
+        "several words. A listed host may have a private address and any port; * stands for every host with public "
+        "addresses, on ports 80 and 443.",
         metavar="HOST", following=ANY_WORD,
     )  # fmt: skip
     image_fetch_timeout_seconds: float = option(
         5.0, "Maximum time for fetching one image.", variables=("VLLM_IMAGE_FETCH_TIMEOUT",), minimum=0.1, maximum=300,
     )  # fmt: skip
+    video_fetch_timeout_seconds: float = option(
+        30.0, "Maximum time for fetching one video.", variables=("VLLM_VIDEO_FETCH_TIMEOUT",), minimum=0.1, maximum=300,
+    )  # fmt: skip
 
     limit_mm_per_prompt: str = limit_option()
     trust_request_mm_kwargs: bool = option(
-        False, "Allows requests to bring settings for the model's image processor (mm_processor_kwargs), which may "
-        "make their images take more time, memory and tokens.",
+        False, "Allows requests to bring settings for the model's image processor (mm_processor_kwargs) and for "
+        "reading files (media_io_kwargs), which may make their images and videos take more time, memory and tokens.",
     )  # fmt: skip
 
     def check(self) -> None:
@@ -47,7 +51,7 @@ class MediaOptions:
         Raises:
             StartupError: one is not.
         """
-        most_images(self.limit_mm_per_prompt)
+        most(self.limit_mm_per_prompt, MediaKind.IMAGE)
         folder = self.allowed_local_media_path
         if folder and not Path(folder).is_dir():
             raise StartupError(f"--allowed-local-media-path {folder} is not a folder. Name one that exists.")

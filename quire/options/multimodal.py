@@ -1,31 +1,51 @@
-"""Options of image input that several services share, and those of the tokenizer service and the engine."""
+"""Options of image and video input that several services share, and those of the tokenizer service and the engine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+import msgspec
+
 from quire.errors import StartupError
+from quire.media import MediaKind
 from quire.options.base import option
+from quire.options.json_object import check_object
+from quire.options.nearest import nearest
 
 LIMIT_FLAG = "--limit-mm-per-prompt"
-_MOST_IMAGES = 999
-_IMAGES = ("image", "images")
-_KINDS = (*_IMAGES, "video", "videos", "audio", "audios")
+_MOST = 999
+_COUNT = "count"
+# Kind → the keys that its limit may have besides the number, for vLLM, which measures memory with inputs of that size.
+_SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    MediaKind.IMAGE: ("width", "height"), MediaKind.VIDEO: ("num_frames", "width", "height"), "audio": ("length",),
+})  # fmt: skip
+_GREATEST = 10**6  # of settings that are numbers
+# Name → types of its values, and which they may be.
+_VIDEO_SETTINGS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType({
+    "num_frames": ((int,), f"an integer from 1 to {_GREATEST}, or -1 for all frames"),
+    "fps": ((int, float), f"a number above 0 and at most {_GREATEST}, or -1 for no limit"),
+})  # fmt: skip
+_SHOWN = 50  # maximum characters of a key or value in messages
 
 
 def limit_option() -> Any:
-    """An option shared by the gateway, which counts images, and the engine, which needs no encoder without them."""
+    """An option shared by the gateway, which counts images and videos, and the engine, which needs no encoder without
+    them."""
     return option(
-        "", 'Maximum number of images in a prompt: \'{"image": 4}\' or image=4; 999 by default. 0 leaves the model\'s '
-        "image encoder out of memory. Limits for video and audio are accepted, but Quire reads neither.",
+        "", 'Maximum number of images and of videos in a prompt: \'{"image": 4, "video": 1}\' or image=4,video=1; '
+        "999 of each by default. With 0 of both, the model's image encoder is left out of memory. Sizes, as in "
+        '\'{"video": {"count": 1, "num_frames": 32}}\', have no effect. A limit for audio is accepted, but Quire reads '
+        "none.",
         metavar="JSON|KIND=NUMBER,…",
     )  # fmt: skip
 
 
-def most_images(limit: str) -> int:
-    """The maximum number of images in a prompt.
+def most(limit: str, kind: MediaKind) -> int:
+    """The maximum number of images or videos in a prompt.
 
     Args:
         limit: a value of the shared option.
@@ -34,11 +54,15 @@ def most_images(limit: str) -> int:
         StartupError: it is malformed.
     """
     found = {}
-    for kind, number in _pairs(limit):
-        if kind not in _KINDS or not (isinstance(number, int) and number >= 0):
+    for name, value in _pairs(limit):
+        singular = name.removesuffix("s")
+        if singular not in _SIZES:
             raise _wrong(limit)
-        found[kind] = number
-    return next((found[kind] for kind in _IMAGES if kind in found), _MOST_IMAGES)
+        number = _count(limit, singular, value) if isinstance(value, dict) else value
+        if type(number) is not int or number < 0:
+            raise _wrong(limit)
+        found[singular] = number
+    return found.get(kind, _MOST)
 
 
 def _pairs(limit: str) -> list[tuple[str, Any]]:
@@ -54,22 +78,82 @@ def _pairs(limit: str) -> list[tuple[str, Any]]:
     return [(kind.strip(), int(number) if number.strip().isdecimal() else None) for kind, _, number in pairs]
 
 
+def _count(limit: str, kind: str, value: Mapping[str, Any]) -> Any:
+    """The number in a limit that also has sizes."""
+    known = (_COUNT, *_SIZES[kind])
+    for key in value:
+        if key not in known:
+            raise StartupError(
+                f"{LIMIT_FLAG}: {kind}.{key[:_SHOWN]} is not known.{nearest(key, known)} Known keys: "
+                f"{', '.join(known)}."
+            )
+    if _COUNT not in value:
+        raise StartupError(f'{LIMIT_FLAG} {limit[:100]}: {kind} needs a number, as in {{"{kind}": {{"{_COUNT}": 1}}}}.')
+    return value[_COUNT]
+
+
 def _wrong(limit: str) -> StartupError:
     return StartupError(
-        f"{LIMIT_FLAG} {limit[:100]}: write '{{\"image\": 4}}' or image=4, with a number from 0 for each of image, "
-        "video and audio."
+        f'{LIMIT_FLAG} {limit[:100]}: write \'{{"image": 4, "video": 1}}\' or image=4,video=1, with a number from 0 '
+        "for each of image, video and audio."
     )
+
+
+class MediaIoKwargs(msgspec.Struct):
+    """Keys of --media-io-kwargs, and of the request field of that name."""
+
+    image: dict[str, Any] = {}
+    video: dict[str, Any] = {}
+    audio: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: a kind has a setting that is not known, or not valid.
+        """
+        if self.image:
+            raise ValueError(f"image.{next(iter(self.image))[:_SHOWN]} is not known: images have no settings yet.")
+        if self.audio:
+            raise ValueError(f"audio.{next(iter(self.audio))[:_SHOWN]} is not known: Quire reads no audio.")
+        for name, value in self.video.items():
+            _check_video_setting(name, value)
+
+
+def _check_video_setting(name: str, value: Any) -> None:
+    if name not in _VIDEO_SETTINGS:
+        shown = name[:_SHOWN]
+        raise ValueError(
+            f"video.{shown} is not known.{nearest(shown, _VIDEO_SETTINGS)} Known keys: {', '.join(_VIDEO_SETTINGS)}."
+        )
+    types, wanted = _VIDEO_SETTINGS[name]
+    if type(value) not in types or not (0 < value <= _GREATEST or value == -1):
+        raise ValueError(f"video.{name} is {json.dumps(value)[:_SHOWN]}; it must be {wanted}.")
+
+
+def check_media_io_kwargs(settings: Mapping[str, Any]) -> None:
+    """Checks settings for reading files, by kind.
+
+    Raises:
+        ValueError: a kind or one of its settings is not known, or not valid.
+    """
+    check_object(settings, MediaIoKwargs)
 
 
 @dataclass(frozen=True)
 class ImageProcessorOptions:
-    """Preparation of images."""
+    """Preparation of images and videos."""
 
     group: ClassVar[str] = "MultiModalConfig"
 
     mm_processor_kwargs: dict[str, Any] = option(
         {}, 'Settings for the model\'s image processor, as JSON, such as {"size": {"longest_edge": 1003520}}; those '
         "that the model comes with are the defaults. They change how many tokens an image takes.",
+    )  # fmt: skip
+    media_io_kwargs: dict[str, Any] = option(
+        {}, 'Settings for reading files, as JSON, such as {"video": {"num_frames": 16, "fps": 2}}. num_frames: how '
+        "many frames of a video are read, spread uniformly over it (default 32; -1: all). fps: at most so many for "
+        "each of its seconds (default -1: no limit).",
+        schema=MediaIoKwargs,
     )  # fmt: skip
     mm_processor_cache_gb: float = option(
         4.0, "GiB of memory for images that have been prepared, so that those of a conversation are prepared once; 0 "

@@ -33,8 +33,8 @@ from router.app import Router
 from tests.support.fake_engine import FakeEngine, FakeOptions
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
-from tokenizer_svc.images import ImagePreparer
 from tokenizer_svc.main import choose_templates
+from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
@@ -162,7 +162,7 @@ async def running_tokenizer(
         choose_templates(files, options) if tokenizer_options else {"default": DOCUMENTS + TEMPLATE}, {},
         timeout_seconds=5, max_chars=100_000, content_format=options.chat_template_content_format,
     )  # fmt: skip
-    images = ImagePreparer(folder, options.images)
+    images = MediaPreparer(folder, options.images)
     await asyncio.gather(renderer.start(), images.start())
     registry = new_registry()
     server = GrpcServer(

@@ -20,8 +20,9 @@ from tests.support.vision_models import (
     random_image,
     reference_processor,
 )
-from tokenizer_svc.image_processor import ImageProcessor, ProcessedImage
+from tokenizer_svc.image_processor import ImageProcessor
 from tokenizer_svc.media_rejection import MediaRejection
+from tokenizer_svc.processed import Processed
 
 IMAGE = random_image(60, 40, 1)
 SIZES = ((60, 40), (30, 70), (100, 20), (28, 28))
@@ -45,7 +46,7 @@ def processor(llava: Path) -> ImageProcessor:
     return ImageProcessor(llava)
 
 
-def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> ProcessedImage:
+def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> Processed:
     """Compares an image with the one of Transformers' processor."""
     own, reference = ImageProcessor(folder), reference_processor(folder)
     prepared = own.prepare(png_bytes(image), settings)
@@ -71,7 +72,7 @@ def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> Process
     return prepared
 
 
-def normalized(prepared: ProcessedImage, dimensions: int) -> npt.NDArray[np.float32]:
+def normalized(prepared: Processed, dimensions: int) -> npt.NDArray[np.float32]:
     """The pixels as the engine has to normalize them."""
     pixels: npt.NDArray[np.float32] = prepared.inputs["pixel_values"].astype(np.float32)
     scale, shift = np.array(prepared.pixel_scale, np.float32), np.array(prepared.pixel_shift, np.float32)

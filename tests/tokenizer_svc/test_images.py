@@ -10,7 +10,7 @@ import os
 import signal
 import struct
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from quire.block_hash import block_keys
 from quire.errors import ContextTooLong, InvalidRequest, QuireError
 from quire.images import Image as PlacedImage
 from quire.images import ImageInput, contents_of
+from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
 from quire.options.tokenizer import TokenizerOptions
 from quire.rpc.images import to_images
@@ -33,8 +34,8 @@ from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, sav
 from tests.support.vision_models import make_vision_model, png_bytes, random_image, reference_processor
 from tests.support.waiting import WAIT_SECONDS, eventually
 from tokenizer_svc.child import Message
-from tokenizer_svc.image_process import make
-from tokenizer_svc.images import ImagePreparer, PreparedImage
+from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium, PreparedMedium
+from tokenizer_svc.media_process import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,6 +50,13 @@ IMAGE = {"type": "image"}
 
 def text(said: str) -> dict[str, str]:
     return {"type": "text", "text": said}
+
+
+async def prepare(
+    preparer: MediaPreparer, files: Sequence[bytes], settings: Mapping[str, Any] = {}
+) -> list[PreparedMedium]:
+    media = [Medium(MediaKind.IMAGE, (file,)) for file in files]
+    return await preparer.prepare(media, MediaSettings(settings, {}))
 
 
 MESSAGES = [
@@ -67,8 +75,8 @@ class Service:
     reference: Any  # Transformers' processor
 
     @property
-    def preparer(self) -> ImagePreparer:
-        return self.running.servicer._images
+    def preparer(self) -> MediaPreparer:
+        return self.running.servicer._media
 
     async def render(
         self, messages: Sequence[Any], files: Sequence[bytes], **fields: Any
@@ -106,9 +114,9 @@ async def service(qwen: Path) -> AsyncIterator[Service]:
         yield Service(stub, running, reference_processor(qwen))
 
 
-def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[ImagePreparer, list[Message]]:
+def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[MediaPreparer, list[Message]]:
     """A preparer without processes, and what it has had prepared."""
-    preparer, asked = ImagePreparer(folder, ImageProcessorOptions(**options)), []
+    preparer, asked = MediaPreparer(folder, ImageProcessorOptions(**options)), []
     answer = make(Message({"folder": str(folder)}))
     preparer.use(answer(Message()).fields)
 
@@ -116,20 +124,20 @@ def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tu
         asked.append(message)
         return answer(message)
 
-    monkeypatch.setattr(preparer._pool, "ask", ask)
+    monkeypatch.setattr(preparer._pools[MediaKind.IMAGE], "ask", ask)
     return preparer, asked
 
 
 async def test_a_file_is_prepared_once(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preparer, asked = counted(qwen, monkeypatch)
-    (first,) = await preparer.prepare([FILE], {})
-    again, other = await preparer.prepare([FILE, SIMILAR], {})
+    (first,) = await prepare(preparer, [FILE])
+    again, other = await prepare(preparer, [FILE, SIMILAR])
     assert first is again
     assert first.image.digest != other.image.digest
     assert len(asked) == 2
     few = {"size": {"shortest_edge": 784, "longest_edge": 784}}
     for _ in range(2):
-        (smaller,) = await preparer.prepare([FILE], few)
+        (smaller,) = await prepare(preparer, [FILE], few)
         assert smaller.num_tokens < first.num_tokens
     assert len(asked) == 3
 
@@ -137,8 +145,8 @@ async def test_a_file_is_prepared_once(qwen: Path, monkeypatch: pytest.MonkeyPat
 async def test_settings_of_the_server_are_the_defaults(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = ({"size": {"shortest_edge": size, "longest_edge": size}} for size in (784, 3136))
     preparer, asked = counted(qwen, monkeypatch, mm_processor_kwargs=few | {"do_normalize": False})
-    (by_default,) = await preparer.prepare([FILE], {})
-    (as_asked,) = await preparer.prepare([FILE], many)
+    (by_default,) = await prepare(preparer, [FILE])
+    (as_asked,) = await prepare(preparer, [FILE], many)
     assert by_default.num_tokens < as_asked.num_tokens
     assert as_asked.image.pixel_shift == (0.0, 0.0, 0.0)
     assert [message.fields["settings"] for message in asked] == [
@@ -149,23 +157,23 @@ async def test_settings_of_the_server_are_the_defaults(qwen: Path, monkeypatch: 
 async def test_a_cache_has_its_limit(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none, asked = counted(qwen, monkeypatch, mm_processor_cache_gb=0.0)
     for _ in range(2):
-        await none.prepare([FILE], {})
+        await prepare(none, [FILE])
     assert len(asked) == 2
-    (image,) = await none.prepare([FILE], {})
+    (image,) = await prepare(none, [FILE])
     some, asked = counted(qwen, monkeypatch, mm_processor_cache_gb=1.5 * image.num_bytes / 2**30)
     for file in (FILE, FILE, SIMILAR, FILE):
-        await some.prepare([file], {})
+        await prepare(some, [file])
     assert len(asked) == 3  # there is room for one
 
 
 async def test_many_images_of_a_request_take_turns(service: Service) -> None:
     """More than may wait at a time; with another request among them."""
     files = [png_bytes(Image.new("RGB", (28, 28), (number, 0, 0))) for number in range(80)]
-    many, (one,) = await asyncio.gather(service.preparer.prepare(files, {}), service.preparer.prepare([SMALL], {}))
+    many, (one,) = await asyncio.gather(prepare(service.preparer, files), prepare(service.preparer, [SMALL]))
     assert len({each.image.digest for each in (*many, one)}) == 81
     assert {each.num_tokens for each in many} == {4}
-    with pytest.raises(InvalidRequest, match="1001 images; at most 1000"):
-        await service.preparer.prepare([SMALL] * 1001, {})
+    with pytest.raises(InvalidRequest, match="1001 images and videos; at most 1000"):
+        await prepare(service.preparer, [SMALL] * 1001)
 
 
 async def test_images_that_are_too_large_together_stop_early(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +183,10 @@ async def test_images_that_are_too_large_together_stop_early(qwen: Path, monkeyp
     files = [png_bytes(Image.new("RGB", (100, 100), (number, 0, 0))) for number in range(12)]
     monkeypatch.setattr("quire.images.MAX_IMAGES_BYTES", 7_000_000)
     with pytest.raises(InvalidRequest, match="at most 7000000 are allowed") as caught:
-        await preparer.prepare(files, {})
+        await prepare(preparer, files)
     assert caught.value.parameter == "messages"
     assert len(asked) == 4
-    assert len(await preparer.prepare(files[:2], {})) == 2
+    assert len(await prepare(preparer, files[:2])) == 2
 
 
 def huge() -> bytes:
@@ -196,21 +204,21 @@ def huge() -> bytes:
 async def test_a_process_that_dies_fails_what_it_was_doing_only(service: Service) -> None:
     child = await a_child(service)
     before = child.processor_seconds()
-    preparing = asyncio.create_task(service.preparer.prepare([huge()], {}))
+    preparing = asyncio.create_task(prepare(service.preparer, [huge()]))
     await eventually(lambda: child.processor_seconds() > before + 0.05, "it does not begin")
     assert not preparing.done()
     os.kill(child._process.pid, signal.SIGKILL)
     with pytest.raises(InvalidRequest, match="too much memory") as caught:
         await preparing
     assert caught.value.parameter == "messages"
-    assert (await service.preparer.prepare([FILE], {}))[0].num_tokens == 12
+    assert (await prepare(service.preparer, [FILE]))[0].num_tokens == 12
 
 
 async def a_child(service: Service) -> Any:
     """The process that takes the next image."""
     new = Image.frombytes("RGB", (28, 28), os.urandom(3 * 28 * 28))  # no earlier one is kept for it
-    await service.preparer.prepare([png_bytes(new)], {})
-    child = service.preparer._pool._idle._queue[-1]
+    await prepare(service.preparer, [png_bytes(new)])
+    child = service.preparer._pools[MediaKind.IMAGE]._idle._queue[-1]
     assert child.alive
     return child
 
@@ -218,21 +226,21 @@ async def a_child(service: Service) -> Any:
 async def test_an_image_that_takes_too_much_is_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     vast = {"size": {"shortest_edge": 10**10, "longest_edge": 10**10}}
     with pytest.raises(InvalidRequest, match="takes too much memory"):
-        await service.preparer.prepare([FILE], vast)
+        await prepare(service.preparer, [FILE], vast)
     await a_child(service)
-    monkeypatch.setattr(service.preparer._pool, "_timeout_seconds", 0.2)
+    monkeypatch.setattr(service.preparer._pools[MediaKind.IMAGE], "_timeout_seconds", 0.2)
     with pytest.raises(InvalidRequest, match="takes longer than 10 s to prepare"):
-        await service.preparer.prepare([huge()], {})
+        await prepare(service.preparer, [huge()])
 
 
 async def test_a_model_without_an_image_processor_reads_text_only(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     for folder in (tmp_path, tmp_path / "tokenizer.json"):  # GGUF models are a file
-        preparer = ImagePreparer(folder, ImageProcessorOptions())
+        preparer = MediaPreparer(folder, ImageProcessorOptions())
         await preparer.start()
-        assert (preparer.placeholder, preparer._pool._children) == ("", set())
+        assert (preparer.placeholders, preparer._pools[MediaKind.IMAGE]._children) == ({}, set())
         with pytest.raises(InvalidRequest, match="This model reads text only: it comes without an image") as caught:
-            await preparer.prepare([FILE], {})
+            await prepare(preparer, [FILE])
         assert caught.value.parameter == "messages"
 
 
@@ -241,7 +249,7 @@ async def test_a_tokenizer_that_is_in_no_folder_does_not_look_for_images_where_i
 ) -> None:
     monkeypatch.chdir(qwen)
     with pytest.raises(InvalidRequest, match="without an image processor"):
-        await ImagePreparer(None, ImageProcessorOptions()).prepare([FILE], {})
+        await prepare(MediaPreparer(None, ImageProcessorOptions()), [FILE])
 
 
 @pytest.mark.parametrize("module", ["PIL", "transformers"])
@@ -250,10 +258,10 @@ async def test_a_service_without_the_packages_says_which(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find(name))
-    preparer = ImagePreparer(qwen, ImageProcessorOptions())
+    preparer = MediaPreparer(qwen, ImageProcessorOptions())
     await preparer.start()
     with pytest.raises(InvalidRequest, match=r"reads text only: .*installed without quire\[images\]"):
-        await preparer.prepare([FILE], {})
+        await prepare(preparer, [FILE])
     assert f"{'pillow' if module == 'PIL' else module} missing; pip install 'quire[images]'" in caplog.text
 
 
@@ -262,24 +270,26 @@ async def test_a_processor_that_cannot_be_loaded_does_not_stop_the_service(
 ) -> None:
     save_tokenizer(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("{")
-    preparer = ImagePreparer(tmp_path, ImageProcessorOptions())
+    preparer = MediaPreparer(tmp_path, ImageProcessorOptions())
     await preparer.start()
     with pytest.raises(InvalidRequest, match="reads text only: its image processor could not be started"):
-        await preparer.prepare([FILE], {})
+        await prepare(preparer, [FILE])
     assert "images are refused" in caplog.text
     await preparer.close()
 
 
-def placeable(num_tokens: int, replacement: str) -> PreparedImage:
-    return PreparedImage(replacement, num_tokens, PlacedImage(0, 0, (ImageInput("x", "uint8", (1,), b"x"),)))
+def placeable(num_tokens: int, replacement: str) -> PreparedMedium:
+    return PreparedMedium(
+        MediaKind.IMAGE, replacement, num_tokens, PlacedImage(0, 0, (ImageInput("x", "uint8", (1,), b"x"),))
+    )
 
 
 async def test_texts_and_places_of_images() -> None:
-    preparer = ImagePreparer(None, ImageProcessorOptions())
-    preparer.use({"placeholder": "<image>", "image_token_id": 9})
+    preparer = MediaPreparer(None, ImageProcessorOptions())
+    preparer.use({"image": ["<image>", 9]})
     images = [placeable(2, "[AA]"), placeable(3, "[B,BB]")]
-    assert preparer.insert("x<image>y<image>", images) == "x[AA]y[B,BB]"
-    assert preparer.insert("<image><image>", images) == "[AA][B,BB]"
+    assert preparer.insert("x<image>y<image>", images) == ("x[AA]y[B,BB]", images)
+    assert preparer.insert("<image><image>", images) == ("[AA][B,BB]", images)
     for wrong, count in (("x<image>y", 1), ("<image> <image> <image>", 3), ("", 0)):
         with pytest.raises(InvalidRequest, match=rf"written {count} image placeholders \(<image>\) for 2 images"):
             preparer.insert(wrong, images)
@@ -287,7 +297,7 @@ async def test_texts_and_places_of_images() -> None:
     assert [(image.offset, image.num_tokens) for image in placed] == [(1, 2), (4, 4)]
     assert [image.digest for image in placed] == [each.image.digest for each in images]
     for token_ids in ([1, 9, 9, 9, 9], [9] * 6):
-        with pytest.raises(InvalidRequest, match=f"has {token_ids.count(9)} image tokens .*instead of 5"):
+        with pytest.raises(InvalidRequest, match=f"has {token_ids.count(9)} image and video tokens .*instead of 5"):
             preparer.place(token_ids, images)
 
 
@@ -299,13 +309,11 @@ async def test_a_conversation_has_the_tokens_that_it_has_in_transformers(service
     token_ids = list(answer.sequence.token_ids)
     assert token_ids == service.expected(rendered, images)
     placed = to_images(answer.images)
-    image_token = service.preparer._image_token_id
+    image_token = service.preparer._token_ids[MediaKind.IMAGE]
     inside = [position for image in placed for position in range(image.offset, image.end)]
     assert inside == [position for position, token in enumerate(token_ids) if token == image_token]
     assert [image.num_tokens for image in placed] == [12, 4, 12]
-    assert [image.digest for image in placed] == [
-        each.image.digest for each in await service.preparer.prepare(files, {})
-    ]
+    assert [image.digest for image in placed] == [each.image.digest for each in await prepare(service.preparer, files)]
     keys = block_keys(token_ids, BLOCK, "salt", contents_of(placed), "adapter")
     assert list(answer.sequence.block_keys) == keys
     assert not set(keys) & set(block_keys(token_ids, BLOCK, "salt", contents_of(placed)))
@@ -362,14 +370,16 @@ async def test_images_and_their_places_are_equally_many(service: Service, conten
 async def test_texts_that_have_the_tokens_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aya Vision has another token for the places than for the images."""
     preparer, _ = counted(make_vision_model(tmp_path, "aya_vision"), monkeypatch)
-    (image,) = await preparer.prepare([FILE], {})
+    (image,) = await prepare(preparer, [FILE])
     tokenizer = reference_processor(tmp_path).tokenizer
-    written = tokenizer.encode(preparer.insert("<image>", [image]), add_special_tokens=False)
+    written = tokenizer.encode(preparer.insert("<image>", [image])[0], add_special_tokens=False)
     (placed,) = preparer.place(written, [image])
-    assert written[placed.offset] == written[placed.end - 1] == preparer._image_token_id
+    assert written[placed.offset] == written[placed.end - 1] == preparer._token_ids[MediaKind.IMAGE]
     assert placed.num_tokens > image.num_tokens  # there are separators between tiles
     by_hand = tokenizer.encode("<|IMG_PATCH|>", add_special_tokens=False)
-    with pytest.raises(InvalidRequest, match=rf"{image.num_tokens + 1} image tokens .*instead of {image.num_tokens}"):
+    with pytest.raises(
+        InvalidRequest, match=rf"{image.num_tokens + 1} image and video tokens .*instead of {image.num_tokens}"
+    ):
         preparer.place([*by_hand, *written], [image])
 
 

@@ -84,7 +84,7 @@ async def test_what_looks_like_a_control_token_is_none(renderer: ChatRenderer) -
         ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
-            {"image_placeholder": "[IMG]", "interleaves": False},
+            {"placeholders": {"image": "[IMG]"}, "interleaves": False},
             "type 'image'; only text is supported with --tokenizer-mode mistral",
         ),
         ([{"role": "user", "content": 400 * "x"}], {}, "more than 300 characters"),

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
 
 _NO_CODE = "Quire never runs code from a repository"
-_IMAGE_CACHES = "Each tokenizer service keeps prepared images in its own memory: --mm-processor-cache-gb."
-_WHOLE_ENCODERS = "Each rank has the whole image encoder, and encodes every image itself."
+_MEDIA_CACHES = "Each tokenizer service keeps prepared images and videos in its own memory: --mm-processor-cache-gb."
+_WHOLE_ENCODERS = "Each rank has the whole image encoder, and encodes every image and video itself."
 _ADAPTERS = (
     "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
 )
@@ -125,19 +125,20 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
 
 _MULTIMODAL: Mapping[str, Answer] = {
     "disable-mm-preprocessor-cache": acts_as("--mm-processor-cache-gb", fixed="0", switch=True),
-    "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0", switch=True),
-    "mm-processor-cache-type": no_effect(_IMAGE_CACHES),
-    "mm-shm-cache-max-object-size-mb": no_effect(_IMAGE_CACHES),
+    "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0,video=0", switch=True),
+    "mm-processor-cache-type": no_effect(_MEDIA_CACHES),
+    "mm-shm-cache-max-object-size-mb": no_effect(_MEDIA_CACHES),
     "mm-encoder-tp-mode": no_effect(_WHOLE_ENCODERS),
     "enable-multimodal-encoder-data-parallel": no_effect(_WHOLE_ENCODERS, switch=True),
     "skip-mm-profiling": no_effect(
-        "Encoding an image takes memory that --gpu-memory-utilization leaves free; it is not measured at the start.",
+        "Encoding images and videos takes memory that --gpu-memory-utilization leaves free; it is not measured at the "
+        "start.",
         switch=True,
     ),
     "default-mm-loras": refused(
-        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images."
+        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images or videos."
     ),
-    **dict.fromkeys(("media-io-kwargs", "video-pruning-rate"), not_built("video and audio input")),
+    "video-pruning-rate": not_built("pruning of video tokens"),
 }
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {

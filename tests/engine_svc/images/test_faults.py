@@ -18,6 +18,7 @@ from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
 from quire.errors import QuireError
 from quire.images import Image
+from quire.media import MediaKind
 from tests.engine_svc.images.conftest import VisionFolder
 from tests.support.run_engine import running_engine
 from tests.support.tensor_executor import TensorExecutor
@@ -202,6 +203,7 @@ def test_images_beside_a_row_that_the_model_cannot_run(
     assert found == [(answer(folder, *parts), None) for parts in (QUESTION, *NEIGHBORS)]
 
 
+BOTH = frozenset(MediaKind)
 # Inputs of a few megabytes for which an encoder of the usual size would allocate gigabytes, or take minutes.
 GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
     # Of one patch each, to which the positions of all patches of a tile would be added.
@@ -217,6 +219,20 @@ GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
     "the sizes of many images": ("llava_next", inputs(image_sizes=np.ones((500_000, 2), np.int64)), "int64 [1, 2]"),
     "many sizes of one image": ("pixtral", inputs(image_sizes=np.ones((500_000, 2), np.int64)), "int64 [1, 2]"),
     "many batches": ("llava_onevision", inputs(batch_num_images=np.ones(10**6, np.int64)), "int64 [1]"),
+    "a video as an image": ("qwen2_5_vl", inputs(pixel_values_videos=np.ones((1, 9, 3, 28, 28), np.uint8)), "not what"),
+    "a video beside an image": (
+        "llava_onevision", inputs(pixel_values_videos=np.ones((1, 9, 3, 28, 28), np.uint8)), "not alone",
+    ),
+    "a video of many tiny frames": (
+        "llava_onevision",
+        inputs(
+            pixel_values=None, image_sizes=None, batch_num_images=None,
+            pixel_values_videos=np.ones((1, 20_000, 3, 14, 14), np.uint8),
+        ), "takes [1, frames, channels, 28, 28]",
+    ),
+    "more patches than the grid has": (
+        "qwen2_5_vl", inputs(pixel_values=np.ones((20_000, 2 * 3 * 49), np.uint8)), "or of 2 frames",
+    ),
     "shifts of channels that do not exist": (
         "internvl",
         lambda request: with_image(
@@ -235,7 +251,7 @@ def test_what_would_take_all_memory_is_not_given_to_the_encoder(
     family, fault, words = GREEDY_INPUTS[name]
     folder = vision_folder(family)
     config = json.loads((folder / "config.json").read_text())
-    encoder = ImageEncoder(folder, config, torch.float32, torch.device("cpu"), None)
+    encoder = ImageEncoder(folder, config, BOTH, torch.float32, torch.device("cpu"), None)
     good = ask(folder, ONE).images[0]
     encoded = encoder.encode(good)
 

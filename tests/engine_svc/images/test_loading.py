@@ -37,11 +37,18 @@ def spec_of(folder: Path, **options: Any) -> KvCacheSpec:
 
 
 def limits(spec: KvCacheSpec) -> RequestLimits:
-    return RequestLimits(("m",), spec.vocab_size, spec.max_model_len, 5, "fcfs", accepts_images=spec.accepts_images)
+    return RequestLimits(
+        ("m",),
+        spec.vocab_size,
+        spec.max_model_len,
+        5,
+        "fcfs",
+        accepts_images=spec.accepts_images or spec.accepts_videos,
+    )
 
 
 @families
-@pytest.mark.parametrize("limit", ["image=0", '{"image": 0, "video": 3}'])
+@pytest.mark.parametrize("limit", ["image=0,video=0", '{"image": 0, "video": 0}'])
 def test_without_images_no_encoder_is_loaded(
     vision_folder: VisionFolder, monkeypatch: pytest.MonkeyPatch, family: str, limit: str
 ) -> None:
@@ -59,6 +66,20 @@ def test_without_images_no_encoder_is_loaded(
         validate(with_image, refusing)
     with running_engine(folder, limit_mm_per_prompt=limit) as engine:
         assert tokens(run_requests(engine, [text])) == [answer(folder, "Only text.")]
+
+
+def test_videos_alone(vision_folder: VisionFolder) -> None:
+    """The encoder is loaded if only one kind is wanted, and each kind only counts for models that read it."""
+    read = [
+        (spec.accepts_images, spec.accepts_videos)
+        for family in ("qwen2_5_vl", "llava")
+        for limit in ("", "image=0", "video=0", "image=0,video=0")
+        for spec in [spec_of(vision_folder(family), limit_mm_per_prompt=limit)]
+    ]
+    assert read == [
+        (True, True), (False, True), (True, False), (False, False), (True, False), (False, False), (True, False),
+        (False, False),
+    ]  # fmt: skip
 
 
 @families

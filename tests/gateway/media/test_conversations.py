@@ -1,71 +1,98 @@
-"""Which images a conversation may have, and which settings for them a request may bring."""
+"""Which images and videos a conversation may have."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gateway.media.conversations import ConversationImages
-from gateway.requests.messages import ImageUrl
+from gateway.media.conversations import ConversationMedia, MediaFiles
+from gateway.media.source import MediaSource
+from gateway.requests.messages import MediaUrl
 from quire.errors import InvalidRequest
+from quire.media import MediaKind
 from quire.options.media import MediaOptions
 
 FILES = (b"first", b"second", b"third")
+EVERY, IMAGE, VIDEO = tuple(MediaKind), MediaKind.IMAGE, MediaKind.VIDEO
 
 
-def named(*files: bytes) -> list[ImageUrl]:
-    """Images within the request."""
+def named(*files: bytes, kind: MediaKind = IMAGE) -> list[MediaUrl]:
+    """Images or videos within the request."""
     return [
-        ImageUrl(f"data:image/png;base64,{base64.b64encode(file).decode()}", f"messages[0].content[{index}]")
+        MediaUrl(f"data:image/gif;base64,{base64.b64encode(file).decode()}", f"messages[0].content[{index}]", kind)
         for index, file in enumerate(files)
     ]
 
 
-async def refusal(images: ConversationImages, given: list[ImageUrl], *, are_accepted: bool = True) -> str:
+async def refusal(media: ConversationMedia, given: Sequence[MediaUrl], accepted: Collection[MediaKind] = EVERY) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        await images.read(given, are_accepted=are_accepted)
+        await media.read(given, accepted)
     assert caught.value.parameter == "messages"
     return caught.value.message
 
 
 async def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     (tmp_path / "file.png").write_bytes(b"from a file")
-    images = ConversationImages(MediaOptions(allowed_local_media_path=str(tmp_path)))
+    media = ConversationMedia(MediaOptions(allowed_local_media_path=str(tmp_path)))
     first, *others = named(*FILES)
-    local = ImageUrl(f"file://{tmp_path}/file.png", "messages[1].content[0]")
-    assert await images.read([first, local, *others], are_accepted=True) == [FILES[0], b"from a file", *FILES[1:]]
+    local = MediaUrl(f"file://{tmp_path}/file.png", "messages[1].content[0]", IMAGE)
+    found = await media.read([first, local, *others], [IMAGE])
+    assert found == MediaFiles([FILES[0], b"from a file", *FILES[1:]], [])
 
 
-async def test_a_model_may_read_text_only() -> None:
-    images = ConversationImages(MediaOptions())
-    assert await images.read([], are_accepted=False) == []
-    told = await refusal(images, named(*FILES), are_accepted=False)
-    assert told == "messages[0].content[0] is an image, but this model reads text only."
+async def test_images_and_videos_are_told_apart() -> None:
+    media = ConversationMedia(MediaOptions())
+    frames = MediaUrl("data:video/jpeg;base64,AAAA,AA==", "messages[1].content[0]", VIDEO)
+    images, videos = named(*FILES), named(b"one", b"two", kind=VIDEO)
+    found = await media.read([videos[0], images[0], frames, *images[1:], videos[1]], EVERY)
+    assert found == MediaFiles(list(FILES), [(b"one",), (bytes(3), bytes(1)), (b"two",)])
 
 
 @pytest.mark.parametrize(
-    ("limit", "most"), [("image=2", 2), ('{"image": 1, "video": 5}', 1), ("images=0", 0), ("video=0", 3)]
+    ("kind", "accepted", "told"),
+    [
+        (IMAGE, [], "is an image, but this model reads text only."),
+        (VIDEO, [], "is a video, but this model reads text only."),
+        (VIDEO, [IMAGE], "is a video, but this model reads text and images only."),
+        (IMAGE, [VIDEO], "is an image, but this model reads text and videos only."),
+    ],
 )
-async def test_the_number_of_images(limit: str, most: int) -> None:
-    images = ConversationImages(MediaOptions(limit_mm_per_prompt=limit))
-    assert await images.read(named(*FILES[:most]), are_accepted=True) == list(FILES[:most])
+async def test_what_a_model_does_not_read(kind: MediaKind, accepted: list[MediaKind], told: str) -> None:
+    media = ConversationMedia(MediaOptions())
+    assert await media.read([], accepted) == MediaFiles()
+    assert await refusal(media, named(*FILES, kind=kind), accepted) == f"messages[0].content[0] {told}"
+
+
+@pytest.mark.parametrize("kind", MediaKind)
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [("{}=2", 2), ('{{"{}": 1, "audio": 5}}', 1), ("{}s=0", 0), ("audio=0", 3),
+     ('{{"{}": {{"count": 2, "width": 512}}}}', 2)],
+)  # fmt: skip
+async def test_the_number_of_each_kind(kind: MediaKind, limit: str, most: int) -> None:
+    (other,) = set(MediaKind) - {kind}
+    media = ConversationMedia(MediaOptions(limit_mm_per_prompt=limit.format(kind)))
+    given = [*named(*FILES, kind=other), *named(*FILES[:most], kind=kind)]
+    found = await media.read(given, EVERY)
+    assert (len(found.images), len(found.videos)) == ((most, 3) if kind is IMAGE else (3, most))
     if most < len(FILES):
-        told = await refusal(images, named(*FILES[: most + 1]))
-        assert told == f"The conversation has {most + 1} images; at most {most} are allowed (--limit-mm-per-prompt)."
+        told = await refusal(media, named(*FILES[: most + 1], kind=kind))
+        assert told == f"The conversation has {most + 1} {kind}s; at most {most} are allowed (--limit-mm-per-prompt)."
 
 
-async def test_the_size_of_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = ConversationImages(MediaOptions())
+async def test_the_size_of_all_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    media = ConversationMedia(MediaOptions())
     size = sum(map(len, FILES))
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", size)
-    assert await images.read(named(*FILES), are_accepted=True) == list(FILES)
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", size - 1)
-    assert f"more than {size - 1} bytes together" in await refusal(images, named(*FILES))
+    given = [*named(*FILES[:2]), *named(*FILES[2:], kind=VIDEO)]
+    monkeypatch.setattr("gateway.media.conversations.MAX_FILES_BYTES", size)
+    assert await media.read(given, EVERY) == MediaFiles(list(FILES[:2]), [FILES[2:]])
+    monkeypatch.setattr("gateway.media.conversations.MAX_FILES_BYTES", size - 1)
+    assert f"more than {size - 1} bytes together" in await refusal(media, given)
 
 
 @dataclass
@@ -75,8 +102,8 @@ class SlowFetcher:
     fetched: int = 0
     cancelled: int = 0
 
-    async def fetch(self, url: str, place: str) -> bytes:
-        rounds, _, kind = url.partition(" ")
+    async def fetch(self, source: MediaSource) -> tuple[bytes, ...]:
+        rounds, _, kind = source.url.partition(" ")
         try:
             for _ in range(int(rounds)):
                 await asyncio.sleep(0)
@@ -86,7 +113,7 @@ class SlowFetcher:
         if kind == "bad":
             raise InvalidRequest("cannot be had", parameter="messages")
         self.fetched += 1
-        return bytes(10)
+        return (bytes(10),)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +123,10 @@ class SlowFetcher:
 async def test_once_an_image_is_refused_no_more_is_fetched(
     kinds: list[str], most: int, words: str, fetched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.media.conversations.MAX_IMAGES_BYTES", most)
-    images, fetcher = ConversationImages(MediaOptions()), SlowFetcher()
-    monkeypatch.setattr(images, "_fetcher", fetcher)
-    given = [ImageUrl(f"{10 * number} {kind}", "x") for number, kind in enumerate(kinds)]
-    assert words in await refusal(images, given)
+    monkeypatch.setattr("gateway.media.conversations.MAX_FILES_BYTES", most)
+    media, fetcher = ConversationMedia(MediaOptions()), SlowFetcher()
+    monkeypatch.setattr(media, "_fetcher", fetcher)
+    given = [MediaUrl(f"{10 * number} {kind}", "x", IMAGE) for number, kind in enumerate(kinds)]
+    assert words in await refusal(media, given)
     await asyncio.sleep(0.01)
     assert (fetcher.fetched, fetcher.cancelled) == (fetched, len(given) - fetched - (words == "cannot be had"))
-
-
-@pytest.mark.parametrize("settings", [None, {}, {"max_pixels": 784}])
-async def test_settings_for_the_image_processor(settings: dict[str, Any] | None) -> None:
-    ConversationImages(MediaOptions(trust_request_mm_kwargs=True)).check_settings(settings)
-    untrusting = ConversationImages(MediaOptions())
-    if not settings:
-        untrusting.check_settings(settings)
-        return
-    with pytest.raises(InvalidRequest, match="start it with --trust-request-mm-kwargs") as caught:
-        untrusting.check_settings(settings)
-    assert caught.value.parameter == "mm_processor_kwargs"

@@ -1,4 +1,4 @@
-"""Images within the request, and URLs of a kind that is not accepted."""
+"""Images and videos within the request, and URLs of a kind that is not accepted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from gateway.media.fetch import MediaFetcher
+from gateway.media.source import MediaSource
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGE_BYTES
+from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.options.media import MediaOptions
 
 PLACE = "messages[0].content[1]"
@@ -20,13 +21,18 @@ IMAGE = bytes(range(256))
 ENCODED = base64.b64encode(IMAGE).decode()
 
 
-async def fetched(url: str) -> bytes:
-    return await MediaFetcher(MediaOptions()).fetch(url, PLACE)
+async def files_of(url: str, kind: MediaKind = MediaKind.VIDEO) -> tuple[bytes, ...]:
+    return await MediaFetcher(MediaOptions()).fetch(MediaSource(url, PLACE, kind))
 
 
-async def refusal(url: str) -> str:
+async def fetched(url: str, kind: MediaKind = MediaKind.IMAGE) -> bytes:
+    (file,) = await files_of(url, kind)
+    return file
+
+
+async def refusal(url: str, kind: MediaKind = MediaKind.IMAGE) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        await fetched(url)
+        await fetched(url, kind)
     assert caught.value.parameter == "messages"
     assert PLACE in caught.value.message
     return caught.value.message
@@ -45,6 +51,8 @@ async def test_an_image_within_the_request(head: str) -> None:
     "url",
     [
         f"data:text/plain;base64,{ENCODED}",
+        f"data:video/mp4;base64,{ENCODED}",
+        f"data:video/jpeg;base64,{ENCODED}",
         f"data:image/png,{ENCODED}",
         f"data:image/png;base64;{ENCODED}",
         f"data:image/png;name={'A' * 300};base64,{ENCODED}",
@@ -68,19 +76,74 @@ async def test_malformed_base64(data: str) -> None:
     assert data[:20] not in message or len(data) < 5
 
 
-async def test_a_large_image_within_the_request() -> None:
-    image = bytes(MAX_IMAGE_BYTES)
-    encoded = base64.b64encode(image).decode()
-    assert await fetched(f"data:image/png;base64,{encoded}") == image
-    assert str(MAX_IMAGE_BYTES) in await refusal(f"data:image/png;base64,{encoded}AAAA")
+@pytest.mark.parametrize("kind", MediaKind)
+async def test_a_large_file_within_the_request(kind: MediaKind) -> None:
+    most = MAX_FILE_BYTES[kind]
+    for extra in (0, 1, 3):
+        encoded = base64.b64encode(bytes(most + extra)).decode()
+        if extra:
+            assert str(most) in await refusal(f"data:image/gif;base64,{encoded}", kind)
+        else:
+            assert await fetched(f"data:image/gif;base64,{encoded}", kind) == bytes(most)
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["data:video/mp4;base64,", "data:video/webm;codecs=vp9;base64,", "data:video/*;base64,", "data:;base64,",
+     "data:image/gif;base64,", "data:image/jpeg;base64,", "data:video/jpeg;base64,", "DATA:VIDEO/MP4;BASE64,"],
+)  # fmt: skip
+async def test_a_video_within_the_request(head: str) -> None:
+    assert await fetched(head + ENCODED, MediaKind.VIDEO) == IMAGE
+
+
+@pytest.mark.parametrize("head", ["data:text/plain;base64,", "data:audio/mp4;base64,", "data:video/mp4,"])
+async def test_a_data_url_that_is_no_video_in_base64(head: str) -> None:
+    assert "must begin like data:video/mp4;base64, and" in await refusal(head + ENCODED, MediaKind.VIDEO)
+
+
+@pytest.mark.parametrize("kind", ["video/jpeg", "video/png", "video/webp", "Video/JPEG"])
+async def test_a_video_may_be_a_list_of_frames(kind: str) -> None:
+    assert await files_of(f"data:{kind};base64,{ENCODED},AAAA,AA==") == (IMAGE, bytes(3), bytes(1))
+
+
+@pytest.mark.parametrize("kind", ["video/mp4", "video/gif", "image/jpeg", "image/gif"])
+async def test_videos_of_other_types_are_one_file(kind: str) -> None:
+    assert "is not valid base64" in await refusal(f"data:{kind};base64,{ENCODED},{ENCODED}", MediaKind.VIDEO)
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ("AAAA,AA=,AAAA", "is not valid base64 (Incorrect padding, in frame 1)"),
+        ("AAAA,,AAAA", "has a frame that is empty"),
+        ("AAAA,", "has a frame that is empty"),
+        (",".join(["AAAA"] * 769), "has 769 frames; at most 768 are allowed"),
+        (f"AAAA,data:image/jpeg;base64,{ENCODED}", "in frame 1"),
+    ],
+)
+async def test_malformed_lists_of_frames(frames: str, words: str) -> None:
+    assert words in await refusal(f"data:video/jpeg;base64,{frames}", MediaKind.VIDEO)
+
+
+async def test_the_size_of_all_frames() -> None:
+    most, count = MAX_FILE_BYTES[MediaKind.VIDEO], 768
+    size = most // count
+    sizes = [size] * (count - 1) + [most - size * (count - 1)]
+    frames = [base64.b64encode(bytes(each)).decode() for each in sizes]
+    assert list(map(len, await files_of(f"data:video/jpeg;base64,{','.join(frames)}"))) == sizes
+    frames[0] = base64.b64encode(bytes(size + 1)).decode()
+    assert f"{most} bytes allowed for a video" in await refusal(
+        f"data:video/jpeg;base64,{','.join(frames)}", MediaKind.VIDEO
+    )
+    assert str(most) in await refusal("data:video/jpeg;base64," + "A" * (2 * most), MediaKind.VIDEO)
 
 
 async def test_large_images_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
 
-    async def to_thread(work: object, data: str, **_: object) -> bytes:
-        decoded.append(data)
-        return b"image"
+    async def to_thread(work: object, source: MediaSource, texts: list[str]) -> tuple[bytes, ...]:
+        decoded.extend(texts)
+        return (b"image",)
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
     await fetched(f"data:image/png;base64,{ENCODED}")
@@ -96,6 +159,7 @@ async def test_an_empty_image() -> None:
 @pytest.mark.parametrize("url", ["ftp://a.example/b", "javascript:1", "blob:https://a.example/1", "HTTPX://a.example"])
 async def test_another_scheme(url: str) -> None:
     message = await refusal(url)
+    assert "data:video/mp4;base64,…" in await refusal(url, MediaKind.VIDEO)
     assert repr(url.partition(":")[0].lower()) in message
     for accepted in ("data:image/png;base64", "https://", "file://", "--allowed-media-domains",
                      "--allowed-local-media-path"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Images in the folder that is open to requests."""
+"""Images and videos in the folder that is open to requests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.media.fetch import MediaFetcher
+from gateway.media.source import MediaSource
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGE_BYTES
+from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.options.media import MediaOptions
 
 PLACE = "messages[2].content[0]"
@@ -27,13 +28,15 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-async def fetched(folder: Path | str, url: str) -> bytes:
-    return await MediaFetcher(MediaOptions(allowed_local_media_path=str(folder))).fetch(url, PLACE)
+async def fetched(folder: Path | str, url: str, kind: MediaKind = MediaKind.IMAGE) -> bytes:
+    fetcher = MediaFetcher(MediaOptions(allowed_local_media_path=str(folder)))
+    (file,) = await fetcher.fetch(MediaSource(url, PLACE, kind))
+    return file
 
 
-async def refusal(folder: Path | str, url: str) -> str:
+async def refusal(folder: Path | str, url: str, kind: MediaKind = MediaKind.IMAGE) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        await fetched(folder, url)
+        await fetched(folder, url, kind)
     assert caught.value.parameter == "messages"
     assert PLACE in caught.value.message
     return caught.value.message
@@ -62,7 +65,9 @@ async def test_the_folder_may_be_a_link(folder: Path, tmp_path: Path) -> None:
 
 async def test_no_file_is_read_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert "started with --allowed-local-media-path" in await refusal("", f"file://{folder}/cat.png")
+    for kind in MediaKind:
+        message = await refusal("", f"file://{folder}/cat.png", kind)
+        assert "started with --allowed-local-media-path" in message and f"Send the {kind} as a data: URL" in message
 
 
 async def test_what_is_outside_looks_like_what_is_missing(folder: Path, tmp_path: Path) -> None:
@@ -102,13 +107,15 @@ async def test_urls_of_other_forms(folder: Path, head: str) -> None:
     assert "an absolute path" in await refusal(folder, head + path)
 
 
-async def test_a_file_that_is_too_large(folder: Path) -> None:
-    with (folder / "large.png").open("wb") as file:
-        file.truncate(MAX_IMAGE_BYTES)
-    assert len(await fetched(folder, f"file://{folder}/large.png")) == MAX_IMAGE_BYTES
-    with (folder / "large.png").open("ab") as file:
+@pytest.mark.parametrize("kind", MediaKind)
+async def test_a_file_that_is_too_large(folder: Path, kind: MediaKind) -> None:
+    most = MAX_FILE_BYTES[kind]
+    with (folder / "large").open("wb") as file:
+        file.truncate(most)
+    assert len(await fetched(folder, f"file://{folder}/large", kind)) == most
+    with (folder / "large").open("ab") as file:
         file.write(b"x")
-    assert str(MAX_IMAGE_BYTES) in await refusal(folder, f"file://{folder}/large.png")
+    assert f"{most} bytes allowed for a" in await refusal(folder, f"file://{folder}/large", kind)
 
 
 async def test_a_long_url_is_shown_in_part(folder: Path) -> None:

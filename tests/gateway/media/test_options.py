@@ -1,8 +1,9 @@
-"""Options for images that requests name by URL."""
+"""Options for images and videos that requests name by URL."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -34,11 +35,15 @@ def test_hosts_are_written_in_many_ways(arguments: tuple[str, ...], env: dict[st
 
 
 def test_nothing_is_allowed_by_default() -> None:
-    assert parse() == MediaOptions("", (), 5.0)
+    assert parse() == MediaOptions("", (), 5.0, 30.0)
 
 
-def test_the_time_limit_has_vllms_name_too() -> None:
-    assert parse(env={"VLLM_IMAGE_FETCH_TIMEOUT": "20"}).image_fetch_timeout_seconds == 20.0
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_the_time_limits_have_vllms_names_too(kind: str) -> None:
+    found = parse(env={f"VLLM_{kind.upper()}_FETCH_TIMEOUT": "20"})
+    expected: dict[str, Any] = {f"{kind}_fetch_timeout_seconds": 20.0}
+    assert found == MediaOptions(**expected)
+    assert parse(f"--{kind}-fetch-timeout-seconds", "20") == found
 
 
 @pytest.mark.parametrize(

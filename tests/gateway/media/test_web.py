@@ -1,4 +1,4 @@
-"""Images from other hosts: real HTTP servers on 127.0.0.1."""
+"""Images and videos from other hosts: real HTTP servers on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ import httpcore
 import pytest
 
 from gateway.media.fetch import MediaFetcher
-from gateway.media.source import ImageSource
-from gateway.media.web import MAX_CONNECTIONS, WebImages
+from gateway.media.source import MediaSource
+from gateway.media.web import MAX_CONNECTIONS, WebMedia
 from quire.errors import InvalidRequest
-from quire.images import MAX_IMAGE_BYTES
+from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.options.media import MediaOptions
 from tests.support.certificates import make_authority, make_certificate
 
 PLACE = "messages[0].content[1]"
+MOST = MAX_FILE_BYTES[MediaKind.IMAGE]
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def image(url: str) -> MediaSource:
+    return MediaSource(url, PLACE, MediaKind.IMAGE)
 
 
 class Host:
@@ -131,10 +136,11 @@ class Names:
         return answer
 
 
-async def fetched(url: str, *domains: str, seconds: float = 20.0) -> bytes:
-    fetcher = MediaFetcher(MediaOptions(allowed_media_domains=domains, image_fetch_timeout_seconds=seconds))
+async def fetched(url: str, *domains: str, kind: MediaKind = MediaKind.IMAGE, **seconds: Any) -> bytes:
+    fetcher = MediaFetcher(MediaOptions(allowed_media_domains=domains, **seconds))
     try:
-        return await fetcher.fetch(url, PLACE)
+        (file,) = await fetcher.fetch(MediaSource(url, PLACE, kind))
+        return file
     finally:
         await fetcher.close()
 
@@ -148,14 +154,18 @@ async def message_of(fetch: Awaitable[bytes]) -> str:
 
 
 async def got(
-    url: str, domains: tuple[str, ...], names: Names, connector: httpcore.AsyncNetworkBackend | None = None
+    url: str,
+    domains: tuple[str, ...],
+    names: Names,
+    connector: httpcore.AsyncNetworkBackend | None = None,
+    kind: MediaKind = MediaKind.IMAGE,
 ) -> bytes:
     """Like `fetched`, with a resolver and perhaps a connector of the test's own."""
-    images = WebImages(MediaOptions(allowed_media_domains=domains), names.resolve, connector)
+    web = WebMedia(MediaOptions(allowed_media_domains=domains), names.resolve, connector)
     try:
-        return await images.get(ImageSource(url, PLACE))
+        return await web.get(MediaSource(url, PLACE, kind))
     finally:
-        await images.close()
+        await web.close()
 
 
 async def test_an_image_of_a_listed_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +174,7 @@ async def test_an_image_of_a_listed_host(monkeypatch: pytest.MonkeyPatch) -> Non
     async with running(sends(response(b"cat", "200 OK", "Set-Cookie: a=b"))) as host:
         fetcher = MediaFetcher(MediaOptions(allowed_media_domains=("127.0.0.1",)))
         for _ in range(2):
-            assert await fetcher.fetch(host.url("/a/cat.png?size=1&b=%20#part"), PLACE) == b"cat"
+            assert await fetcher.fetch(image(host.url("/a/cat.png?size=1&b=%20#part"))) == (b"cat",)
         await fetcher.close()
         head, *headers = host.requests[1].strip().split("\r\n")
         assert head == "GET /a/cat.png?size=1&b=%20 HTTP/1.1"
@@ -236,26 +246,43 @@ async def test_another_status(status: int) -> None:
         assert f"status {status} " in await message_of(fetched(host.url(), "127.0.0.1"))
 
 
-async def test_the_announced_size_is_checked_first() -> None:
+@pytest.mark.parametrize("kind", MediaKind)
+async def test_the_announced_size_is_checked_first(kind: MediaKind) -> None:
+    most = MAX_FILE_BYTES[kind]
+
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {MAX_IMAGE_BYTES + 1}\r\n\r\n".encode())
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {most + 1}\r\n\r\n".encode())
         await asyncio.Event().wait()  # the body never follows
 
     async with running(answer) as host:
-        assert str(MAX_IMAGE_BYTES) in await message_of(fetched(host.url(), "127.0.0.1"))
+        message = await message_of(fetched(host.url(), "127.0.0.1", kind=kind))
+        assert f"more than the {most} bytes" in message and f"{kind}. Send a smaller one" in message
+
+
+async def test_a_video_may_be_larger_than_an_image() -> None:
+    async with running(sends(response(bytes(MOST + 1)))) as host:
+        assert len(await fetched(host.url(), "127.0.0.1", kind=MediaKind.VIDEO)) == MOST + 1
+        assert str(MOST) in await message_of(fetched(host.url(), "127.0.0.1"))
+
+
+@pytest.mark.parametrize(("kind", "accepted"), [(MediaKind.IMAGE, "image/*"), (MediaKind.VIDEO, "video/*, image/*")])
+async def test_the_host_is_told_what_is_accepted(kind: MediaKind, accepted: str) -> None:
+    async with running(OK) as host:
+        assert await fetched(host.url(), "127.0.0.1", kind=kind) == b"cat"
+        assert f"\r\nAccept: {accepted}\r\n" in host.requests[0]
 
 
 @pytest.mark.parametrize("extra", [0, 1])
 async def test_the_size_of_a_body_in_chunks(extra: int) -> None:
     piece = bytes(2**20)
-    chunks = [b"100000\r\n" + piece + b"\r\n"] * (MAX_IMAGE_BYTES // len(piece)) + [b"1\r\nx\r\n"] * extra
+    chunks = [b"100000\r\n" + piece + b"\r\n"] * (MOST // len(piece)) + [b"1\r\nx\r\n"] * extra
     # Without an end: what is too large is refused before.
     parts = [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *chunks, *([] if extra else [b"0\r\n\r\n"])]
     async with running(sends(*parts)) as host:
         if extra:
-            assert str(MAX_IMAGE_BYTES) in await message_of(fetched(host.url(), "127.0.0.1"))
+            assert str(MOST) in await message_of(fetched(host.url(), "127.0.0.1"))
         else:
-            assert len(await fetched(host.url(), "127.0.0.1")) == MAX_IMAGE_BYTES
+            assert len(await fetched(host.url(), "127.0.0.1")) == MOST
 
 
 async def test_a_body_without_an_announced_size() -> None:
@@ -265,7 +292,7 @@ async def test_a_body_without_an_announced_size() -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, gzip"])
 async def test_compressed_bodies_are_refused(encoding: str) -> None:
-    bomb = gzip.compress(bytes(2 * MAX_IMAGE_BYTES), 1)
+    bomb = gzip.compress(bytes(2 * MOST), 1)
     async with running(sends(response(bomb, "200 OK", f"Content-Encoding: {encoding}"))) as host:
         assert "compressed" in await message_of(fetched(host.url(), "127.0.0.1"))
 
@@ -280,8 +307,22 @@ async def test_a_host_that_trickles(start: bytes) -> None:
             await asyncio.sleep(0.01)
 
     async with running(answer) as host:
-        message = await message_of(fetched(host.url(), "127.0.0.1", seconds=0.15))
+        message = await message_of(fetched(host.url(), "127.0.0.1", image_fetch_timeout_seconds=0.15))
         assert "within 0.15 s" in message and "--image-fetch-timeout-seconds" in message
+
+
+@pytest.mark.parametrize("kind", MediaKind)
+async def test_each_kind_has_its_own_time(kind: MediaKind) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        writer.write(response(b"cat"))
+
+    (other,) = set(MediaKind) - {kind}
+    seconds: Any = {f"{kind}_fetch_timeout_seconds": 0.15, f"{other}_fetch_timeout_seconds": 20.0}
+    async with running(answer) as host:
+        message = await message_of(fetched(host.url(), "127.0.0.1", kind=kind, **seconds))
+        assert f"within 0.15 s (--{kind}-fetch-timeout-seconds)" in message
+        assert await fetched(host.url(), "127.0.0.1", kind=other, **seconds) == b"cat"
 
 
 async def test_many_tiny_chunks_do_not_hold_up_other_work() -> None:
@@ -312,9 +353,9 @@ async def test_a_few_connections_at_a_time() -> None:
 
     async with running(answer) as host:
         fetcher = MediaFetcher(MediaOptions(allowed_media_domains=("127.0.0.1",)))
-        images = await asyncio.gather(*(fetcher.fetch(host.url(), PLACE) for _ in range(3 * MAX_CONNECTIONS)))
+        images = await asyncio.gather(*(fetcher.fetch(image(host.url())) for _ in range(3 * MAX_CONNECTIONS)))
         await fetcher.close()
-        assert images == [b"cat"] * len(images)
+        assert images == [(b"cat",)] * len(images)
     assert most == MAX_CONNECTIONS == 8
 
 
@@ -327,9 +368,9 @@ async def test_waiting_for_a_connection_does_not_count() -> None:
     async with running(answer) as host:
         options = MediaOptions(allowed_media_domains=("127.0.0.1",), image_fetch_timeout_seconds=0.4)
         fetcher = MediaFetcher(options)
-        slow = [asyncio.create_task(fetcher.fetch(host.url("/slow"), PLACE)) for _ in range(MAX_CONNECTIONS)]
+        slow = [asyncio.create_task(fetcher.fetch(image(host.url("/slow")))) for _ in range(MAX_CONNECTIONS)]
         await asyncio.sleep(0)
-        assert await fetcher.fetch(host.url(), PLACE) == b"cat"
+        assert await fetcher.fetch(image(host.url())) == (b"cat",)
         assert all(isinstance(error, InvalidRequest) for error in await asyncio.gather(*slow, return_exceptions=True))
         await fetcher.close()
 
@@ -399,11 +440,12 @@ async def test_the_next_address_is_tried() -> None:
         assert await got(url, ("files.internal",), Names(["127.0.0.2", "127.0.0.1"])) == b"cat"
 
 
-async def test_addresses_that_do_not_answer_share_the_time() -> None:
+@pytest.mark.parametrize(("kind", "seconds"), [(MediaKind.IMAGE, 5), (MediaKind.VIDEO, 30)])
+async def test_addresses_that_do_not_answer_share_the_time(kind: MediaKind, seconds: float) -> None:
     async with running(OK) as host:
         names, connector = Names(["93.184.216.34", "93.184.216.35"]), Connector(host.port, ["93.184.216.34"])
-        assert await got("http://a.example/", ("*",), names, connector) == b"cat"
-        assert connector.timeouts == [MediaOptions().image_fetch_timeout_seconds / 2] * 2
+        assert await got("http://a.example/", ("*",), names, connector, kind) == b"cat"
+        assert connector.timeouts == [seconds / 2] * 2
 
 
 async def test_addresses_as_hosts() -> None:

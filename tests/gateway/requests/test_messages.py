@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.requests.messages import ImageUrl, template_messages, texts_of
+from gateway.requests.messages import MediaUrl, template_messages, texts_of
 from quire.errors import InvalidRequest
+from quire.media import MediaKind
 
 
 def converted(message: dict[str, Any]) -> Any:
@@ -34,23 +35,30 @@ def test_a_call_without_arguments_has_an_empty_object_of_them(given: dict[str, A
     assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == (None, arguments)
 
 
-def test_images_are_told_apart_from_texts_and_listed_in_their_order() -> None:
+def test_images_and_videos_are_told_apart_from_texts_and_listed_in_their_order() -> None:
     found = template_messages(
         [
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a:1", "detail": "low"}}, "Look"]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a:1", "detail": "low"}}, "Look",
+                                         {"type": "video_url", "video_url": {"url": "a:2"}}]},
             {"role": "assistant", "content": "So?"},
             {
                 "role": "tool",
-                "content": [{"type": "text", "text": "Made"}, {"type": "image_url", "image_url": "a:2", "uuid": "x"}],
+                "content": [{"type": "text", "text": "Made"}, {"type": "video_url", "video_url": "a:3", "uuid": "x"},
+                            {"type": "image_url", "image_url": "a:4", "uuid": "x"}],
             },
         ]
-    )
+    )  # fmt: skip
     assert msgspec.json.decode(found.json) == [
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Look"}]},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Look"}, {"type": "video"}]},
         {"role": "assistant", "content": "So?"},
-        {"role": "tool", "content": [{"type": "text", "text": "Made"}, {"type": "image"}]},
+        {"role": "tool", "content": [{"type": "text", "text": "Made"}, {"type": "video"}, {"type": "image"}]},
     ]
-    assert found.images == (ImageUrl("a:1", "messages[0].content[0]"), ImageUrl("a:2", "messages[2].content[1]"))
+    assert found.media == (
+        MediaUrl("a:1", "messages[0].content[0]", MediaKind.IMAGE),
+        MediaUrl("a:2", "messages[0].content[2]", MediaKind.VIDEO),
+        MediaUrl("a:3", "messages[2].content[1]", MediaKind.VIDEO),
+        MediaUrl("a:4", "messages[2].content[2]", MediaKind.IMAGE),
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,18 +68,20 @@ def test_images_are_told_apart_from_texts_and_listed_in_their_order() -> None:
         ({"type": "image_url", "image_url": {}}, "needs the URL of an image"),
         ({"type": "image_url", "image_url": {"url": 5}}, "needs the URL of an image"),
         ({"type": "image_url", "image_url": ["a:1"]}, "needs the URL of an image"),
-        ({"type": "image"}, "is of type 'image'; Quire's models read text and images only"),
-        ({"type": "video_url", "video_url": {"url": "a:1"}}, "is of type 'video_url'"),
+        ({"type": "video_url", "video_url": 5}, 'needs the URL of a video, as in {"type": "video_url"'),
+        ({"type": "video_url", "image_url": {"url": "a:1"}}, "needs the URL of a video"),
+        ({"type": "image"}, "is of type 'image'; supported are text, image_url and video_url. Quire reads no audio."),
         ({"type": "input_audio", "input_audio": {"data": ""}}, "is of type 'input_audio'"),
+        ({"type": ["image_url"]}, "is of type"),
         ({"image_url": {"url": "a:1"}}, "is of type 'None'"),
     ],
 )
-def test_parts_that_are_neither_text_nor_image_are_named(part: dict[str, Any], words: str) -> None:
+def test_parts_that_are_none_of_these_are_named(part: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(f"messages[0].content[1] {words}")) as caught:
         template_messages([{"role": "user", "content": ["Look", part]}])
     assert caught.value.parameter == "messages"
 
 
-def test_texts_of_a_message_leave_images_out() -> None:
-    image = {"type": "image_url", "image_url": {"url": "a:1"}}
-    assert texts_of({"content": [{"type": "text", "text": "A"}, image, "B"]}) == ["A", "B"]
+def test_texts_of_a_message_leave_the_rest_out() -> None:
+    image, video = {"type": "image_url", "image_url": {"url": "a:1"}}, {"type": "video_url", "video_url": "a:1"}
+    assert texts_of({"content": [{"type": "text", "text": "A"}, image, "B", video]}) == ["A", "B"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.answers.deltas import ChoiceUpdate, Content, Finish, FinishReason, PromptScore, TokenScore
 from gateway.services.convert import to_served_model, to_update
+from quire.media import MediaKind
 from quire.sampling import SamplingParameters
 from quire.v1 import common_pb2, tokenizer_pb2
 
@@ -52,3 +55,14 @@ def test_a_model_has_the_defaults_of_its_generation_config() -> None:
     model = to_served_model(info)
     assert (model.served_model_names, model.max_model_len) == (("a", "b"), 9)
     assert model.default_sampling == SamplingParameters(top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "media"),
+    [
+        ({}, ()), ({"accepts_images": True}, (MediaKind.IMAGE,)), ({"accepts_videos": True}, (MediaKind.VIDEO,)),
+        ({"accepts_images": True, "accepts_videos": True}, (MediaKind.IMAGE, MediaKind.VIDEO)),
+    ],
+)  # fmt: skip
+def test_what_a_model_reads(fields: dict[str, Any], media: tuple[MediaKind, ...]) -> None:
+    assert to_served_model(common_pb2.ModelInfo(served_model_names=["a"], **fields)).media == media

@@ -48,7 +48,7 @@ def test_one_flag(word: str) -> None:
 def test_one_flag_by_its_short_name_and_with_all_its_variables() -> None:
     assert "-tp, --tensor-parallel-size INTEGER" in flat(shown("tp"))
     assert "-dcp, --decode-context-parallel-size INTEGER" in flat(shown("dcp"))
-    assert "--video-pruning-rate Not an option of Quire. It needs video and audio" in flat(shown("video-pruning-rate"))
+    assert "--video-pruning-rate Not an option of Quire. It needs pruning of video" in flat(shown("video-pruning-rate"))
     assert "[env: QUIRE_LOG_LEVEL, VLLM_LOGGING_LEVEL]" in flat(shown("log-level"))
     assert "(DEPRECATED in vLLM)" in flat(shown("num-speculative-tokens"))
 

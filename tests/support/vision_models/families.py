@@ -26,6 +26,17 @@ _QWEN_VISION: dict[str, Any] = {
 _QWEN_PIXELS: dict[str, Any] = {
     "patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 3136},  # areas
 }  # fmt: skip
+_QWEN2_VIDEOS: dict[str, Any] = {
+    "video_processor": "Qwen2VLVideoProcessor", "video_fields": {
+        "patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 9000}, "cap_pixels_per_frame": False,
+    },
+}  # fmt: skip
+_QWEN3_VIDEOS: dict[str, Any] = {
+    "video_processor": "Qwen3VLVideoProcessor",
+    "video_fields": {
+        "patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 12000}, "cap_pixels_per_frame": False,
+    },
+}  # fmt: skip
 
 
 def _rope(*section: int, **fields: Any) -> dict[str, Any]:
@@ -52,6 +63,8 @@ class Family:
     tokens: tuple[str, ...] = ("<image>",)  # special ones, besides those of ChatML
     token_attributes: Mapping[str, str] = field(default_factory=dict)  # that the tokenizer has
     processor_fields: Mapping[str, Any] | None = None  # None: there is no processor_config.json
+    video_processor: str = ""  # empty if it reads no videos
+    video_fields: Mapping[str, Any] = field(default_factory=dict)
     is_nested: bool = False  # processor_config.json includes what other folders have in preprocessor_config.json
     is_flat: bool = False  # config.json has the text model's fields at its top level
 
@@ -104,6 +117,7 @@ _QWEN3_5: dict[str, Any] = {
     "token_ids": _QWEN_IDS,
     "tokens": _QWEN_TOKENS,
     "image_fields": _QWEN_PIXELS,
+    **_QWEN3_VIDEOS,
 }
 
 FAMILIES: dict[str, Family] = {
@@ -153,6 +167,8 @@ FAMILIES: dict[str, Family] = {
             "num_image_tokens": 4, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_2",
             "image_token": "<image>", "video_token": "<video>",
         },
+        video_processor="LlavaOnevisionVideoProcessor",
+        video_fields={"size": _SQUARE},
     ),
     "idefics3": Family("Idefics3", "Idefics3Processor", "Idefics3ImageProcessor", **_IDEFICS),
     "smolvlm": Family(
@@ -212,6 +228,8 @@ FAMILIES: dict[str, Family] = {
         },
         image_fields={"size": _SQUARE, "min_patches": 1, "max_patches": 4},
         processor_fields={"image_seq_length": 4},
+        video_processor="InternVLVideoProcessor",
+        video_fields={"size": _SQUARE},
     ),
     "aya_vision": Family(
         "AyaVision", "AyaVisionProcessor", "GotOcr2ImageProcessor", templates.AYA_VISION,
@@ -235,15 +253,17 @@ FAMILIES: dict[str, Family] = {
         token_ids=_QWEN_IDS,
         tokens=_QWEN_TOKENS,
         image_fields=_QWEN_PIXELS,
+        **_QWEN2_VIDEOS,
         is_flat=True,
     ),
     "qwen2_5_vl": Family(
         "Qwen2_5_VL", "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", templates.QWEN2_VL,
         text=_TEXT | _rope(2, 3, 3),
-        vision=_QWEN_VISION | {"window_size": 28, "fullatt_block_indexes": [1]},
+        vision=_QWEN_VISION | {"window_size": 28, "fullatt_block_indexes": [1], "tokens_per_second": 1},
         token_ids=_QWEN_IDS,
         tokens=_QWEN_TOKENS,
         image_fields=_QWEN_PIXELS,
+        **_QWEN2_VIDEOS,
         is_flat=True,
     ),
     "qwen3_vl": Family(
@@ -253,6 +273,7 @@ FAMILIES: dict[str, Family] = {
         token_ids=_QWEN_IDS,
         tokens=_QWEN_TOKENS,
         image_fields=_QWEN_PIXELS,
+        **_QWEN3_VIDEOS,
     ),
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe", "Qwen3VLProcessor", "Qwen2VLImageProcessor", templates.QWEN3_VL,
@@ -261,6 +282,7 @@ FAMILIES: dict[str, Family] = {
         token_ids=_QWEN_IDS,
         tokens=_QWEN_TOKENS,
         image_fields=_QWEN_PIXELS,
+        **_QWEN3_VIDEOS,
     ),
     "qwen3_5": Family("Qwen3_5", **_QWEN3_5 | {"text": _DELTA_TEXT}),
     "qwen3_5_moe": Family(

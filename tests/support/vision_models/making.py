@@ -19,6 +19,7 @@ from tests.support.vision_models.families import FAMILIES, Family
 
 # Published checkpoints have another prefix for these vision models' tensors, which Transformers drops when it loads
 # them, and adds again only to a model that it has loaded.
+_VIDEO_IDS = ("video_token_id", "video_token_index")
 _PREFIXED = ("clip_vision_model", "siglip_vision_model")
 
 
@@ -35,7 +36,9 @@ def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.
     model = getattr(transformers, f"{kind.name}ForConditionalGeneration")(config)
     _spread(model)
     with torch.no_grad():
-        model.get_output_embeddings().weight[[config.image_token_id, tokenizer.eos_token_id]] = 0.0
+        never = [config.image_token_id, tokenizer.eos_token_id]
+        never += [each for name in _VIDEO_IDS if (each := getattr(config, name, None)) is not None]
+        model.get_output_embeddings().weight[never] = 0.0
     model.to(dtype).save_pretrained(folder)
     if kind.vision.get("model_type") in _PREFIXED:
         _add_prefix(folder / "model.safetensors")
@@ -55,6 +58,11 @@ def random_image(width: int, height: int, seed: int) -> Image.Image:
     )
     noise = random.integers(-32, 33, (height, width, 3))
     return Image.fromarray((np.asarray(areas) + noise).clip(0, 255).astype(np.uint8))
+
+
+def random_frames(width: int, height: int, count: int, seed: int) -> list[Image.Image]:
+    """Frames of a video, each another image."""
+    return [random_image(width, height, 1000 * seed + number) for number in range(count)]
 
 
 def png_bytes(image: Image.Image) -> bytes:
@@ -121,6 +129,11 @@ def _save_processor(folder: Path, kind: Family) -> None:
         _write(folder / "preprocessor_config.json", image_processor | {"processor_class": kind.processor})
     if kind.processor_fields is not None:
         _write(folder / "processor_config.json", fields)
+    if kind.video_processor:
+        _write(
+            folder / "video_preprocessor_config.json",
+            {**kind.video_fields, "video_processor_type": kind.video_processor},
+        )
 
 
 def _write(file: Path, fields: dict[str, Any]) -> None:

@@ -10,12 +10,13 @@ import transformers
 from PIL import Image
 
 from engine_svc.requests.request import GenerationRequest
+from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
 from quire.sampling import SamplingParameters
 from tests.support.vision_models.making import png_bytes
 from tokenizer_svc.child import Message
-from tokenizer_svc.image_process import make
-from tokenizer_svc.images import ImagePreparer, prepared_image
+from tokenizer_svc.media import MediaPreparer, Medium, message_of, prepared_medium
+from tokenizer_svc.media_process import make
 
 
 def request_of(
@@ -24,14 +25,18 @@ def request_of(
     images: Sequence[Image.Image],
     sampling: SamplingParameters,
     settings: Mapping[str, Any] = {},
+    videos: Sequence[Sequence[Image.Image]] = (),
 ) -> GenerationRequest:
-    """The engine's request for a conversation, whose images are those of the messages' image parts."""
+    """The engine's request for a conversation, with the images and videos of the messages' parts in their order."""
     answer = make(Message({"folder": str(folder)}))
-    preparer = ImagePreparer(folder, ImageProcessorOptions())
+    preparer = MediaPreparer(folder, ImageProcessorOptions())
     preparer.use(answer(Message()).fields)
-    prepared = [prepared_image(answer(Message({"settings": dict(settings)}, png_bytes(image)))) for image in images]
+    media = [Medium(MediaKind.IMAGE, (png_bytes(image),)) for image in images]
+    media += [Medium(MediaKind.VIDEO, tuple(map(png_bytes, frames))) for frames in videos]
+    prepared = [prepared_medium(each.kind, answer(message_of(each, settings, {}))) for each in media]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    token_ids = tokenizer.encode(preparer.insert(text, prepared) if images else text, add_special_tokens=False)
+    text, prepared = preparer.insert(text, prepared)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
     placed = tuple(preparer.place(token_ids, prepared))
     return GenerationRequest("r", token_ids, sampling, images=placed)

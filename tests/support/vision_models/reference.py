@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers
 from PIL import Image
@@ -18,21 +19,36 @@ from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
+from tests.support.vision_models.video_reference import video_processor
+
 _PIXTRAL = "transformers.models.pixtral"
 
 
-def reference_processor(folder: Path) -> Any:
-    """The folder's processor, with an image processor that uses Pillow, and no video processor.
+Frames = Sequence[Image.Image]
+
+
+class Places(NamedTuple):
+    """Where the frames taken of a video are in it, how many it has, and how many a second."""
+
+    indices: Sequence[int]
+    total: int
+    fps: float
+
+
+def reference_processor(folder: Path, *, with_videos: bool = False) -> Any:
+    """The folder's processor, with an image processor that uses Pillow, and no video processor unless it is wanted.
 
     AutoProcessor would do for families without videos; other classes insist on a video processor, and all of these
     need torchvision. So its class is told that there is none (`_without_videos`), and the parts are put together as
     `ProcessorMixin.from_pretrained` does it.
     """
-    processor_class = _without_videos(_processor_class(folder))
+    processor_class = _processor_class(folder)
+    processor_class = _unchecked(processor_class) if with_videos else _without_videos(processor_class)
     fields, _ = processor_class.get_processor_dict(folder)
     parts = [
         transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
         transformers.AutoTokenizer.from_pretrained(folder),
+        *([video_processor(folder)] if with_videos else []),
     ]
     # SmolVLM's spells out numbers of video frames with num2words, and wants it for images too.
     with mock.patch.object(processing_smolvlm, "num2words", str):
@@ -47,17 +63,22 @@ def reference_generate(
     dtype: torch.dtype = torch.float64,
     *,
     nested: bool = False,
+    videos: Sequence[Frames] = (),
+    places: Sequence[Places] | None = None,
 ) -> tuple[list[int], list[int]]:
     """The prompt's token ids, with all of the images' placeholders, and those of the likeliest continuation.
 
-    The images are those of the messages' image parts, in order. Generation doesn't stop at end-of-sequence tokens.
+    The images and videos are those of the messages' parts, in order; a video is taken whole and has a frame a
+    second, unless `places` tells otherwise. Generation doesn't stop at end-of-sequence tokens.
     `nested` tells that several images belong together, as `processor.apply_chat_template` does. Only LLaVA-OneVision
     cares: it doesn't split them into tiles then.
     """
-    processor = reference_processor(folder)
+    processor = reference_processor(folder, with_videos=bool(videos))
     text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     given = ([list(images)] if nested else list(images)) if images else None
-    inputs = processor(text=[text], images=given, add_special_tokens=False, return_tensors="pt").to(dtype)
+    inputs = processor(
+        text=[text], images=given, add_special_tokens=False, return_tensors="pt", **_video_arguments(videos, places)
+    ).to(dtype)
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     ).eval()
@@ -67,6 +88,25 @@ def reference_generate(
         )
     prompt = inputs["input_ids"][0].tolist()
     return prompt, output[0, len(prompt) :].tolist()
+
+
+def _video_arguments(videos: Sequence[Frames], places: Sequence[Places] | None) -> dict[str, Any]:
+    if not videos:
+        return {}
+    places = places or [Places(range(len(frames)), len(frames), 1.0) for frames in videos]
+    facts = [
+        {"total_num_frames": total, "fps": fps, "duration": total / fps, "frames_indices": [*indices]}
+        for indices, total, fps in places
+    ]
+    stacked = [torch.from_numpy(np.stack([np.asarray(frame) for frame in frames])) for frames in videos]
+    return {"videos": stacked, "video_metadata": facts, "do_sample_frames": False}
+
+
+def _unchecked(processor_class: type[Any]) -> type[Any]:
+    """A processor's class that does not look up the classes of its parts, which need torchvision."""
+    return type(processor_class.__name__, (processor_class,), {
+        "check_argument_for_proper_class": lambda self, name, argument: type(argument),
+    })  # fmt: skip
 
 
 def _processor_class(folder: Path) -> type[transformers.ProcessorMixin]:

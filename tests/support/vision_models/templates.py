@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _ALL_IMAGES = "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+_ALL_VIDEOS = _ALL_IMAGES.replace("'image'", "'video'")
 _ALL_TEXTS = "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
 
 # Images before texts, wherever they are in the message. There is no case for contents that are strings.
@@ -33,6 +34,8 @@ LLAVA_ONEVISION = (
     "{{ '<|im_start|>' + message['role'] + ' ' }}"
     + _ALL_IMAGES
     + "{{ '<image>' }}{% endfor %}"
+    + _ALL_VIDEOS
+    + "{{ '<video>' }}{% endfor %}"
     + _ALL_TEXTS
     + "{{ '\n' + part['text'] }}{% endfor %}"
     "{{ '<|im_end|>' }}"
@@ -106,6 +109,7 @@ INTERNVL = (
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}"
+    "{% elif content['type'] == 'video' %}{{ '<video>\n' }}"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
     "{% endfor %}{% endif %}"
     "{{ '<|im_end|>\n' }}"
@@ -119,6 +123,7 @@ _QWEN_MESSAGE = """\
 {% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}\
 {% set image_count.value = image_count.value + 1 %}\
 {% if add_vision_id %}Picture {{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>\
+{% elif content['type'] == 'video' or 'video' in content %}<|vision_start|><|video_pad|><|vision_end|>\
 {% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
 {% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""

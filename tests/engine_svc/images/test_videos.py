@@ -1,0 +1,72 @@
+"""Greedy float32 output for prompts with videos equals Transformers', token for token, however the work is split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from PIL.Image import Image
+
+from engine_svc.requests.request import GenerationRequest
+from tests.engine_svc.images.conftest import VisionFolder
+from tests.support.run_engine import GREEDY, run_requests, running_engine, tokens
+from tests.support.vision_models import FAMILIES, random_frames, random_image, reference_generate
+from tests.support.vision_models.prompts import request_of
+
+ANSWER = 12
+READERS = sorted(name for name, family in FAMILIES.items() if family.video_processor)
+WITHOUT_PREFIX_CACHE = ("qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
+VIDEO, IMAGE = {"type": "video"}, {"type": "image"}
+Frames = Sequence[Image]
+
+
+def text(said: str) -> dict[str, str]:
+    return {"type": "text", "text": said}
+
+
+def user(*parts: dict[str, str]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+# An odd number of frames is filled up. In Qwen2.5-VL's time they take fewer positions than in width or height, because
+# Transformers lets the text after a video begin before the video's end otherwise.
+WIDE, HIGH = random_frames(84, 60, 5, 1), random_frames(56, 84, 5, 2)
+# Conversations, with their images and videos.
+CASES: list[tuple[list[dict[str, Any]], list[Image], list[Frames]]] = [
+    ([user(text("Watch this:"), VIDEO, text("What happens?"))], [], [WIDE]),
+    (
+        [
+            user(text("First a film."), VIDEO), {"role": "assistant", "content": [text("I see.")]},
+            user(IMAGE, text("Then a picture, and another film."), VIDEO),
+        ],
+        [random_image(45, 45, 3)], [HIGH, WIDE],
+    ),
+    ([user(text("Two frames only: "), VIDEO)], [], [HIGH[:2]]),
+]  # fmt: skip
+
+
+def requests_of(folder: Path) -> list[GenerationRequest]:
+    sampling = replace(GREEDY, max_tokens=ANSWER)
+    return [request_of(folder, messages, images, sampling, videos=videos) for messages, images, videos in CASES]
+
+
+@pytest.mark.parametrize("family", READERS)
+def test_families(family: str, vision_folder: VisionFolder) -> None:
+    """Together and in small chunks that split videos, with and without what the prefix cache has of them."""
+    folder = vision_folder(family)
+    expected = [
+        reference_generate(folder, messages, images, ANSWER, videos=videos) for messages, images, videos in CASES
+    ]
+    requests = requests_of(folder)
+    assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
+    answers = [answer for _, answer in expected]
+    for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
+        with running_engine(folder, **options) as engine:
+            assert tokens(run_requests(engine, requests)) == answers
+            again = run_requests(engine, requests)
+            assert tokens(again) == answers
+            if family not in WITHOUT_PREFIX_CACHE:
+                assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)

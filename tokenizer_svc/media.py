@@ -1,0 +1,248 @@
+"""Images and videos of prompts: prepared in child processes that can be killed, and given their places among the
+tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidRequest, Unavailable
+from quire.images import MAX_IMAGES, Image, ImageInput, check_size
+from quire.media import MediaKind
+from quire.options.multimodal import ImageProcessorOptions
+from tokenizer_svc.byte_cache import ByteCache
+from tokenizer_svc.child import Message
+from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
+
+logger = logging.getLogger(__name__)
+
+_FILES = ("processor_config.json", "preprocessor_config.json")
+_PACKAGES = {"PIL": "pillow", "transformers": "transformers", "numpy": "numpy"}  # module → its package
+_SECONDS = {MediaKind.IMAGE: 10.0, MediaKind.VIDEO: 30.0}  # to prepare one
+_PROCESSES = {MediaKind.IMAGE: 2, MediaKind.VIDEO: 1}  # separate ones, so that images do not wait for videos
+_MAX_WAITING = 64
+_AT_ONCE = 4  # of a request that are prepared, or wait for it, at a time: they share the processes with others
+_ENTRY_BYTES = 1024  # approximate memory of a cache entry, apart from its bytes
+_PARAMETER = "messages"
+
+
+@dataclass(frozen=True)
+class Medium:
+    """An image or a video to prepare: its file, or the image files that are its frames."""
+
+    kind: MediaKind
+    files: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class PreparedMedium:
+    """An image or a video for the model, without a place; see Processed."""
+
+    kind: MediaKind
+    text: str
+    num_tokens: int
+    image: Image
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate memory that it takes."""
+        return self.image.num_bytes + len(self.text) + _ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class MediaSettings:
+    """What a request changes: settings of the model's processor, and how files are read, by kind."""
+
+    processor: Mapping[str, Any]
+    reading: Mapping[str, Any]
+
+
+class MediaPreparer:
+    """Prepares images and videos as the model's processor does. Used from one event loop."""
+
+    def __init__(self, folder: Path | None, options: ImageProcessorOptions) -> None:
+        """
+        Args:
+            folder: of the tokenizer; None for one that is in no folder.
+        """
+        self._refusal = _refusal(folder)
+        self._own = MediaSettings(options.mm_processor_kwargs, options.media_io_kwargs)
+        self._known: ByteCache[bytes, PreparedMedium] = ByteCache(int(options.mm_processor_cache_gb * 2**30))
+        self._pools = {
+            kind: ChildPool(
+                "tokenizer_svc.media_process", Message({"folder": str(folder)}), Message(),
+                work=f"{kind}s to prepare", timeout_seconds=_SECONDS[kind], max_waiting=_MAX_WAITING,
+                num_processes=_PROCESSES[kind],
+            )
+            for kind in MediaKind
+        }  # fmt: skip
+        # What stands for an image or a video in rendered conversations, by the kinds that the model reads.
+        self.placeholders: dict[str, str] = {}
+        self._token_ids: dict[MediaKind, int] = {}
+
+    async def start(self) -> None:
+        """Starts a process, if the model comes with an image processor. Without one, all media are refused."""
+        if self._refusal:
+            return
+        pool = self._pools[MediaKind.IMAGE]
+        try:
+            await pool.start()
+            self.use((await pool.ask(Message())).fields)
+        except (Unavailable, ChildEnded, ChildTooSlow):
+            self._refusal = "its image processor could not be started; the tokenizer service's log may say why"
+            logger.warning("images are refused: %s", self._refusal)
+
+    def use(self, facts: Mapping[str, Any]) -> None:
+        """Takes a process's report on how prompts mark media."""
+        for kind, (placeholder, token_id) in facts.items():
+            self.placeholders[kind], self._token_ids[MediaKind(kind)] = placeholder, token_id
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+
+    async def prepare(self, media: Sequence[Medium], settings: MediaSettings) -> list[PreparedMedium]:
+        """Prepares images and videos, each from the cache if it has been prepared before.
+
+        Args:
+            settings: of a request.
+
+        Raises:
+            InvalidRequest: the model has no processor for them, a file is not what it should be or takes too much time
+                or memory, the settings do not suit the processor, or there are too many.
+            Overloaded: too many wait already, or the machine is too busy.
+        """
+        if self._refusal:
+            raise InvalidRequest(f"This model reads text only: {self._refusal}.", parameter=_PARAMETER)
+        if any(each.kind not in self._token_ids for each in media):
+            raise InvalidRequest("This model reads no videos.", parameter=_PARAMETER)
+        if len(media) > MAX_IMAGES:
+            raise InvalidRequest(
+                f"There are {len(media)} images and videos; at most {MAX_IMAGES} are allowed.", parameter=_PARAMETER
+            )
+        prepared: list[PreparedMedium] = []
+        for start in range(0, len(media), _AT_ONCE):
+            some = media[start : start + _AT_ONCE]
+            prepared += await asyncio.gather(*(self._prepare(medium, settings) for medium in some))
+            check_size([each.image for each in prepared], _PARAMETER)
+        return prepared
+
+    async def _prepare(self, medium: Medium, settings: MediaSettings) -> PreparedMedium:
+        kind, name = medium.kind, "An image" if medium.kind is MediaKind.IMAGE else "A video"
+        reading = {**self._own.reading.get(kind, {}), **settings.reading.get(kind, {})}
+        message = message_of(medium, {**self._own.processor, **settings.processor}, reading)
+        head = json.dumps(message.fields, sort_keys=True).encode()
+        key = hashlib.sha256(head + hashlib.sha256(message.payload).digest()).digest()
+        if (known := self._known.get(key)) is not None:
+            return known
+        if not all(medium.files) or not medium.files:
+            raise InvalidRequest(f"{name} is empty. Send the file's content.", parameter=_PARAMETER)
+        parameter = _PARAMETER
+        try:
+            answer = await self._pools[kind].ask(message)
+        except ChildTooSlow:
+            problem = f"{name} takes longer than {_SECONDS[kind]:g} s to prepare. Send a smaller one."
+        except ChildEnded:
+            problem = f"{name} takes too much memory. Send a smaller one."
+        else:
+            if (problem := answer.fields.get("error", "")) == "":
+                found = prepared_medium(kind, answer)
+                if not found.num_tokens:
+                    raise InvalidRequest(f"{name} is too small to have any tokens.", parameter=_PARAMETER)
+                self._known.put(key, found, found.num_bytes)
+                return found
+            parameter = answer.fields["parameter"] or parameter
+        raise InvalidRequest(problem, parameter=parameter)
+
+    def insert(self, text: str, media: Sequence[PreparedMedium]) -> tuple[str, list[PreparedMedium]]:
+        """Replaces each placeholder in a rendered conversation by the text of its image or video.
+
+        Args:
+            media: those of each kind in their order.
+
+        Returns:
+            The text, and all media in the order of their places.
+
+        Raises:
+            InvalidRequest: there is not one placeholder for each.
+        """
+        kinds = {placeholder: MediaKind(kind) for kind, placeholder in self.placeholders.items()}
+        # The longest first, so that one that begins like another is not taken for it.
+        longest_first = sorted(kinds, key=len, reverse=True)
+        between = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+        wanted = [kinds[placeholder] for placeholder in between[1::2]]
+        for kind, placeholder in self.placeholders.items():
+            number, count = wanted.count(MediaKind(kind)), sum(each.kind == kind for each in media)
+            if number != count:
+                raise InvalidRequest(
+                    f"The chat template has written {number} {kind} placeholders ({placeholder}) for {count} {kind}s. "
+                    f"Remove such placeholders from texts, and place {kind}s where the template expects them.",
+                    parameter=_PARAMETER,
+                )
+        waiting = {kind: iter([each for each in media if each.kind is kind]) for kind in MediaKind}
+        ordered = [next(waiting[kind]) for kind in wanted]
+        between[1::2] = [each.text for each in ordered]
+        return "".join(between), ordered
+
+    def place(self, token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[Image]:
+        """The images and videos at their places among a prompt's tokens.
+
+        Args:
+            media: in the order of their places.
+
+        Raises:
+            InvalidRequest: there are more or fewer image or video tokens than embeddings.
+        """
+        own = set(self._token_ids.values())
+        positions = [position for position, token in enumerate(token_ids) if token in own]
+        wanted = [self._token_ids[each.kind] for each in media for _ in range(each.num_tokens)]
+        if [token_ids[position] for position in positions] != wanted:
+            raise InvalidRequest(
+                f"The prompt has {len(positions)} image and video tokens (ids {sorted(own)}) instead of {len(wanted)}, "
+                "or in another order. Remove such tokens from texts.",
+                parameter=_PARAMETER,
+            )
+        placed, start = [], 0
+        for each in media:
+            places = positions[start : start + each.num_tokens]
+            placed.append(each.image.at(places[0], places[-1] - places[0] + 1))
+            start += each.num_tokens
+        return placed
+
+
+def message_of(medium: Medium, settings: Mapping[str, Any], reading: Mapping[str, Any]) -> Message:
+    """What a process is asked; see `media_process.make`."""
+    fields = {
+        "kind": medium.kind, "settings": dict(settings), "reading": dict(reading),
+        "sizes": [len(file) for file in medium.files],
+    }  # fmt: skip
+    return Message(fields, b"".join(medium.files))
+
+
+def prepared_medium(kind: MediaKind, answer: Message) -> PreparedMedium:
+    """The image or video in a process's answer."""
+    fields, start, inputs = answer.fields, 0, []
+    for name, dtype, shape, size in fields["inputs"]:
+        inputs.append(ImageInput(name, dtype, tuple(shape), answer.payload[start : start + size]))
+        start += size
+    image = Image(0, 0, tuple(inputs), tuple(fields["pixel_scale"]), tuple(fields["pixel_shift"]))
+    return PreparedMedium(kind, fields["text"], fields["num_tokens"], image)
+
+
+def _refusal(folder: Path | None) -> str:
+    """Why images cannot be prepared; empty if they can."""
+    if folder is None or not any((folder / name).is_file() for name in _FILES):
+        return "it comes without an image processor"
+    missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        logger.warning("images are refused: %s missing; pip install 'quire[images]'", " and ".join(missing))
+        return "the tokenizer service was installed without quire[images]"
+    return ""

@@ -1,0 +1,27 @@
+"""An image or a video as it is prepared for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Processed:
+    """An image or a video for the model.
+
+    Attributes:
+        text: takes the placeholder's place in the prompt.
+        num_tokens: number of image or video tokens in the text, apart from separators.
+        inputs: by name, those of the image encoder, with pixels as bytes.
+        pixel_scale, pixel_shift: see quire.v1.Image.
+    """
+
+    text: str
+    num_tokens: int
+    inputs: Mapping[str, npt.NDArray[Any]]
+    pixel_scale: tuple[float, ...]
+    pixel_shift: tuple[float, ...]

@@ -1,0 +1,129 @@
+"""Which frames of a video a model sees, and as what: chosen, scaled, and cut into patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tokenizer_svc.media_rejection import MediaRejection
+from tokenizer_svc.video_decoder import VideoFacts
+
+DEFAULT_FRAMES = 32
+MAX_FRAMES = 768
+_MAX_ASPECT_RATIO = 200
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def chosen_frames(facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+    """The places in the video of the frames that are taken, spread evenly.
+
+    Args:
+        reading: num_frames, at most so many (32 by default; -1: all), and fps, at most so many a second.
+
+    Raises:
+        MediaRejection: these are too many.
+    """
+    count, rate = reading.get("num_frames", DEFAULT_FRAMES), reading.get("fps", -1)
+    wanted = facts.num_frames if count < 0 else min(count, facts.num_frames)
+    if rate > 0:
+        wanted = min(wanted, math.floor(facts.duration * rate))
+    wanted = max(wanted, 1)
+    if wanted > MAX_FRAMES:
+        raise MediaRejection(
+            f"A video has {wanted} frames; at most {MAX_FRAMES} are taken. Set num_frames or fps.", "media_io_kwargs"
+        )
+    return np.linspace(0, facts.num_frames - 1, wanted, dtype=int).tolist()  # type: ignore[no-any-return]
+
+
+def times_of(indices: Sequence[int], fps: float, frames_per_patch: int) -> list[float]:
+    """The times in seconds of patches of several frames each: the middle between the first and the last one."""
+    added = -len(indices) % frames_per_patch
+    times = [index / fps for index in [*indices, *[indices[-1]] * added]]
+    return [
+        (times[first] + times[first + frames_per_patch - 1]) / 2 for first in range(0, len(times), frames_per_patch)
+    ]
+
+
+def fitting_size(width: int, height: int, factor: int, limits: tuple[float, float]) -> tuple[int, int]:
+    """Width and height of about the same ratio, multiples of a factor, whose area is within limits.
+
+    Raises:
+        ValueError: the ratio is too far from 1.
+    """
+    return _scaled(width, height, factor, limits, 1, 1)
+
+
+def fitting_volume(
+    width: int, height: int, factor: int, limits: tuple[float, float], num_frames: int, frames_per_patch: int
+) -> tuple[int, int]:
+    """As `fitting_size`, for limits on the area of all frames together. Small sides are brought up to the factor first.
+
+    Raises:
+        ValueError: the ratio of width and height is too far from 1.
+    """
+    if min(width, height) < factor:
+        scale = max(factor / width, factor / height)
+        width, height = int(width * scale), int(height * scale)
+    num_frames = max(num_frames, frames_per_patch)  # a single frame is repeated
+    rounded = round(num_frames / frames_per_patch) * frames_per_patch
+    return _scaled(width, height, factor, limits, num_frames, rounded)
+
+
+def _scaled(
+    width: int, height: int, factor: int, limits: tuple[float, float], num_frames: int, rounded_frames: int
+) -> tuple[int, int]:
+    """
+    Args:
+        rounded_frames: number of frames that counts for whether a size is within the limits.
+    """
+    if (ratio := max(width, height) / min(width, height)) > _MAX_ASPECT_RATIO:
+        raise ValueError(f"one side is {ratio:.0f} times as long as the other; at most {_MAX_ASPECT_RATIO} is allowed")
+    (least, most), area = limits, num_frames * width * height
+    found = [round(side / factor) * factor for side in (width, height)]
+    if rounded_frames * math.prod(found) > most:
+        down = math.sqrt(area / most)
+        found = [math.floor(side / down / factor) * factor for side in (width, height)]
+    elif rounded_frames * math.prod(found) < least:
+        up = math.sqrt(least / area)
+        found = [math.ceil(side * up / factor) * factor for side in (width, height)]
+    return max(factor, found[0]), max(factor, found[1])
+
+
+def resized(frame: Image.Image, size: tuple[int, int], resample: Image.Resampling) -> Pixels:
+    """A frame of another size: [height, width, channels]."""
+    return np.asarray(frame.resize(size, resample))
+
+
+def by_channels(frames: Pixels) -> Pixels:
+    """[frames, height, width, channels] → [frames, channels, height, width]."""
+    return np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
+
+
+def in_patches(frames: Pixels, side: int, merged: int, frames_per_patch: int) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """Cuts frames into patches as Qwen's image encoders take them.
+
+    Patches that become one embedding follow each other. The last frame is repeated to fill its patches.
+
+    Args:
+        frames: [frames, height, width, channels]
+        side: pixels along a patch.
+        merged: patches along each side of an embedding.
+
+    Returns:
+        [patches, channels * frames_per_patch * side * side], and the patches by time, row and column: int64 [1, 3].
+    """
+    if added := -len(frames) % frames_per_patch:
+        frames = np.concatenate([frames, np.repeat(frames[-1:], added, axis=0)])
+    count, height, width, channels = frames.shape
+    times, rows, columns = count // frames_per_patch, height // side, width // side
+    apart = frames.reshape(
+        times, frames_per_patch, rows // merged, merged, side, columns // merged, merged, side, channels
+    )
+    patches = apart.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(times * rows * columns, -1)
+    return np.ascontiguousarray(patches), np.array([[times, rows, columns]], np.int64)
