@@ -40,17 +40,18 @@ class ImageProcessor:
         videos: the part for videos; None if the model reads none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, video_pruning_rate: float = 0.0) -> None:
         """
         Args:
             folder: of the tokenizer, with the files of the processor.
+            video_pruning_rate: see VideoProcessor.
 
         Raises: various exceptions if Transformers cannot load it.
         """
         self._processor = _load(folder)
         self.placeholder: str = self._processor.image_token
         self.image_token_id = _image_token_id(folder, self._processor)
-        self.videos = load_video_processor(folder, self._processor, self.image_token_id)
+        self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)
 
     def prepare(self, file: bytes, settings: Mapping[str, Any]) -> Processed:
         """

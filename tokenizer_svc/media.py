@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidRequest, Unavailable
+from quire.errors import InvalidRequest, StartupError, Unavailable
 from quire.images import MAX_IMAGES, Image, ImageInput, check_size
 from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
@@ -76,9 +76,11 @@ class MediaPreparer:
         self._refusal = _refusal(folder)
         self._own = MediaSettings(options.mm_processor_kwargs, options.media_io_kwargs)
         self._known: ByteCache[bytes, PreparedMedium] = ByteCache(int(options.mm_processor_cache_gb * 2**30))
+        setup = {"folder": str(folder), "video_pruning_rate": options.video_pruning_rate}
+        self._pruning_rate = options.video_pruning_rate
         self._pools = {
             kind: ChildPool(
-                "tokenizer_svc.media_process", Message({"folder": str(folder)}), Message(),
+                "tokenizer_svc.media_process", Message(setup), Message(),
                 work=f"{kind}s to prepare", timeout_seconds=_SECONDS[kind], max_waiting=_MAX_WAITING,
                 num_processes=_PROCESSES[kind],
             )
@@ -87,9 +89,14 @@ class MediaPreparer:
         # What stands for an image or a video in rendered conversations, by the kinds that the model reads.
         self.placeholders: dict[str, str] = {}
         self._token_ids: dict[MediaKind, int] = {}
+        self._can_prune = False
 
     async def start(self) -> None:
-        """Starts a process, if the model comes with an image processor. Without one, all media are refused."""
+        """Starts a process, if the model comes with an image processor. Without one, all media are refused.
+
+        Raises:
+            StartupError: videos are to be pruned, which the model's cannot be.
+        """
         if self._refusal:
             return
         pool = self._pools[MediaKind.IMAGE]
@@ -99,10 +106,16 @@ class MediaPreparer:
         except (Unavailable, ChildEnded, ChildTooSlow):
             self._refusal = "its image processor could not be started; the tokenizer service's log may say why"
             logger.warning("images are refused: %s", self._refusal)
+        if self._pruning_rate and not self._can_prune:
+            raise StartupError(
+                f"--video-pruning-rate {self._pruning_rate:g}: this model's videos cannot be pruned, only those of "
+                "Qwen2-VL and Qwen2.5-VL can; leave it out."
+            )
 
     def use(self, facts: Mapping[str, Any]) -> None:
         """Takes a process's report on how prompts mark media."""
-        for kind, (placeholder, token_id) in facts.items():
+        self._can_prune = facts["can_prune"]
+        for kind, (placeholder, token_id) in facts["marks"].items():
             self.placeholders[kind], self._token_ids[MediaKind(kind)] = placeholder, token_id
 
     async def close(self) -> None:

@@ -23,14 +23,14 @@ def make(setup: Message) -> Answer:
     from tokenizer_svc import video_decoder
     from tokenizer_svc.image_processor import ImageProcessor  # imports Transformers
 
-    processor = ImageProcessor(Path(setup.fields["folder"]))
+    processor = ImageProcessor(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
     video_decoder.prepare()
 
     def facts() -> Message:
         marks: dict[str, Any] = {MediaKind.IMAGE: [processor.placeholder, processor.image_token_id]}
         if (videos := processor.videos) is not None:
             marks[MediaKind.VIDEO] = [videos.placeholder, videos.token_id]
-        return Message(marks)
+        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune})
 
     def prepare(request: Message) -> Processed:
         settings = request.fields["settings"]

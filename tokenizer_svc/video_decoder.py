@@ -32,6 +32,7 @@ _MAX_FRAMES = 200_000
 _UNKNOWN_FPS = 24.0
 _STILLS = ("PNG", "JPEG", "WEBP")
 _ANIMATIONS = ("GIF", "WEBP")
+_FILMS = ("mov", "matroska", "avi")
 # How files begin, by FFmpeg's or Pillow's name of the format. FFmpeg is told the name: left to guess, it would take
 # playlists too, which have it read other files.
 _FORMATS = {
@@ -121,7 +122,7 @@ def open_video(files: Sequence[bytes]) -> Video:
             "A video is not in a known format. Send an MP4, MOV, WebM, MKV, AVI, GIF or WebP file, or a list of PNG, "
             "JPEG or WebP images."
         )
-    if found in ("mov", "matroska", "avi"):
+    if found in _FILMS:
         return _Film(file, found)
     return _Animation(file) if found in _ANIMATIONS else _Images(files)
 
@@ -263,7 +264,9 @@ class _Film(Video):
                 yield container, _stream(container)
         except (MediaRejection, MemoryError):
             raise
-        except Exception as error:  # whatever PyAV raises about broken files
+        except av.ArgumentError:  # of a decoder that is to exceed `max_pixels`
+            raise _too_large("too many") from None
+        except Exception as error:  # whatever else PyAV raises about broken files
             raise _broken(type(error).__name__) from error
 
 
@@ -274,6 +277,12 @@ def _refuse(url: str, flags: int, options: dict[str, str]) -> None:
 
 def _broken(why: str) -> MediaRejection:
     return MediaRejection(f"A video cannot be decoded ({why}). Send a whole file, best an MP4 with H.264.")
+
+
+def _too_large(pixels: str) -> MediaRejection:
+    return MediaRejection(
+        f"A video has frames of {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one."
+    )
 
 
 def _check_num_frames(num_frames: int) -> None:
@@ -296,10 +305,7 @@ def _stream(container: InputContainer) -> VideoStream:
             f"A video's codec, {name}, is not supported. Use one of {', '.join(dict.fromkeys(_CODECS.values()))}."
         )
     if stream.width * stream.height > _MAX_PIXELS:
-        raise MediaRejection(
-            f"A video has frames of {stream.width} x {stream.height} pixels; at most {_MAX_PIXELS} are allowed. Send a "
-            "smaller one."
-        )
+        raise _too_large(f"{stream.width} x {stream.height}")
     stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}  # those of `open` do not get there
     # A thread for each processor of a large machine would take all memory.
     stream.codec_context.thread_count, stream.codec_context.thread_type = 1, ThreadType.NONE

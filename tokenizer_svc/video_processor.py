@@ -48,14 +48,16 @@ class VideoProcessor(ABC):
     """
 
     has_own_token = True  # besides the one for images
+    can_prune = False  # whether the model can leave out some of a video's tokens
 
-    def __init__(self, processor: Any, settings: VideoSettings, image_token_id: int) -> None:
+    def __init__(self, processor: Any, settings: VideoSettings, image_token_id: int, pruning_rate: float = 0.0) -> None:
         """
         Args:
             processor: the model's processor in Transformers.
             image_token_id: the token for each embedding of an image.
+            pruning_rate: share of a video's tokens that is left out, if the model can do without.
         """
-        self._processor, self._settings = processor, settings
+        self._processor, self._settings, self._pruning_rate = processor, settings, pruning_rate
         self.placeholder: str = processor.video_token
         own_id = processor.tokenizer.convert_tokens_to_ids(self.placeholder)
         self.token_id: int = own_id if self.has_own_token else image_token_id
@@ -118,6 +120,8 @@ class VideoProcessor(ABC):
 class _Qwen2Videos(VideoProcessor):
     """Qwen2-VL: patches of two frames, all of whose tokens stand together."""
 
+    can_prune = True
+
     def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
         """See VideoProcessor. The areas of the settings are those of a frame."""
         limits = _limits(settings, _most_pixels(settings, num_frames))
@@ -128,8 +132,12 @@ class _Qwen2Videos(VideoProcessor):
     ) -> tuple[Inputs, str]:
         """See VideoProcessor."""
         patches, grid = in_patches(frames, settings.patch_size, settings.merge_size, settings.temporal_patch_size)
-        tokens = self.placeholder * (len(patches) // settings.merge_size**2)
-        return {PIXELS: patches, "image_grid_thw": grid}, tokens
+        inputs: Inputs = {PIXELS: patches, "image_grid_thw": grid}
+        count = len(patches) // settings.merge_size**2
+        if self._pruning_rate:
+            count = max(count // int(grid[0, 0]), int(count * (1 - self._pruning_rate)))  # at least the first frame's
+            inputs["num_kept"] = np.array([count])
+        return inputs, self.placeholder * count
 
 
 class _Qwen25Videos(_Qwen2Videos):
@@ -196,18 +204,20 @@ _CLASSES: Mapping[str, type[VideoProcessor]] = {
 }  # fmt: skip
 
 
-def load_video_processor(folder: Path, processor: Any, image_token_id: int) -> VideoProcessor | None:
+def load_video_processor(
+    folder: Path, processor: Any, image_token_id: int, pruning_rate: float = 0.0
+) -> VideoProcessor | None:
     """The video processor of a model; None if the model reads no videos.
 
     Args:
         folder: with the model's files.
         processor: the model's processor in Transformers.
-        image_token_id: the token for each embedding of an image.
+        image_token_id, pruning_rate: see VideoProcessor.
     """
     name = type(processor).__name__
     if (kind := _CLASSES.get(name)) is None:
         return None
-    return kind(processor, read_settings(folder, name), image_token_id)
+    return kind(processor, read_settings(folder, name), image_token_id, pruning_rate)
 
 
 def _limits(settings: VideoSettings, most: int) -> tuple[float, float]:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from engine_svc.images.input_checks import GRID, INPUTS, InputChecks, UnfitImage
+from engine_svc.images.input_checks import APART_IN_TIME, GRID, INPUTS, InputChecks, UnfitImage
+from engine_svc.images.pruning import most_changed
 from engine_svc.images.rotary_positions import PlacedGrid
 from quire.errors import StartupError
 from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
@@ -27,8 +28,6 @@ _DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "floa
 # Names of the text model within the whole model.
 _TEXT_MODELS = ("language_model", "text_model")
 _VIDEO_IDS = ("video_token_id", "video_token_index")
-# Models whose prompts have other tokens between those of a video's frames, which they read as images of their own.
-_APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 _MOST_PATCHES = 16384  # of a video that are encoded at once; the rest follows, so that memory stays bounded
 _OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
 
@@ -38,6 +37,7 @@ class EncodedImage(NamedTuple):
 
     embeddings: torch.Tensor  # [rows, hidden_size]
     deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
+    kept: torch.Tensor | None = None  # int64 [rows]: which of a video's embeddings they are; None means all
 
 
 class ImageEncoder:
@@ -70,7 +70,7 @@ class ImageEncoder:
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
         self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
-        self._is_apart_in_time = config.model_type in _APART_IN_TIME
+        self._is_apart_in_time = config.model_type in APART_IN_TIME
         # Positions in time for a second of video; 0 for models that count patches instead.
         self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
         with _ALONE, _quiet():
@@ -98,17 +98,26 @@ class ImageEncoder:
             return self._of(self._model.get_video_features(**moved))
         parts = [self._of(self._model.get_image_features(**part)) for part in _parts(moved)]
         deep = [each.deep for each in parts if each.deep is not None]
-        return EncodedImage(torch.cat([each.embeddings for each in parts]), torch.cat(deep) if deep else None)
+        embeddings = torch.cat([each.embeddings for each in parts])
+        if self._merge_size and (count := self._checks.num_kept(image)):
+            kept = most_changed(embeddings, self._checks.grid(image)[0], count)
+            return EncodedImage(embeddings[kept], None, kept)
+        return EncodedImage(embeddings, torch.cat(deep) if deep else None)
 
     def _of(self, found: Any) -> EncodedImage:
         """What an encoder returned."""
         deep = [_joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
         return EncodedImage(_joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
 
-    def grids(self, image: Image, places: npt.NDArray[np.int64]) -> list[PlacedGrid]:
+    def grids(
+        self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
+    ) -> list[PlacedGrid]:
         """The grids of an image or a video whose embeddings are at these places of a prompt.
 
         There are several for a video whose frames are images of their own, and none if the model does not care.
+
+        Args:
+            encoded: None if all of it is computed: the positions of its own embeddings are not needed anymore.
 
         Raises:
             UnfitImage: it has another number of embeddings, or there are other tokens between those of a grid.
@@ -116,17 +125,24 @@ class ImageEncoder:
         if not self._merge_size:
             return []
         frames, rows, columns = self._checks.grid(image)
-        if frames * rows * columns != len(places):
-            raise UnfitImage(f"a grid of {frames} x {rows} x {columns} embeddings does not fit {len(places)} tokens")
+        num_kept = self._checks.num_kept(image)
+        if (num_kept or frames * rows * columns) != len(places):
+            some = f", of which {num_kept} are kept," if num_kept else ""
+            raise UnfitImage(
+                f"a grid of {frames} x {rows} x {columns} embeddings{some} does not fit {len(places)} tokens"
+            )
         interval = 1.0
         if self._positions_per_second and frames > 1:
             interval = self._positions_per_second * self._checks.seconds(image)
-        together = 1 if self._is_apart_in_time else frames
+        kept = None
+        if num_kept:
+            kept = np.arange(num_kept) if encoded is None or encoded.kept is None else encoded.kept.cpu().numpy()
+        apart = frames if self._is_apart_in_time else 1
         grids = []
-        for own in places.reshape(-1, together * rows * columns):
+        for own in places.reshape(apart, -1):
             if own[-1] - own[0] >= len(own):
                 raise UnfitImage("there are other tokens between its own")
-            grids.append(PlacedGrid(int(own[0]), together, rows, columns, interval))
+            grids.append(PlacedGrid(int(own[0]), frames // apart, rows, columns, interval, kept))
         return grids
 
     def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:

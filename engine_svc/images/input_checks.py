@@ -17,6 +17,7 @@ from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
 GRID = "image_grid_thw"  # patches by time, row and column
 SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
 _MASK = "pixel_attention_mask"
+KEPT = "num_kept"  # of the embeddings of a video
 _MOST_SECONDS = 1e5
 # Inputs beside pixels and their mask: int64, of one image.
 _SHAPES: Mapping[str, tuple[int, ...]] = {GRID: (1, 3), "image_sizes": (1, 2), "batch_num_images": (1,)}
@@ -26,6 +27,8 @@ _OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
 
 # Models that treat videos in another way than images, and so take their pixels by another name.
 _OF_VIDEOS = frozenset({"llava_onevision"})
+# Models whose prompts have other tokens between those of a video's frames, which they read as images of their own.
+APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 
 INPUTS = frozenset({PIXELS, VIDEO_PIXELS, _MASK, *_SHAPES})
 
@@ -46,6 +49,7 @@ class InputChecks:
         vision = config.vision_config
         self._merge_size = merge_size
         self._takes_videos = config.model_type in _OF_VIDEOS
+        self._is_prunable = config.model_type not in APART_IN_TIME
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
             self._channels, self._frames = vision.in_channels, vision.temporal_patch_size
@@ -122,6 +126,23 @@ class InputChecks:
             )
         return frames, rows // self._merge_size, columns // self._merge_size
 
+    def num_kept(self, image: Image) -> int:
+        """How many of an image's embeddings the prompt has, if not all of them; else 0.
+
+        Raises:
+            UnfitImage: it is not a number of embeddings from those of a frame on.
+        """
+        given = next((each for each in image.inputs if each.name == KEPT), None)
+        if given is None:
+            return 0
+        if not self._is_prunable:
+            raise UnfitImage(f"{KEPT} is for models whose prompts have all of a video's embeddings together")
+        frames, rows, columns = self.grid(image)
+        least, most = rows * columns, frames * rows * columns
+        if (given.dtype, given.shape) != ("int64", (1,)) or not least <= (kept := _integer(given)) <= most:
+            raise UnfitImage(f"{KEPT} must be int64 [1], from {least} to {most}")
+        return kept
+
     def seconds(self, image: Image) -> float:
         """The seconds from one patch of a video to the next one in time.
 
@@ -135,6 +156,10 @@ class InputChecks:
         if not 0 < found <= _MOST_SECONDS:
             raise UnfitImage(f"{SECONDS} is {found}; it must be positive, and at most {_MOST_SECONDS:g}")
         return float(found)
+
+
+def _integer(given: ImageInput) -> int:
+    return int(np.frombuffer(given.data, "<i8")[0])
 
 
 def _wrong_shape(given: ImageInput, wanted: str) -> UnfitImage:

@@ -22,15 +22,27 @@ class PlacedGrid:
     rows: int
     columns: int
     interval: float = 1.0  # from one frame's position in time to the next one's, in float32
+    kept: npt.NDArray[np.int64] | None = None  # indices of the embeddings that the prompt has; None for all
 
     @property
     def size(self) -> int:
-        """Number of embeddings."""
-        return self.frames * self.rows * self.columns
+        """Number of embeddings that the prompt has."""
+        return self.frames * self.rows * self.columns if self.kept is None else len(self.kept)
 
     @property
-    def times(self) -> npt.NDArray[np.int64]:
-        """The positions of the frames in time, from 0 on."""
+    def places(self) -> npt.NDArray[np.int64]:
+        """The three positions [3, size] of the embeddings, from 0 on."""
+        times, rows, columns = np.indices((self.frames, self.rows, self.columns)).reshape(3, -1)
+        found = np.stack([self._times[times], rows, columns])
+        return found if self.kept is None else found[:, self.kept]
+
+    @property
+    def extent(self) -> int:
+        """How far the positions go, also of embeddings that are not kept."""
+        return max(int(self._times[-1]) + 1, self.rows, self.columns)
+
+    @property
+    def _times(self) -> npt.NDArray[np.int64]:
         return (np.arange(self.frames, dtype=np.float32) * np.float32(self.interval)).astype(np.int64)
 
 
@@ -59,8 +71,7 @@ def rotary_positions(grids: Sequence[PlacedGrid]) -> RotaryPositions:
         text = np.arange(grid.start - place) + position
         position += len(text)
         found += [np.broadcast_to(text, (3, len(text)))]
-        times, rows, columns = np.indices((grid.frames, grid.rows, grid.columns)).reshape(3, -1)
-        found.append(np.stack([grid.times[times], rows, columns]) + position)
-        position += max(int(grid.times[-1]) + 1, grid.rows, grid.columns)
+        found.append(grid.places + position)
+        position += grid.extent
         place = grid.start + grid.size
     return RotaryPositions(np.concatenate(found, axis=1), position - place)

@@ -72,9 +72,14 @@ class ImageRows:
         tokens = np.array(sequence.token_ids[: sequence.images[-1].end])
         is_image = np.isin(tokens, self._encoder.token_ids)
         places = [np.flatnonzero(is_image[image.offset : image.end]) + image.offset for image in sequence.images]
+        encoded = [self._store.get(key) if key else None for key in sequence.image_keys]
         try:
-            grids = [grid for each in zip(sequence.images, places, strict=True) for grid in self._encoder.grids(*each)]
-            held = [self._holding(key, own) for key, own in zip(sequence.image_keys, places, strict=True) if key]
+            grids = [
+                grid
+                for image, own, each in zip(sequence.images, places, encoded, strict=True)
+                for grid in self._encoder.grids(image, own, each)
+            ]
+            held = [_holding(own, each) for own, each in zip(places, encoded, strict=True) if each is not None]
         except UnfitImage as error:
             logger.warning("slot %d: an image does not fit its prompt: %s", sequence.slot, error)
             return f"an image does not fit its prompt: {error}"
@@ -83,17 +88,6 @@ class ImageRows:
         if held:
             self._held[sequence.slot] = held
         return ""
-
-    def _holding(self, key: int, places: npt.NDArray[np.int64]) -> _Held:
-        """
-        Raises:
-            UnfitImage: there is not one embedding for each of its tokens.
-        """
-        assert self._store is not None
-        encoded = self._store.get(key)
-        if len(encoded.embeddings) != len(places):
-            raise UnfitImage(f"it has {len(encoded.embeddings)} embeddings for {len(places)} tokens")
-        return _Held(places, encoded)
 
     def turned(
         self, positions: npt.NDArray[np.int64], slots: Sequence[int], starts: Sequence[int]
@@ -124,8 +118,20 @@ class ImageRows:
                 first, last = np.searchsorted(each.positions, (begin, end))
                 if last > first:
                     places, rotary = each.positions[first:last], self._rotary.get(sequence.slot)
-                    embeddings, deep = (None if part is None else part[first:last] for part in each.encoded)
+                    encoded = each.encoded
+                    embeddings, deep = encoded.embeddings[first:last], encoded.deep
+                    deep = None if deep is None else deep[first:last]
                     turns = None if rotary is None else rotary.of(places)
                     found.append(GivenRows(places - begin + start, embeddings, deep, turns))
             start += sequence.num_new_tokens
         return found
+
+
+def _holding(places: npt.NDArray[np.int64], encoded: EncodedImage) -> _Held:
+    """
+    Raises:
+        UnfitImage: there is not one embedding for each of its tokens.
+    """
+    if len(encoded.embeddings) != len(places):
+        raise UnfitImage(f"it has {len(encoded.embeddings)} embeddings for {len(places)} tokens")
+    return _Held(places, encoded)

@@ -21,8 +21,6 @@ request_num_preemptions kv_cache_usage_perc prefix_cache_queries_total prefix_ca
 external_prefix_cache_queries_total external_prefix_cache_hits_total
 """
 METRICS = tuple(_METRICS.split())
-# Metrics that are not exported → reason.
-METRICS_WITHOUT: Mapping[str, str] = MappingProxyType({})
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -52,8 +50,7 @@ POST /start_profile, POST /stop_profile, POST /pause, POST /resume, GET /is_paus
 POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep, POST /is_scaling_elastic_ep
 """
 
-# Method and path → the capability that it still needs; empty if it is served.
-ROUTES: Mapping[str, str] = MappingProxyType(dict.fromkeys(" ".join(_SERVED.split()).split(", "), ""))
+ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path
 
 # Test → the flags that it uses.
 _TESTS = {
@@ -72,6 +69,7 @@ _TESTS = {
     "tests/engine_svc/models/test_expert_parallel.py": (
         "enable-expert-parallel expert-placement-strategy enable-eplb eplb-config"
     ),
+    "tests/engine_svc/images/test_pruning.py": "video-pruning-rate",
     "tests/engine_svc/models/test_hybrids.py": "mamba-cache-dtype mamba-ssm-cache-dtype",
     "tests/engine_svc/models/test_resume.py": "distributed-executor-backend",
     "tests/engine_svc/quantization/test_registry.py": "quantization",

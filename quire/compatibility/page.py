@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.cli import COMMANDS as OWN
-from quire.cli import all_commands
 from quire.compatibility.capabilities import CAPABILITIES, VALUES
 from quire.compatibility.fields import FIELDS
-from quire.compatibility.names import COMMANDS, METRICS, METRICS_WITHOUT, ROUTES, TESTS_OF_FLAGS
+from quire.compatibility.names import COMMANDS, METRICS, ROUTES, TESTS_OF_FLAGS
 from quire.compatibility.refused_fields import REFUSED as REFUSED_FIELDS
 from quire.compatibility.refused_routes import REFUSED_ROUTES
 from quire.options.base import OptionField
@@ -18,14 +17,14 @@ from quire.options.vllm.answers import ANSWERS
 from quire.options.vllm.flags import vllm_flags
 from quire.options.vllm.variables import OF_OTHERS, READ_ELSEWHERE, WITHOUT_EFFECT
 
-WORKS, ACTS_AS, NO_EFFECT, REFUSED, NOT_BUILT = "works", "acts as", "no effect", "refused", "not built yet"
+WORKS, ACTS_AS, NO_EFFECT, REFUSED = "works", "acts as", "no effect", "refused"
 _FLAGS_TEST = "tests/quire/options/vllm/test_flags.py"
 _VARIABLES_TEST = "tests/quire/options/test_environment.py"
 _HEAD = """# Compatibility with vLLM
 
 This page lists every flag, command, variable, metric, route, request field and capability in vLLM's documentation, and
-what becomes of it in Quire: it works, acts as another option, has no effect and says so, is refused with the reason, or
-needs a capability that is not built yet. The last column names a test that uses it. Tests also check every status.
+what becomes of it in Quire: it works, acts as another option, has no effect and says so, or is refused with the reason.
+The last column names a test that uses it. Tests also check every status.
 
 [options.md](options.md) lists Quire's options.
 
@@ -78,11 +77,7 @@ def _flag_row(name: str, field: OptionField | None) -> Row:
 
 def command_rows() -> list[Row]:
     """Rows for vLLM's commands."""
-    built = {name for name, _ in all_commands()}
-    return [
-        Row(f"vllm {name}", WORKS if name in built else NOT_BUILT, f"`quire {name}`" if name in built else "", test)
-        for name, test in COMMANDS.items()
-    ]
+    return [Row(f"vllm {name}", WORKS, f"`quire {name}`", test) for name, test in COMMANDS.items()]
 
 
 def variable_rows() -> list[Row]:
@@ -103,20 +98,14 @@ def variable_rows() -> list[Row]:
 def metric_rows() -> list[Row]:
     """Rows for vLLM's metrics."""
     test = "tests/gateway/metrics/test_compatibility.py"
-    return [
-        Row(f"vllm:{name}", NOT_BUILT if name in METRICS_WITHOUT else WORKS, METRICS_WITHOUT.get(name, ""), test)
-        for name in METRICS
-    ]
+    return [Row(f"vllm:{name}", WORKS, "", test) for name in METRICS]
 
 
 def route_rows() -> list[Row]:
     """Rows for the routes of vLLM's server."""
     test = "tests/gateway/endpoints/test_compatibility.py"
-    offered = [
-        Row(route, NOT_BUILT if missing else WORKS, f"It needs {missing}." if missing else "", test)
-        for route, missing in ROUTES.items()
-    ]
-    return [*offered, *(Row(route, REFUSED, reason, test) for route, reason in REFUSED_ROUTES.items())]
+    refused = [Row(route, REFUSED, reason, test) for route, reason in REFUSED_ROUTES.items()]
+    return [*(Row(route, WORKS, "", test) for route in ROUTES), *refused]
 
 
 def field_rows() -> list[Row]:

@@ -93,6 +93,11 @@ class OptionField:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def has_keys(self) -> bool:
+        """Whether its value may be a JSON object, whose keys can be set one by one: `--flag.key value`."""
+        return self.type is dict or self.metadata["metavar"].startswith("JSON")
+
+    @property
     def environment_variable(self) -> str:
         return ENVIRONMENT_PREFIX + self.name.upper()
 

@@ -89,7 +89,7 @@ class OptionsCommand(click.Command):
     def _translated(self, arguments: Sequence[str], tell: Callable[[str], None]) -> list[str]:
         """Translates the arguments to those that click parses."""
         flags = [field.flag for field in self._fields.values()]
-        objects = [field.flag for field in self._fields.values() if field.type is dict]
+        objects = [field.flag for field in self._fields.values() if field.has_keys]
         spelled = spell_out(spell_out_levels(arguments), [COMPILATION])
         spelled = spell_out(translate(spelled, flags, tell), objects)
         names_model = self._names_model(arguments)

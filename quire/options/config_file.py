@@ -69,7 +69,7 @@ def _translated(
 
 def _values(arguments: list[str], fields: Mapping[str, OptionField]) -> dict[str, Any]:
     """Option name → value, for translated arguments."""
-    spelled = iter(spell_out(arguments, [field.flag for field in fields.values() if field.type is dict]))
+    spelled = iter(spell_out(arguments, [field.flag for field in fields.values() if field.has_keys]))
     values: dict[str, Any] = {}
     for flag in spelled:
         name = flag.removeprefix("--").replace("-", "_")

@@ -155,6 +155,10 @@ class ImageProcessorOptions:
         "each of its seconds (default -1: no limit).",
         schema=MediaIoKwargs,
     )  # fmt: skip
+    video_pruning_rate: float = option(
+        0.0, "Share of a video's tokens that is left out: those that differ least from the ones a frame before (EVS). "
+        "For Qwen2-VL and Qwen2.5-VL.", minimum=0.0, maximum=1.0,
+    )  # fmt: skip
     mm_processor_cache_gb: float = option(
         4.0, "GiB of memory for images that have been prepared, so that those of a conversation are prepared once; 0 "
         "for none.", minimum=0.0, variables=("VLLM_MM_INPUT_CACHE_GIB",),

@@ -19,6 +19,7 @@ from engine_svc.requests.outputs import FinishReason, Usage
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.structured.grammars import Grammars
+from quire.errors import QuireError
 from quire.options.model import ModelOptions
 from quire.sampling import SamplingParameters
 from tests.support.engine_options import engine_options
@@ -115,3 +116,17 @@ def tokens(outputs: list[list[Output]]) -> list[list[int]]:
 def random_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     generator = random.Random(seed)
     return [[generator.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def outcomes(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[list[int], QuireError | None]]:
+    """Runs requests to their ends: tokens and error of each."""
+    tokens: dict[int, list[int]] = {key: [] for key in range(len(requests))}
+    errors: dict[int, QuireError | None] = {}
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    while engine.has_work:
+        for delta in engine.step():
+            tokens[delta.key] += delta.token_ids
+            if delta.is_final:
+                errors[delta.key] = delta.error
+    return [(tokens[key], errors[key]) for key in range(len(requests))]

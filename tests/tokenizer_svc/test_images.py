@@ -286,7 +286,7 @@ def placeable(num_tokens: int, replacement: str) -> PreparedMedium:
 
 async def test_texts_and_places_of_images() -> None:
     preparer = MediaPreparer(None, ImageProcessorOptions())
-    preparer.use({"image": ["<image>", 9]})
+    preparer.use({"marks": {"image": ["<image>", 9]}, "can_prune": False})
     images = [placeable(2, "[AA]"), placeable(3, "[B,BB]")]
     assert preparer.insert("x<image>y<image>", images) == ("x[AA]y[B,BB]", images)
     assert preparer.insert("<image><image>", images) == ("[AA][B,BB]", images)

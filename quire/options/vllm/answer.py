@@ -12,7 +12,6 @@ class Kind(StrEnum):
     ACTS_AS = "acts as"
     NO_EFFECT = "no effect"
     REFUSED = "refused"
-    NOT_BUILT = "not built yet"
 
 
 @dataclass(frozen=True)
@@ -20,10 +19,9 @@ class Answer:
     """What using one flag does.
 
     Attributes:
-        text: the reason, in whole sentences; may be empty for ACTS_AS. For NOT_BUILT it says what to do instead.
+        text: the reason, in whole sentences; may be empty for ACTS_AS.
         successor: for ACTS_AS, the flag that gets the value, with a dot before an object's key.
         fixed: for ACTS_AS, the value for the successor in place of the flag's own; "" if the successor takes none.
-        capability: for NOT_BUILT, what is missing.
         taken: values that ask for what Quire does anyway; they are accepted silently.
         switch: whether the flag takes no value.
     """
@@ -32,7 +30,6 @@ class Answer:
     text: str = ""
     successor: str = ""
     fixed: str | None = None
-    capability: str = ""
     taken: tuple[str, ...] = ()
     switch: bool = False
 
@@ -45,8 +42,6 @@ class Answer:
                 return f"It acts as {self.successor}{value}. {self.text}".strip()
             case Kind.NO_EFFECT:
                 return f"It has no effect. {self.text}"
-            case Kind.NOT_BUILT:
-                return f"It needs {self.capability}, which Quire does not have yet. {self.text}".strip()
         return self.text
 
     def refusal(self, shown: str) -> str:
@@ -71,8 +66,3 @@ def no_effect(text: str, *, switch: bool = False, taken: tuple[str, ...] = ()) -
 def refused(text: str, *, taken: tuple[str, ...] = ()) -> Answer:
     """The answer for a flag that is refused for good."""
     return Answer(Kind.REFUSED, text, taken=taken)
-
-
-def not_built(capability: str, text: str = "Leave it out.") -> Answer:
-    """The answer for a flag that needs a missing capability."""
-    return Answer(Kind.NOT_BUILT, text, capability=capability)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from quire.options.vllm.answer import Answer, acts_as, no_effect, not_built, refused
+from quire.options.vllm.answer import Answer, acts_as, no_effect, refused
 
 _NO_CODE = "Quire never runs code from a repository"
 _MEDIA_CACHES = "Each tokenizer service keeps prepared images and videos in its own memory: --mm-processor-cache-gb."
@@ -138,7 +138,6 @@ _MULTIMODAL: Mapping[str, Answer] = {
     "default-mm-loras": refused(
         "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images or videos."
     ),
-    "video-pruning-rate": not_built("pruning of video tokens"),
 }
 
 _ADAPTERS_OF_ALL_KINDS: Mapping[str, Answer] = {

@@ -84,7 +84,7 @@ def heed(answer: Answer, shown: str, name: str, value: str, tell: Callable[[str]
     """
     if value in answer.taken:
         return []
-    if answer.kind in (Kind.REFUSED, Kind.NOT_BUILT):
+    if answer.kind is Kind.REFUSED:
         raise click.UsageError(answer.refusal(shown))
     if answer.kind is Kind.NO_EFFECT:
         tell(f"{shown} has no effect. {answer.text}")

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine_svc.core.engine import Engine
 from engine_svc.images.encoder import ImageEncoder
 from engine_svc.images.input_checks import UnfitImage
 from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
-from quire.errors import QuireError
 from quire.images import Image
 from quire.media import MediaKind
 from tests.engine_svc.images.conftest import VisionFolder
-from tests.support.run_engine import running_engine
+from tests.support.run_engine import outcomes, running_engine
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import answer, ask, with_image, with_inputs
@@ -108,20 +106,6 @@ FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     "qwen2_5_vl": ANY_FAMILY | GRIDS,
     "qwen3_vl": ANY_FAMILY | GRIDS,
 }  # fmt: skip
-
-
-def outcomes(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[list[int], QuireError | None]]:
-    """Runs requests to their ends: tokens and error of each."""
-    tokens: dict[int, list[int]] = {key: [] for key in range(len(requests))}
-    errors: dict[int, QuireError | None] = {}
-    for key, request in enumerate(requests):
-        engine.add(key, request)
-    while engine.has_work:
-        for delta in engine.step():
-            tokens[delta.key] += delta.token_ids
-            if delta.is_final:
-                errors[delta.key] = delta.error
-    return [(tokens[key], errors[key]) for key in range(len(requests))]
 
 
 def check_faults(folder: Path, faults: dict[str, tuple[Fault, str]], **options: Any) -> None:

@@ -48,7 +48,7 @@ def test_one_flag(word: str) -> None:
 def test_one_flag_by_its_short_name_and_with_all_its_variables() -> None:
     assert "-tp, --tensor-parallel-size INTEGER" in flat(shown("tp"))
     assert "-dcp, --decode-context-parallel-size INTEGER" in flat(shown("dcp"))
-    assert "--video-pruning-rate Not an option of Quire. It needs pruning of video" in flat(shown("video-pruning-rate"))
+    assert "--tool-server Not an option of Quire. Quire does not run tools" in flat(shown("tool-server"))
     assert "[env: QUIRE_LOG_LEVEL, VLLM_LOGGING_LEVEL]" in flat(shown("log-level"))
     assert "(DEPRECATED in vLLM)" in flat(shown("num-speculative-tokens"))
 

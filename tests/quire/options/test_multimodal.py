@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from quire.cli import cli
 from quire.errors import StartupError
 from quire.media import MediaKind
 from quire.options.command import OptionsCommand
@@ -94,6 +96,15 @@ def parse(*arguments: str) -> tuple[Result, list[ImageProcessorOptions]]:
     found: list[ImageProcessorOptions] = []
     command = OptionsCommand("test", "", {"images": ImageProcessorOptions}, lambda images: found.append(images))
     return CliRunner().invoke(command, list(arguments)), found
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "gateway"])
+def test_limits_by_their_keys(command: str) -> None:
+    limits = ["--limit-mm-per-prompt.video", "0", "--limit-mm-per-prompt.image=2"]
+    model = [] if command == "gateway" else ["model"]
+    result = CliRunner().invoke(cli, [command, *model, *limits, "--show-config"])
+    assert result.exit_code == 0, result.output
+    assert json.dumps('{"video": 0, "image": 2}') in result.output
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ def request_of(
     sampling: SamplingParameters,
     settings: Mapping[str, Any] = {},
     videos: Sequence[Sequence[Image.Image]] = (),
+    pruning_rate: float = 0.0,
 ) -> GenerationRequest:
     """The engine's request for a conversation, with the images and videos of the messages' parts in their order."""
-    answer = make(Message({"folder": str(folder)}))
+    answer = make(Message({"folder": str(folder), "video_pruning_rate": pruning_rate}))
     preparer = MediaPreparer(folder, ImageProcessorOptions())
     preparer.use(answer(Message()).fields)
     media = [Medium(MediaKind.IMAGE, (png_bytes(image),)) for image in images]

@@ -1,0 +1,122 @@
+"""Videos of which some embeddings are left out (--video-pruning-rate): the prompt is what remains, at its places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from msgspec.structs import replace
+
+from engine_svc.images.pruning import most_changed
+from quire.errors import QuireError
+from tests.engine_svc.images.conftest import VisionFolder
+from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, tokens
+from tests.support.vision_models import random_frames, reference_generate
+from tests.support.vision_models.conversations import with_inputs
+from tests.support.vision_models.prompts import request_of
+
+ANSWER = 12
+FRAMES = random_frames(84, 60, 6, 1)  # 3 patches in time, each of 6 x 4 embeddings
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "text", "text": "Look:"}, {"type": "video"}, {"type": "text", "text": "So?"}]}
+]
+
+
+def test_the_most_changed_are_kept() -> None:
+    """The first frame whole; then those whose direction differs most, the earlier first where they differ as much."""
+    first = torch.eye(4)[:2]
+    second = torch.stack([first[0], -first[1]])  # as before, the opposite
+    third = torch.stack([torch.eye(4)[2], torch.eye(4)[3]])  # two right angles
+    embeddings = torch.cat([first, 3 * second, third])
+    for count, kept in ((2, [0, 1]), (3, [0, 1, 3]), (4, [0, 1, 3, 4]), (5, [0, 1, 3, 4, 5]), (6, [0, 1, 2, 3, 4, 5])):
+        assert most_changed(embeddings, 3, count).tolist() == kept
+
+
+def pruned_by_hand(folder: Path, rate: float) -> list[int]:
+    """The likeliest answer by Transformers' model to the prompt without what is left out."""
+    prompt, _ = reference_generate(folder, MESSAGES, [], 1, videos=[FRAMES])
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64).eval()
+    image = request_of(folder, MESSAGES, [], GREEDY, videos=[FRAMES]).images[0]
+    inputs = {each.name: np.frombuffer(each.data, each.dtype).reshape(each.shape) for each in image.inputs}
+    patches = torch.from_numpy(inputs["pixel_values"].astype(np.float64)).view(-1, 3, 98)
+    scale, shift = (torch.tensor(each, dtype=torch.float64)[:, None] for each in (image.pixel_scale, image.pixel_shift))
+    grid = torch.from_numpy(inputs["image_grid_thw"].copy())
+    seconds = {"second_per_grid_ts": torch.tensor(inputs["second_per_grid_ts"])} if len(inputs) > 2 else {}
+    is_video = torch.tensor(prompt) == model.config.video_token_id
+    with torch.inference_mode():
+        found = model.model.get_video_features((patches * scale + shift).view(-1, 294), grid).pooler_output
+        embeddings = torch.cat(list(found))
+        frames = embeddings.view(3, -1, embeddings.shape[-1])
+        changes = 1 - F.cosine_similarity(frames[1:], frames[:-1], dim=-1).flatten()
+        per_frame = frames.shape[1]
+        count = max(per_frame, int(len(embeddings) * (1 - rate)))
+        later = changes.argsort(descending=True)[: count - per_frame] + per_frame
+        kept = torch.cat([torch.arange(per_frame), later.sort().values])
+        positions, _ = model.model.get_rope_index(
+            torch.tensor([prompt]), is_video[None].int() * 2, video_grid_thw=grid, **seconds
+        )
+        whole = model.get_input_embeddings()(torch.tensor(prompt)).clone()
+        whole[is_video] = embeddings
+        remains = ~is_video
+        remains[is_video.nonzero()[:, 0][kept]] = True
+        rows, places = whole[remains][None], positions[:, :, remains]
+        answer: list[int] = []
+        for _ in range(ANSWER):
+            logits = model(inputs_embeds=rows, position_ids=places, use_cache=False).logits
+            answer.append(int(logits[0, -1].argmax()))
+            rows = torch.cat([rows, model.get_input_embeddings()(torch.tensor([answer[-1:]]))], 1)
+            places = torch.cat([places, places[:, :, -1:] + 1], 2)
+    return answer
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("rate", [0.3, 0.9])
+def test_answers(vision_folder: VisionFolder, family: str, rate: float) -> None:
+    """Computed whole and in pieces, and found again."""
+    folder = vision_folder(family)
+    request = request_of(folder, MESSAGES, [], replace(GREEDY, max_tokens=ANSWER), videos=[FRAMES], pruning_rate=rate)
+    kept = {0.3: 50, 0.9: 24}[rate]  # of 72; at least the first frame
+    assert request.images[0].num_tokens == kept
+    expected = [pruned_by_hand(folder, rate)]
+    for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
+        with running_engine(folder, **options) as engine:
+            for _ in range(2):
+                assert tokens(run_requests(engine, [request])) == expected
+
+
+def test_the_same_video_with_more_and_less_left_out(vision_folder: VisionFolder) -> None:
+    """Each is its own in the prefix cache, though their tokens begin alike."""
+    folder = vision_folder("qwen2_5_vl")
+    rates = (0.3, 0.0, 0.9)
+    requests = [
+        request_of(folder, MESSAGES, [], replace(GREEDY, max_tokens=ANSWER), videos=[FRAMES], pruning_rate=rate)
+        for rate in rates
+    ]
+    with running_engine(folder, block_size=4) as engine:
+        for request, rate in zip(requests, rates, strict=True):
+            assert tokens(run_requests(engine, [request])) == [pruned_by_hand(folder, rate)]
+
+
+@pytest.mark.parametrize(
+    ("family", "kept", "words"),
+    [
+        ("qwen2_5_vl", np.array([23]), "num_kept must be int64 [1], from 24 to 72"),
+        ("qwen2_5_vl", np.array([73]), "num_kept must be int64 [1], from 24 to 72"),
+        ("qwen2_5_vl", np.array([30, 30]), "num_kept must be int64 [1]"),
+        ("qwen2_5_vl", np.array([30]), "72 tokens"),
+        ("qwen3_vl", np.array([30]), "all of a video's embeddings together"),
+    ],
+)
+def test_what_does_not_fit(vision_folder: VisionFolder, family: str, kept: Any, words: str) -> None:
+    folder = vision_folder(family)
+    good = request_of(folder, MESSAGES, [], replace(GREEDY, max_tokens=ANSWER), videos=[FRAMES])
+    with running_engine(folder) as engine:
+        ((_, error),) = outcomes(engine, [with_inputs(good, num_kept=kept)])
+        assert isinstance(error, QuireError)
+        assert words in error.message
+        assert run_requests(engine, [good])
