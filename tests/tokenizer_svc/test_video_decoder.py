@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import av
@@ -186,6 +187,43 @@ def test_files_without_a_table_of_their_frames(codec: str, container: str, optio
     video = open_video([file])
     assert video.facts == VideoFacts(NUM_FRAMES, RATE, WIDTH, HEIGHT)
     assert [number(frame) for frame in video.frames([0, 7, 19])] == [0, 7, 19]
+
+
+def test_frames_that_were_cut_from_the_beginning_do_not_count() -> None:
+    """A file may still hold them, as others depend on them."""
+    milliseconds = [100 * each - 500 for each in range(NUM_FRAMES)]
+    file = encoded(
+        grays(), "libx264", "mp4", milliseconds=milliseconds, container_options={"avoid_negative_ts": "disabled"}
+    )
+    with av.open(io.BytesIO(file), "r") as source:
+        assert len([packet for packet in source.demux(video=0) if packet.size]) == NUM_FRAMES
+    video = open_video([file])
+    assert video.facts == VideoFacts(15, RATE, WIDTH, HEIGHT)
+    assert [number(frame) for frame in video.frames([0, 7, 14])] == [5, 12, 19]
+
+
+def test_a_title_that_is_no_text() -> None:
+    file = encoded(grays(3), "libx264", "mp4")
+    named = file.replace(b"VideoHandler", b"Video\xff\xfendler").replace(b"Lavf", b"\xff\xfe\xfd\xfc")
+    assert open_video([named]).facts.num_frames == 3
+    with pytest.raises(UnicodeDecodeError):
+        av.open(io.BytesIO(named), "r")
+
+
+def test_frames_at_the_same_time_are_counted() -> None:
+    """A WebM file has the times in milliseconds."""
+    at_once = [each // 2 for each in range(NUM_FRAMES)]
+    video = open_video([encoded(grays(), "libvpx", "webm", {"g": "6"}, milliseconds=at_once)])
+    assert video.facts.num_frames == NUM_FRAMES
+    assert [number(frame) for frame in video.frames([0, 3, 12, 19])] == [0, 3, 12, 19]
+
+
+def test_threads_are_not_started() -> None:
+    """Each takes memory, and there would be one for each processor."""
+    video = open_video([encoded(grays(3), "libx264", "mp4")])
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for _ in video.frames([0, 1, 2]):
+        assert len(list(Path("/proc/self/task").iterdir())) == before
 
 
 def test_repeated_indices_repeat_the_image() -> None:
@@ -368,8 +406,8 @@ def test_playlists_are_not_read(text: str) -> None:
 def test_nothing_else_is_opened_even_if_a_file_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(video_decoder, "_FORMATS", {"hls": b"#EXTM3U"})
     monkeypatch.setattr(video_decoder, "_FILMS", ("hls",))
-    with no_visitors() as address, pytest.raises(MediaRejection, match=r"cannot be decoded \(PermissionError\)"):
-        open_video([PLAYLIST.format(address=address).encode()])
+    with pytest.raises(MediaRejection, match=r"cannot be decoded \(PermissionError\)"):
+        open_video([PLAYLIST.format(address="part.ts").encode()])
 
 
 @pytest.mark.parametrize("kind", ["H.264 in MP4", "MPEG-4 in AVI", "VP9 in WebM"])
