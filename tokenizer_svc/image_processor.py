@@ -1,6 +1,6 @@
 """The model's image processor, from the Transformers library: image files in, inputs of the image encoder out.
 
-Runs in a process of its own (see `image_process`), because an image of a few kilobytes can take gigabytes to decode.
+Runs in a process of its own (see `media_process`), because an image of a few kilobytes can take gigabytes to decode.
 """
 
 from __future__ import annotations

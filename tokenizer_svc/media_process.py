@@ -20,11 +20,11 @@ def make(setup: Message) -> Answer:
     The fields of a message are the `kind`, the `sizes` of the files, and the `settings` and `reading` of
     `VideoProcessor.prepare`.
     """
-    from tokenizer_svc import video_decoder
+    from tokenizer_svc import film
     from tokenizer_svc.image_processor import ImageProcessor  # imports Transformers
 
     processor = ImageProcessor(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
-    video_decoder.prepare()
+    film.prepare()
 
     def facts() -> Message:
         marks: dict[str, Any] = {MediaKind.IMAGE: [processor.placeholder, processor.image_token_id]}

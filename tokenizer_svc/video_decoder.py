@@ -5,31 +5,17 @@ Runs in a process of its own (see `media_process`), because a video of a few kil
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import io
-import itertools
 import re
-import struct
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from tokenizer_svc.film import Film
 from tokenizer_svc.image_decoder import decode_image, in_rgb, open_image, rejecting_broken_images
 from tokenizer_svc.media_rejection import MediaRejection
+from tokenizer_svc.video import MAX_PIXELS, UNKNOWN_FPS, Video, VideoFacts, check_num_frames
 
-if TYPE_CHECKING:  # installed with quire[videos] only
-    from av.container import InputContainer
-    from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
-
-_MAX_PIXELS = 4096 * 2304  # of a frame
-_MAX_FRAMES = 200_000
-_UNKNOWN_FPS = 24.0
 _STILLS = ("PNG", "JPEG", "WEBP")
 _ANIMATIONS = ("GIF", "WEBP")
 _FILMS = ("mov", "matroska", "avi")
@@ -39,70 +25,6 @@ _FORMATS = {
     "mov": rb"....ftyp", "matroska": rb"\x1A\x45\xDF\xA3", "avi": rb"RIFF....AVI ", "GIF": rb"GIF8",
     "WEBP": rb"RIFF....WEBP", "PNG": rb"\x89PNG", "JPEG": rb"\xFF\xD8\xFF",
 }  # fmt: skip
-# By FFmpeg's name. It has hundreds more, of which many are hardly tested with hostile files.
-_CODECS = {
-    "h264": "H.264", "hevc": "H.265", "vp8": "VP8", "vp9": "VP9", "libdav1d": "AV1", "av1": "AV1",
-    "mpeg4": "MPEG-4", "mjpeg": "Motion JPEG",
-}  # fmt: skip
-_OPTIONS = {"codec_whitelist": ",".join(_CODECS), "max_pixels": str(_MAX_PIXELS)}
-
-
-@dataclass(frozen=True)
-class VideoFacts:
-    """What is known of a whole video.
-
-    Attributes:
-        num_frames: at least one.
-        fps: frames per second on average; 24 if it is unknown, 1 for a list of images.
-        width, height: of the upright frames, in pixels.
-    """
-
-    num_frames: int
-    fps: float
-    width: int
-    height: int
-
-    @property
-    def duration(self) -> float:
-        """In seconds."""
-        return self.num_frames / self.fps
-
-
-class Video(abc.ABC):
-    """A video whose frames are decoded when they are asked for."""
-
-    facts: VideoFacts
-
-    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
-        """Decodes one frame after the other, and keeps none for longer than the caller.
-
-        Args:
-            indices: of the frames, ascending. Of repeated ones, the same image is returned again.
-
-        Returns: upright RGB images, each of the size that the facts say.
-
-        Raises:
-            MediaRejection: the video is damaged, or its frames differ in size.
-        """
-        images = self._distinct(list(dict.fromkeys(indices)))
-        for _, repeated in itertools.groupby(indices):
-            image = next(images)
-            for _ in repeated:
-                yield image
-            del image  # before the next is decoded
-
-    @abc.abstractmethod
-    def _distinct(self, indices: Sequence[int]) -> Iterator[Image.Image]:
-        """As `frames`, for indices that do not repeat."""
-
-    def _of_size(self, image: Image.Image) -> Image.Image:
-        if image.size != (self.facts.width, self.facts.height):
-            first = f"{self.facts.width} x {self.facts.height}"
-            raise MediaRejection(
-                f"A video's first frame has {first} pixels, but another has {image.width} x {image.height}. "
-                "Send frames of one size."
-            )
-        return image
 
 
 def open_video(files: Sequence[bytes]) -> Video:
@@ -123,14 +45,8 @@ def open_video(files: Sequence[bytes]) -> Video:
             "JPEG or WebP images."
         )
     if found in _FILMS:
-        return _Film(file, found)
+        return Film(file, found)
     return _Animation(file) if found in _ANIMATIONS else _Images(files)
-
-
-def prepare() -> None:
-    """Imports PyAV, if it is installed: done ahead, its libraries do not count for a process's memory limit."""
-    with contextlib.suppress(ImportError):
-        import av  # noqa: F401
 
 
 class _Images(Video):
@@ -148,7 +64,7 @@ class _Images(Video):
             yield self._of_size(self._image(index))
 
     def _image(self, index: int) -> Image.Image:
-        return decode_image(self._files[index], _STILLS, _MAX_PIXELS)
+        return decode_image(self._files[index], _STILLS, MAX_PIXELS)
 
 
 class _Animation(Video):
@@ -159,13 +75,13 @@ class _Animation(Video):
         milliseconds = 0
         with self._opened() as image:
             num_frames: int = getattr(image, "n_frames", 1)
-            _check_num_frames(num_frames)
+            check_num_frames(num_frames)
             first = in_rgb(image)
             for index in range(num_frames):
                 image.seek(index)
                 image.load()  # a WebP file's durations are known only then
                 milliseconds += image.info.get("duration", 0)
-        fps = 1.0 if num_frames == 1 else num_frames * 1000 / milliseconds if milliseconds else _UNKNOWN_FPS
+        fps = 1.0 if num_frames == 1 else num_frames * 1000 / milliseconds if milliseconds else UNKNOWN_FPS
         self.facts = VideoFacts(num_frames, fps, first.width, first.height)
 
     def _distinct(self, indices: Sequence[int]) -> Iterator[Image.Image]:
@@ -177,180 +93,7 @@ class _Animation(Video):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Image.Image]:
         with (
-            rejecting_broken_images(_ANIMATIONS, _MAX_PIXELS),
-            open_image(self._file, _ANIMATIONS, _MAX_PIXELS) as image,
+            rejecting_broken_images(_ANIMATIONS, MAX_PIXELS),
+            open_image(self._file, _ANIMATIONS, MAX_PIXELS) as image,
         ):
             yield image
-
-
-class _Film(Video):
-    """A file that PyAV decodes.
-
-    Opened anew for each pass over it, as not every file can be wound back.
-    """
-
-    def __init__(self, file: bytes, container_format: str) -> None:
-        self._file, self._format = file, container_format
-        with self._opened() as (container, stream):
-            first, packets = _survey(container, stream)
-            times = sorted(time for time, _ in packets)
-            seconds = float((times[-1] - times[0]) * (stream.time_base or 0))
-            fps = _frame_rate(stream.average_rate, len(times), seconds)
-            self._coded_size, self._turns = (first.width, first.height), _turns(first)
-            image = self._upright(first)
-        self.facts = VideoFacts(len(times), fps, image.width, image.height)
-        # AVI has no presentation times, and what FFmpeg makes up is out of order: its frames can only be counted.
-        timed = container_format != "avi" and len(set(times)) == len(times)
-        self._times = times if timed else []
-        self._keys = sorted(bisect_left(times, time) for time, is_key in packets if is_key) if timed else []
-
-    def _distinct(self, indices: Sequence[int]) -> Iterator[Image.Image]:
-        with self._opened() as (container, stream):
-            decoded, current = iter(container.decode(stream)), -1
-            for index in indices:
-                num_keys = bisect_right(self._keys, index)
-                if num_keys and self._keys[num_keys - 1] > current + 1:  # what is between need not be decoded
-                    decoded, current = self._decoded_from(self._keys[:num_keys], index, container, stream), -1
-                # A packet may hold no picture, as with VP8's hidden frames: the next is shown instead.
-                if current < index:
-                    for frame in decoded:
-                        current = self._index(frame, current + 1)
-                        if current >= index:
-                            break
-                    else:
-                        raise _broken(f"frame {index} of {self.facts.num_frames} is missing")
-                yield self._upright(frame)
-
-    def _decoded_from(
-        self, keys: Sequence[int], index: int, container: InputContainer, stream: VideoStream
-    ) -> Iterator[VideoFrame]:
-        """Decodes from the last key frame on that leads to the frame of an index.
-
-        The last before it may not, as H.264's gradual refreshes count as key frames but show nothing until complete.
-        """
-        for key in reversed(keys):
-            container.seek(self._times[key], stream=stream)
-            decoded = iter(container.decode(stream))
-            first = next(decoded, None)
-            if first is not None and self._index(first, 0) <= index:
-                return itertools.chain([first], decoded)
-        return iter(())
-
-    def _index(self, frame: VideoFrame, counted: int) -> int:
-        return bisect_left(self._times, frame.pts) if self._times and frame.pts is not None else counted
-
-    def _upright(self, frame: VideoFrame) -> Image.Image:
-        """In RGB; also scaled like the first frame, as recordings of calls change their size."""
-        width, height = self._coded_size
-        image: Image.Image = frame.to_image(width=width, height=height, threads=1)  # type: ignore[no-untyped-call]
-        for turn in self._turns:
-            image = image.transpose(turn)
-        return image
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        try:
-            import av
-        except ImportError:
-            raise MediaRejection(
-                "A video cannot be read: the tokenizer service was installed without quire[videos]. Install it, or "
-                "send a GIF or WebP file, or a list of images."
-            ) from None
-        try:
-            with av.open(
-                io.BytesIO(self._file), "r", format=self._format, options=_OPTIONS, metadata_errors="ignore",
-                io_open=_refuse,
-            ) as container:  # fmt: skip
-                yield container, _stream(container)
-        except (MediaRejection, MemoryError):
-            raise
-        except av.ArgumentError:  # of a decoder that is to exceed `max_pixels`
-            raise _too_large("too many") from None
-        except Exception as error:  # whatever else PyAV raises about broken files
-            raise _broken(type(error).__name__) from error
-
-
-def _refuse(url: str, flags: int, options: dict[str, str]) -> None:
-    """Instead of opening a file that a video refers to."""
-    raise PermissionError(url)
-
-
-def _broken(why: str) -> MediaRejection:
-    return MediaRejection(f"A video cannot be decoded ({why}). Send a whole file, best an MP4 with H.264.")
-
-
-def _too_large(pixels: str) -> MediaRejection:
-    return MediaRejection(
-        f"A video has frames of {pixels} pixels; at most {_MAX_PIXELS} are allowed. Send a smaller one."
-    )
-
-
-def _check_num_frames(num_frames: int) -> None:
-    if num_frames > _MAX_FRAMES:
-        raise MediaRejection(f"A video has more than {_MAX_FRAMES} frames. Send a shorter one.")
-
-
-def _stream(container: InputContainer) -> VideoStream:
-    """The stream with the video, ready to be decoded."""
-    from av.codec.context import ThreadType
-    from av.stream import Disposition
-
-    found = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
-    if not found:
-        raise MediaRejection("A video file has no pictures. Send one that has more than sound.")
-    (stream, *_) = found
-    name = stream.codec_context.name if stream.codec_context else "unknown"
-    if name not in _CODECS:
-        raise MediaRejection(
-            f"A video's codec, {name}, is not supported. Use one of {', '.join(dict.fromkeys(_CODECS.values()))}."
-        )
-    if stream.width * stream.height > _MAX_PIXELS:
-        raise _too_large(f"{stream.width} x {stream.height}")
-    stream.codec_context.options = {"max_pixels": str(_MAX_PIXELS)}  # those of `open` do not get there
-    # A thread for each processor of a large machine would take all memory.
-    stream.codec_context.thread_count, stream.codec_context.thread_type = 1, ThreadType.NONE
-    return stream
-
-
-def _survey(container: InputContainer, stream: VideoStream) -> tuple[VideoFrame, list[tuple[int, bool]]]:
-    """Decodes the first frame only.
-
-    Returns: the frame; and of each frame its time, and whether decoding can begin with it.
-    """
-    first, packets = None, []
-    for packet in container.demux(stream):
-        if first is None:
-            first = next(iter(packet.decode()), None)
-        time = packet.dts if packet.pts is None else packet.pts
-        if packet.size and not packet.is_discard and time is not None:
-            packets.append((time, packet.is_keyframe))
-            _check_num_frames(len(packets))
-    if first is None or not packets:
-        raise _broken("it has no frames")
-    return first, packets
-
-
-def _frame_rate(declared: Fraction | None, num_frames: int, seconds: float) -> float:
-    """Frames per second.
-
-    Args:
-        seconds: from the first frame to the last.
-    """
-    if declared and declared > 0 and abs(declared * seconds + 1 - num_frames) < 1:
-        return float(declared)  # better than times that are rounded to milliseconds
-    return (num_frames - 1) / seconds if seconds > 0 else _UNKNOWN_FPS
-
-
-def _turns(frame: VideoFrame) -> list[Image.Transpose]:
-    """What makes the frame upright, one after the other."""
-    matrix: Any = frame.side_data.get("DISPLAYMATRIX")
-    if matrix is None:
-        return []
-    a, b, _, c, d, *_ = struct.unpack("9i", bytes(matrix))  # takes a point (x, y) to (ax + cy, bx + dy)
-    swapped = abs(b) + abs(c) > abs(a) + abs(d)
-    turns = {
-        Image.Transpose.TRANSPOSE: swapped,
-        Image.Transpose.FLIP_LEFT_RIGHT: (c if swapped else a) < 0,
-        Image.Transpose.FLIP_TOP_BOTTOM: (b if swapped else d) < 0,
-    }
-    return [turn for turn, needed in turns.items() if needed]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from tokenizer_svc.media_rejection import MediaRejection
-from tokenizer_svc.video_decoder import VideoFacts
+from tokenizer_svc.video import VideoFacts
 
 DEFAULT_FRAMES = 32
 MAX_FRAMES = 768

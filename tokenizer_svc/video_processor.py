@@ -20,7 +20,8 @@ from quire.images import PIXELS, VIDEO_PIXELS
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
 from tokenizer_svc.processed import Processed
-from tokenizer_svc.video_decoder import VideoFacts, open_video
+from tokenizer_svc.video import VideoFacts
+from tokenizer_svc.video_decoder import open_video
 from tokenizer_svc.video_frames import (
     Pixels,
     by_channels,

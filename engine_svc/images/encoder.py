@@ -227,7 +227,7 @@ def _load(
         raise StartupError(
             f"{folder}: the checkpoint lacks weights of the image encoder, or has them in another shape: "
             f"{', '.join(wrong[:5])} ({len(wrong)} in all). Encoders with quantized weights are not supported; "
-            "--limit-mm-per-prompt image=0 serves the model for text only."
+            "--limit-mm-per-prompt image=0,video=0 serves the model for text only."
         )
     return model.model
 

@@ -20,8 +20,10 @@ from av.stream import Disposition
 from PIL import Image
 
 from tokenizer_svc import video_decoder
+from tokenizer_svc.film import Film, prepare
 from tokenizer_svc.media_rejection import MediaRejection
-from tokenizer_svc.video_decoder import Video, VideoFacts, open_video
+from tokenizer_svc.video import Video, VideoFacts
+from tokenizer_svc.video_decoder import open_video
 
 NUM_FRAMES, RATE = 20, 10
 WIDTH, HEIGHT = 64, 64
@@ -508,7 +510,7 @@ def test_a_header_that_does_not_tell_the_number_of_pixels() -> None:
 
 
 def test_too_many_frames_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_decoder, "_MAX_FRAMES", 4)
+    monkeypatch.setattr("tokenizer_svc.video._MAX_FRAMES", 4)
     enough = [encoded(grays(4), "mpeg4", "mp4"), animated(grays(4), "GIF")]
     assert [open_video([file]).facts.num_frames for file in enough] == [4, 4]
     for file in (encoded(grays(5), "mpeg4", "mp4"), animated(grays(5), "GIF")):
@@ -521,7 +523,7 @@ def test_running_out_of_memory_is_not_the_file_s_fault(monkeypatch: pytest.Monke
         raise MemoryError
 
     video, animation = open_video([encoded(grays(3), "mpeg4", "mp4")]), open_video([animated(grays(3), "GIF")])
-    monkeypatch.setattr(video_decoder._Film, "_upright", exhausted)
+    monkeypatch.setattr(Film, "_upright", exhausted)
     monkeypatch.setattr(video_decoder, "in_rgb", exhausted)
     for each in (video, animation):
         with pytest.raises(MemoryError):
@@ -531,7 +533,7 @@ def test_running_out_of_memory_is_not_the_file_s_fault(monkeypatch: pytest.Monke
 def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     film, animation = encoded(grays(3), "mpeg4", "mp4"), animated(grays(3), "GIF")
     monkeypatch.setitem(sys.modules, "av", None)
-    video_decoder.prepare()
+    prepare()
     with pytest.raises(MediaRejection, match=r"installed without quire\[videos\]. Install it, or send a GIF"):
         open_video([film])
     assert open_video([animation]).facts.num_frames == 3
@@ -540,9 +542,9 @@ def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pyav_is_imported_when_it_is_wanted() -> None:
     script = """
 import sys
-from tokenizer_svc import video_decoder
+from tokenizer_svc import film, video_decoder
 assert "av" not in sys.modules
-video_decoder.prepare()
+film.prepare()
 assert "av" in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)

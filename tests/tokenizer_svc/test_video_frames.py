@@ -11,7 +11,7 @@ import torch
 
 from tests.support.vision_models.video_reference import video_processor_class
 from tokenizer_svc.media_rejection import MediaRejection
-from tokenizer_svc.video_decoder import VideoFacts
+from tokenizer_svc.video import VideoFacts
 from tokenizer_svc.video_frames import chosen_frames, fitting_size, fitting_volume, in_patches, times_of
 
 SIZES = [(1280, 720), (60, 40), (40, 60), (10, 900), (28, 28), (1, 1), (4096, 2304), (33, 47), (5, 700)]

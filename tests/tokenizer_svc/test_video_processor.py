@@ -24,7 +24,7 @@ from tokenizer_svc import video_processor
 from tokenizer_svc.image_processor import ImageProcessor
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.processed import Processed
-from tokenizer_svc.video_decoder import Video, VideoFacts
+from tokenizer_svc.video import Video, VideoFacts
 from tokenizer_svc.video_settings import DEFAULTS, read_settings
 
 READERS = sorted(name for name, family in FAMILIES.items() if family.video_processor)
