@@ -94,7 +94,7 @@ class Film(Video):
     def _upright(self, frame: VideoFrame) -> Image.Image:
         """In RGB; also scaled like the first frame, as recordings of calls change their size."""
         width, height = self._coded_size
-        image: Image.Image = frame.to_image(width=width, height=height, threads=1)  # type: ignore[no-untyped-call]
+        image: Image.Image = frame.to_image(width=width, height=height, threads=1)  # type: ignore[no-untyped-call]  # not typed in PyAV
         for turn in self._turns:
             image = image.transpose(turn)
         return image

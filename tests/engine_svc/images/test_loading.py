@@ -122,7 +122,7 @@ def test_a_checkpoint_without_an_encoder_is_told_of(vision_folder: VisionFolder,
     kept = {name: tensor for name, tensor in tensors.items() if "vision_tower" not in name}
     assert len(kept) < len(tensors)
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(StartupError, match=r"lacks weights of the image encoder.*--limit-mm-per-prompt image=0,video=0"):
+    with pytest.raises(StartupError, match=r"lacks weights of the image encoder.*-per-prompt image=0,video=0"):
         spec_of(tmp_path)
     with running_engine(tmp_path, limit_mm_per_prompt="image=0,video=0") as engine:
         assert tokens(run_requests(engine, [ask(folder, "Text.")])) == [answer(folder, "Text.")]
