@@ -42,8 +42,9 @@ from tests.support.recurrence import Operation, convolution, delta_rule, heads_s
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
 from tests.support.tiny_models import check_greedy, make_model
-from tests.support.vision_models import make_vision_model, random_image, reference_generate
+from tests.support.vision_models import make_vision_model, random_frames, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of
+from tests.support.vision_models.pruning import pruned_by_hand
 
 DRAWN: list[dict[str, Any]] = [
     {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
@@ -234,6 +235,20 @@ def test_images(tmp_path: Path, family: str) -> None:
     with running_engine(folder, **LIMITS) as engine:
         found = tokens(run_requests(engine, [request, request]))
     assert found == [reference_generate(folder, messages, images, NUM_TOKENS)[1]] * 2
+
+
+@pytest.mark.parametrize(("family", "pruning_rate"), [("qwen2_5_vl", 0.4), ("qwen3_vl", 0.0)])
+def test_videos(tmp_path: Path, family: str, pruning_rate: float) -> None:
+    """Frames together, of which some embeddings are left out; and frames with text between them."""
+    folder, frames = make_vision_model(tmp_path, family), random_frames(84, 60, 6, 1)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Watch:"}, {"type": "video"}]}]
+    request = request_of(folder, messages, [], SAMPLING, videos=[frames], pruning_rate=pruning_rate)
+    with running_engine(folder, **LIMITS) as engine:
+        found = tokens(run_requests(engine, [request, request]))
+    if pruning_rate:
+        assert found == [pruned_by_hand(folder, messages, frames, pruning_rate, NUM_TOKENS)] * 2
+    else:
+        assert found == [reference_generate(folder, messages, [], NUM_TOKENS, videos=[frames])[1]] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

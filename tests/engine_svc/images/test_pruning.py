@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-import transformers
 from msgspec.structs import replace
 
 from engine_svc.images.pruning import most_changed
 from quire.errors import QuireError
 from tests.engine_svc.images.conftest import VisionFolder
 from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, tokens
-from tests.support.vision_models import random_frames, reference_generate
+from tests.support.vision_models import random_frames
 from tests.support.vision_models.conversations import with_inputs
 from tests.support.vision_models.prompts import request_of
+from tests.support.vision_models.pruning import pruned_by_hand
 
 ANSWER = 12
 FRAMES = random_frames(84, 60, 6, 1)  # 3 patches in time, each of 6 x 4 embeddings
@@ -37,41 +36,8 @@ def test_the_most_changed_are_kept() -> None:
         assert most_changed(embeddings, 3, count).tolist() == kept
 
 
-def pruned_by_hand(folder: Path, rate: float) -> list[int]:
-    """The likeliest answer by Transformers' model to the prompt without what is left out."""
-    prompt, _ = reference_generate(folder, MESSAGES, [], 1, videos=[FRAMES])
-    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64).eval()
-    image = request_of(folder, MESSAGES, [], GREEDY, videos=[FRAMES]).images[0]
-    inputs = {each.name: np.frombuffer(each.data, each.dtype).reshape(each.shape) for each in image.inputs}
-    patches = torch.from_numpy(inputs["pixel_values"].astype(np.float64)).view(-1, 3, 98)
-    scale, shift = (torch.tensor(each, dtype=torch.float64)[:, None] for each in (image.pixel_scale, image.pixel_shift))
-    grid = torch.from_numpy(inputs["image_grid_thw"].copy())
-    seconds = {"second_per_grid_ts": torch.tensor(inputs["second_per_grid_ts"])} if len(inputs) > 2 else {}
-    is_video = torch.tensor(prompt) == model.config.video_token_id
-    with torch.inference_mode():
-        found = model.model.get_video_features((patches * scale + shift).view(-1, 294), grid).pooler_output
-        embeddings = torch.cat(list(found))
-        frames = embeddings.view(3, -1, embeddings.shape[-1])
-        changes = 1 - F.cosine_similarity(frames[1:], frames[:-1], dim=-1).flatten()
-        per_frame = frames.shape[1]
-        count = max(per_frame, int(len(embeddings) * (1 - rate)))
-        later = changes.argsort(descending=True)[: count - per_frame] + per_frame
-        kept = torch.cat([torch.arange(per_frame), later.sort().values])
-        positions, _ = model.model.get_rope_index(
-            torch.tensor([prompt]), is_video[None].int() * 2, video_grid_thw=grid, **seconds
-        )
-        whole = model.get_input_embeddings()(torch.tensor(prompt)).clone()
-        whole[is_video] = embeddings
-        remains = ~is_video
-        remains[is_video.nonzero()[:, 0][kept]] = True
-        rows, places = whole[remains][None], positions[:, :, remains]
-        answer: list[int] = []
-        for _ in range(ANSWER):
-            logits = model(inputs_embeds=rows, position_ids=places, use_cache=False).logits
-            answer.append(int(logits[0, -1].argmax()))
-            rows = torch.cat([rows, model.get_input_embeddings()(torch.tensor([answer[-1:]]))], 1)
-            places = torch.cat([places, places[:, :, -1:] + 1], 2)
-    return answer
+def by_hand(folder: Path, rate: float) -> list[int]:
+    return pruned_by_hand(folder, MESSAGES, FRAMES, rate, ANSWER)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
@@ -82,7 +48,7 @@ def test_answers(vision_folder: VisionFolder, family: str, rate: float) -> None:
     request = request_of(folder, MESSAGES, [], replace(GREEDY, max_tokens=ANSWER), videos=[FRAMES], pruning_rate=rate)
     kept = {0.3: 50, 0.9: 24}[rate]  # of 72; at least the first frame
     assert request.images[0].num_tokens == kept
-    expected = [pruned_by_hand(folder, rate)]
+    expected = [by_hand(folder, rate)]
     for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
         with running_engine(folder, **options) as engine:
             for _ in range(2):
@@ -99,7 +65,7 @@ def test_the_same_video_with_more_and_less_left_out(vision_folder: VisionFolder)
     ]
     with running_engine(folder, block_size=4) as engine:
         for request, rate in zip(requests, rates, strict=True):
-            assert tokens(run_requests(engine, [request])) == [pruned_by_hand(folder, rate)]
+            assert tokens(run_requests(engine, [request])) == [by_hand(folder, rate)]
 
 
 @pytest.mark.parametrize(
