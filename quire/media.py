@@ -12,6 +12,7 @@ class MediaKind(enum.StrEnum):
 
     IMAGE = "image"
     VIDEO = "video"
+    AUDIO = "audio"
 
 
 # Limit for all files of a conversation: a message on the wire has room for this and the rest of a request.
@@ -19,4 +20,5 @@ MAX_FILES_BYTES = 48 * 2**20
 # Limits for one file, such as a PNG.
 MAX_FILE_BYTES: Mapping[MediaKind, int] = MappingProxyType({
     MediaKind.IMAGE: 12 * 2**20, MediaKind.VIDEO: 40 * 2**20,
+    MediaKind.AUDIO: 25 * 2**20,
 })  # fmt: skip

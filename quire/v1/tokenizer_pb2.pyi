@@ -94,7 +94,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class RenderChatRequest(_message.Message):
     IMAGE_PROCESSOR_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     VIDEOS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_IO_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    AUDIOS_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -127,7 +128,8 @@ class RenderChatRequest(_message.Message):
     image_processor_kwargs_json: bytes
     videos: _containers.RepeatedCompositeFieldContainer[Video]
     media_io_kwargs_json: bytes
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ...) -> None: ...
+    audios: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Video(_message.Message):
     __slots__ = ("files",)
@@ -136,14 +138,16 @@ class Video(_message.Message):
     def __init__(self, files: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RenderChatResponse(_message.Message):
-    __slots__ = ("text", "sequence", "images")
+    __slots__ = ("text", "sequence", "images", "audio_seconds")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_SECONDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     sequence: TokenSequence
     images: _containers.RepeatedCompositeFieldContainer[_common_pb2.Image]
-    def __init__(self, text: _Optional[str] = ..., sequence: _Optional[_Union[TokenSequence, _Mapping]] = ..., images: _Optional[_Iterable[_Union[_common_pb2.Image, _Mapping]]] = ...) -> None: ...
+    audio_seconds: float
+    def __init__(self, text: _Optional[str] = ..., sequence: _Optional[_Union[TokenSequence, _Mapping]] = ..., images: _Optional[_Iterable[_Union[_common_pb2.Image, _Mapping]]] = ..., audio_seconds: _Optional[float] = ...) -> None: ...
 
 class DetokenizeSessionRequest(_message.Message):
     __slots__ = ("opens", "tokens", "close_stream_ids")
