@@ -91,8 +91,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _encodes(spec: KvCacheSpec) -> bool:
-    """Whether it has an image encoder."""
-    return spec.accepts_images or spec.accepts_videos
+    """Whether it has an encoder of images or audio."""
+    return spec.accepts_images or spec.accepts_videos or spec.accepts_audio
 
 
 def _instructions(spec: KvCacheSpec) -> list[str]:

@@ -42,6 +42,7 @@ class ModelInfo:
     prompt_embeds_size: int = 0
     accepts_images: bool = False
     accepts_videos: bool = False
+    accepts_audio: bool = False
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -64,7 +65,7 @@ class ModelInfo:
             eos_token_ids=frozenset(self.eos_token_ids),
             dtype=self.dtype,
             prompt_embeds_size=self.prompt_embeds_size,
-            accepts_images=self.accepts_images or self.accepts_videos,
+            accepts_media=self.accepts_images or self.accepts_videos or self.accepts_audio,
         )
 
     def summary(self) -> str:
@@ -133,6 +134,7 @@ def make_model_info(
         prompt_embeds_size=spec.embedding_size if options.generation.enable_prompt_embeds else 0,
         accepts_images=spec.accepts_images,
         accepts_videos=spec.accepts_videos,
+        accepts_audio=spec.accepts_audio,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

@@ -21,6 +21,7 @@ from gateway.background import begin
 from gateway.context import GatewayContext
 from gateway.endpoints import (
     adapters,
+    audio,
     chat,
     cohere,
     completions,
@@ -77,6 +78,8 @@ def routes(options: GatewayOptions) -> list[Route]:
         Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/responses/{response_id}", responses.kept, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+        Route("/v1/audio/transcriptions", audio.transcriptions, methods=["POST"]),
+        Route("/v1/audio/translations", audio.translations, methods=["POST"]),
         Route("/v1/embeddings", embeddings.embeddings, methods=["POST"]),
         Route("/v2/embed", cohere.embed, methods=["POST"]),
         Route("/pooling", embeddings.pooling, methods=["POST"]),

@@ -13,6 +13,7 @@ from gateway.media.conversations import ConversationMedia
 from gateway.metrics.http import HttpStatistics
 from gateway.pipeline import Pipeline
 from gateway.protocol.unknown import UnknownFields
+from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.statistics import RequestStatistics
 from gateway.requests.token_ids_only import needs_text
 from gateway.response_store.records import Responses
@@ -23,6 +24,8 @@ from gateway.tool_parsers.base import ToolParser
 from quire.options.gateway import GatewayOptions
 from quire.tracing.base import Tracer
 from quire.work_pool import WorkPool
+
+_MAX_UPLOADS_BYTES = 2**30  # of all callers together
 
 
 @dataclass
@@ -48,6 +51,8 @@ class GatewayContext:
     tracer: Tracer | None = None
     draining: bool = False
     start_time: int = field(default_factory=lambda: int(time.time()))
+    # For forms with files, until the tokenizer service has read them.
+    uploads: ChoiceRoom = field(default_factory=lambda: ChoiceRoom(_MAX_UPLOADS_BYTES, "bytes of uploads"))
 
     def require_tokenizer(self, what: str, parameter: str = "") -> None:
         """

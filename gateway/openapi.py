@@ -66,6 +66,13 @@ from gateway.protocol.tokens import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from gateway.protocol.transcription import (
+    SpeechChunk,
+    Transcription,
+    TranscriptionRequest,
+    Translation,
+    TranslationRequest,
+)
 from gateway.requests.field_schemas import add_limits
 
 
@@ -80,8 +87,10 @@ class _Operation:
         chunks: the types of a stream's events, if it can stream.
         queries: names and schemas of query parameters, all optional.
         ends_with_done: whether a stream ends with a `[DONE]` event.
+        may_be_plain: whether it may also answer with plain text.
         failures: status codes of its errors.
         failure: type of its error bodies.
+        request_type: media type of its body.
     """
 
     method: str
@@ -93,8 +102,10 @@ class _Operation:
     ends_with_done: bool = True
     queries: tuple[tuple[str, dict[str, Any]], ...] = ()
     media_type: str = "application/json"
+    may_be_plain: bool = False
     failures: tuple[int, ...] = ()
     failure: type = ErrorResponse
+    request_type: str = "application/json"
 
     @property
     def is_public(self) -> bool:
@@ -103,6 +114,7 @@ class _Operation:
 
 _ERRORS = (ErrorResponse, MessagesError)
 _REQUEST = (400, 404, 413, 415, 503, 504)  # status codes of operations that take a body
+_FORM = "multipart/form-data"
 _SCALE_OUT = (*_REQUEST, 403)
 _OPERATIONS = (
     _Operation(
@@ -144,6 +156,14 @@ _OPERATIONS = (
     _Operation(
         "post", "/v1/responses/{response_id}/cancel", "Cancels a response that is still running.",
         answers=(ResponseBody,), failures=(400, 404, 503)
+    ),
+    _Operation(
+        "post", "/v1/audio/transcriptions", "Writes down what is said in a recording.", (TranscriptionRequest,),
+        (Transcription,), (SpeechChunk,), may_be_plain=True, failures=_REQUEST, request_type=_FORM,
+    ),
+    _Operation(
+        "post", "/v1/audio/translations", "Writes down what is said in a recording, in another language.",
+        (TranslationRequest,), (Translation,), (SpeechChunk,), may_be_plain=True, failures=_REQUEST, request_type=_FORM,
     ),
     _Operation(
         "post", "/v1/embeddings", "Returns an embedding for each input.", (EmbeddingRequest,), (EmbeddingResponse,),
@@ -260,7 +280,7 @@ _FAILURES = {
     401: "The API key is missing or not known.",
     403: "The server was started without --enable-scale-out.",
     404: "There is no such model, or no such response.",
-    413: "The body is larger than --max-body-bytes.",
+    413: "The body is larger than --max-body-bytes, or the file of a form larger than 25 MiB.",
     415: "The body is compressed.",
     500: "An internal error; the log has the details.",
     503: "The server is not ready, too busy, or stopping: try again later.",
@@ -306,7 +326,7 @@ def _described(operation: _Operation, schema_of: _Schemas, needs_key: bool) -> d
     if parameters:
         described["parameters"] = parameters
     if operation.requests:
-        content = {"application/json": {"schema": _any_of(operation.requests, schema_of)}}
+        content = {operation.request_type: {"schema": _any_of(operation.requests, schema_of)}}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -315,6 +335,8 @@ def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
     content = {}
     if operation.answers:
         content[operation.media_type] = {"schema": _any_of(operation.answers, schema_of)}
+    if operation.may_be_plain:
+        content["text/plain"] = {"schema": {"type": "string"}}
     if operation.chunks:
         held = _any_of((*operation.chunks, operation.failure), schema_of)
         content["text/event-stream"] = {"schema": _event(held, ends_with_done=operation.ends_with_done)}

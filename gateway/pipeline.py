@@ -59,7 +59,7 @@ class Pipeline:
         self._room = ChoiceRoom()
         self._live: dict[RequestState, None] = {}
         self.pooling = PoolingCalls(self.router_streams, self._room, statistics)
-        self._content_room = ChoiceRoom(MAX_LIVE_CONTENT_BYTES, "bytes of images and embeddings")
+        self._content_room = ChoiceRoom(MAX_LIVE_CONTENT_BYTES, "bytes of images, videos, audio and embeddings")
 
     @property
     def num_live(self) -> int:

@@ -57,8 +57,8 @@ def with_text_content(
     """The messages with the text parts of each content joined by newlines.
 
     Args:
-        placeholders: the text for an image part or a video part, by its type.
-        interleaves: whether images and videos stay where they are among the texts, instead of coming first.
+        placeholders: the text for an image, video or audio part, by its type.
+        interleaves: whether these stay where they are among the texts, instead of coming first.
     """
 
     def joined(parts: list[dict[str, Any]]) -> str:

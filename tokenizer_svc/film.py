@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import struct
 from bisect import bisect_left, bisect_right
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from tokenizer_svc.av_container import broken, check_codec, opened
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import MAX_PIXELS, UNKNOWN_FPS, Video, VideoFacts, check_num_frames
 
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-# By FFmpeg's name. It has hundreds more, of which many are hardly tested with hostile files.
+# By FFmpeg's name.
 _CODECS = {
     "h264": "H.264", "hevc": "H.265", "vp8": "VP8", "vp9": "VP9", "libdav1d": "AV1", "av1": "AV1",
     "mpeg4": "MPEG-4", "mjpeg": "Motion JPEG",
 }  # fmt: skip
-_OPTIONS = {"codec_whitelist": ",".join(_CODECS), "max_pixels": str(MAX_PIXELS)}
-
-
-def prepare() -> None:
-    """Imports PyAV, if it is installed: done ahead, its libraries do not count for a process's memory limit."""
-    with contextlib.suppress(ImportError):
-        import av  # noqa: F401
+_LIMIT = {"max_pixels": str(MAX_PIXELS)}
+_WHAT, _BEST = "A video", "an MP4 with H.264"
 
 
 class Film(Video):
@@ -101,34 +96,20 @@ class Film(Video):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        try:
+        with opened(
+            self._file, self._format, _CODECS, _LIMIT, what=_WHAT, best=_BEST,
+            otherwise=", or send a GIF or WebP file, or a list of images",
+        ) as container:  # fmt: skip
             import av
-        except ImportError:
-            raise MediaRejection(
-                "A video cannot be read: the tokenizer service was installed without quire[videos]. Install it, or "
-                "send a GIF or WebP file, or a list of images."
-            ) from None
-        try:
-            with av.open(
-                io.BytesIO(self._file), "r", format=self._format, options=_OPTIONS, metadata_errors="ignore",
-                io_open=_refuse,
-            ) as container:  # fmt: skip
+
+            try:
                 yield container, _stream(container)
-        except (MediaRejection, MemoryError):
-            raise
-        except av.ArgumentError:  # of a decoder that is to exceed `max_pixels`
-            raise _too_large("too many") from None
-        except Exception as error:  # whatever else PyAV raises about broken files
-            raise _broken(type(error).__name__) from error
-
-
-def _refuse(url: str, flags: int, options: dict[str, str]) -> None:
-    """Instead of opening a file that a video refers to."""
-    raise PermissionError(url)
+            except av.ArgumentError:  # of a decoder that is to exceed `max_pixels`
+                raise _too_large("too many") from None
 
 
 def _broken(why: str) -> MediaRejection:
-    return MediaRejection(f"A video cannot be decoded ({why}). Send a whole file, best an MP4 with H.264.")
+    return broken(_WHAT, why, _BEST)
 
 
 def _too_large(pixels: str) -> MediaRejection:
@@ -139,23 +120,16 @@ def _too_large(pixels: str) -> MediaRejection:
 
 def _stream(container: InputContainer) -> VideoStream:
     """The stream with the video, ready to be decoded."""
-    from av.codec.context import ThreadType
     from av.stream import Disposition
 
     found = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     if not found:
         raise MediaRejection("A video file has no pictures. Send one that has more than sound.")
     (stream, *_) = found
-    name = stream.codec_context.name if stream.codec_context else "unknown"
-    if name not in _CODECS:
-        raise MediaRejection(
-            f"A video's codec, {name}, is not supported. Use one of {', '.join(dict.fromkeys(_CODECS.values()))}."
-        )
+    check_codec(stream, _CODECS, "A video's")
     if stream.width * stream.height > MAX_PIXELS:
         raise _too_large(f"{stream.width} x {stream.height}")
-    stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # those of `open` do not get there
-    # A thread for each processor of a large machine would take all memory.
-    stream.codec_context.thread_count, stream.codec_context.thread_type = 1, ThreadType.NONE
+    stream.codec_context.options = _LIMIT  # those of `open` do not get there
     return stream
 
 

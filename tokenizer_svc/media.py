@@ -1,9 +1,10 @@
-"""Images and videos of prompts: prepared in child processes that can be killed, and given their places among the
+"""Images, videos and audio of prompts: prepared in child processes that can be killed, and given their places among the
 tokens."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -18,6 +19,7 @@ from quire.errors import InvalidRequest, StartupError, Unavailable
 from quire.images import MAX_IMAGES, Image, ImageInput, check_size
 from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
+from tokenizer_svc.audio_settings import read_audio_settings
 from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
@@ -26,8 +28,15 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
 _PACKAGES = {"PIL": "pillow", "transformers": "transformers", "numpy": "numpy"}  # module → its package
-_SECONDS = {MediaKind.IMAGE: 10.0, MediaKind.VIDEO: 30.0}  # to prepare one
-_PROCESSES = {MediaKind.IMAGE: 2, MediaKind.VIDEO: 1}  # separate ones, so that images do not wait for videos
+_SECONDS = {MediaKind.IMAGE: 10.0, MediaKind.VIDEO: 30.0, MediaKind.AUDIO: 20.0}  # to prepare one
+# Separate ones, so that images do not wait for videos.
+_PROCESSES = {MediaKind.IMAGE: 2, MediaKind.VIDEO: 1, MediaKind.AUDIO: 1}
+# In messages: what one is, what it should rather be, and what it is if it has no tokens; and all of a kind.
+_ONE = {
+    MediaKind.IMAGE: ("An image", "a smaller one", "small"), MediaKind.VIDEO: ("A video", "a smaller one", "small"),
+    MediaKind.AUDIO: ("The audio", "a shorter one", "short"),
+}  # fmt: skip
+_ALL = {MediaKind.IMAGE: "images", MediaKind.VIDEO: "videos", MediaKind.AUDIO: "audio"}
 _MAX_WAITING = 64
 _AT_ONCE = 4  # of a request that are prepared, or wait for it, at a time: they share the processes with others
 _ENTRY_BYTES = 1024  # approximate memory of a cache entry, apart from its bytes
@@ -36,7 +45,7 @@ _PARAMETER = "messages"
 
 @dataclass(frozen=True)
 class Medium:
-    """An image or a video to prepare: its file, or the image files that are its frames."""
+    """An image, a video or an audio to prepare: its file, or the image files that are its frames."""
 
     kind: MediaKind
     files: tuple[bytes, ...]
@@ -44,12 +53,13 @@ class Medium:
 
 @dataclass(frozen=True)
 class PreparedMedium:
-    """An image or a video for the model, without a place; see Processed."""
+    """An image, a video or an audio for the model, without a place; see Processed."""
 
     kind: MediaKind
     text: str
     num_tokens: int
     image: Image
+    seconds: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -66,14 +76,14 @@ class MediaSettings:
 
 
 class MediaPreparer:
-    """Prepares images and videos as the model's processor does. Used from one event loop."""
+    """Prepares images, videos and audio as the model's processor does. Used from one event loop."""
 
     def __init__(self, folder: Path | None, options: ImageProcessorOptions) -> None:
         """
         Args:
             folder: of the tokenizer; None for one that is in no folder.
         """
-        self._refusal = _refusal(folder)
+        self._folder, self._refusal = folder, _refusal(folder)
         self._own = MediaSettings(options.mm_processor_kwargs, options.media_io_kwargs)
         self._known: ByteCache[bytes, PreparedMedium] = ByteCache(int(options.mm_processor_cache_gb * 2**30))
         setup = {"folder": str(folder), "video_pruning_rate": options.video_pruning_rate}
@@ -86,26 +96,28 @@ class MediaPreparer:
             )
             for kind in MediaKind
         }  # fmt: skip
-        # What stands for an image or a video in rendered conversations, by the kinds that the model reads.
+        # What stands for an image, a video or an audio in rendered conversations, by the kinds that the model reads;
+        # and the same with what is around it, for templates that take contents as strings.
         self.placeholders: dict[str, str] = {}
+        self.wrapped: dict[str, str] = {}
         self._token_ids: dict[MediaKind, int] = {}
         self._can_prune = False
 
     async def start(self) -> None:
-        """Starts a process, if the model comes with an image processor. Without one, all media are refused.
+        """Starts a process, if the model comes with a processor. Without one, all media are refused.
 
         Raises:
             StartupError: videos are to be pruned, which the model's cannot be.
         """
         if self._refusal:
             return
-        pool = self._pools[MediaKind.IMAGE]
         try:
+            pool = self._pools[_first_kind(self._folder)]
             await pool.start()
             self.use((await pool.ask(Message())).fields)
         except (Unavailable, ChildEnded, ChildTooSlow):
-            self._refusal = "its image processor could not be started; the tokenizer service's log may say why"
-            logger.warning("images are refused: %s", self._refusal)
+            self._refusal = "its processor could not be started; the tokenizer service's log may say why"
+            logger.warning("images, videos and audio are refused: %s", self._refusal)
         if self._pruning_rate and not self._can_prune:
             raise StartupError(
                 f"--video-pruning-rate {self._pruning_rate:g}: this model's videos cannot be pruned, only those of "
@@ -115,15 +127,16 @@ class MediaPreparer:
     def use(self, facts: Mapping[str, Any]) -> None:
         """Takes a process's report on how prompts mark media."""
         self._can_prune = facts["can_prune"]
-        for kind, (placeholder, token_id) in facts["marks"].items():
-            self.placeholders[kind], self._token_ids[MediaKind(kind)] = placeholder, token_id
+        for kind, (placeholder, wrapped, token_id) in facts["marks"].items():
+            self.placeholders[kind], self.wrapped[kind] = placeholder, wrapped
+            self._token_ids[MediaKind(kind)] = token_id
 
     async def close(self) -> None:
         """Ends the processes."""
         await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     async def prepare(self, media: Sequence[Medium], settings: MediaSettings) -> list[PreparedMedium]:
-        """Prepares images and videos, each from the cache if it has been prepared before.
+        """Prepares images, videos and audio, each from the cache if it has been prepared before.
 
         Args:
             settings: of a request.
@@ -135,11 +148,13 @@ class MediaPreparer:
         """
         if self._refusal:
             raise InvalidRequest(f"This model reads text only: {self._refusal}.", parameter=_PARAMETER)
-        if any(each.kind not in self._token_ids for each in media):
-            raise InvalidRequest("This model reads no videos.", parameter=_PARAMETER)
+        for each in media:
+            if each.kind not in self._token_ids:
+                raise InvalidRequest(f"This model reads no {_ALL[each.kind]}.", parameter=_PARAMETER)
         if len(media) > MAX_IMAGES:
             raise InvalidRequest(
-                f"There are {len(media)} images and videos; at most {MAX_IMAGES} are allowed.", parameter=_PARAMETER
+                f"There are {len(media)} images, videos and audios; at most {MAX_IMAGES} are allowed.",
+                parameter=_PARAMETER,
             )
         prepared: list[PreparedMedium] = []
         for start in range(0, len(media), _AT_ONCE):
@@ -149,7 +164,7 @@ class MediaPreparer:
         return prepared
 
     async def _prepare(self, medium: Medium, settings: MediaSettings) -> PreparedMedium:
-        kind, name = medium.kind, "An image" if medium.kind is MediaKind.IMAGE else "A video"
+        kind, (name, smaller, small) = medium.kind, _ONE[medium.kind]
         reading = {**self._own.reading.get(kind, {}), **settings.reading.get(kind, {})}
         message = message_of(medium, {**self._own.processor, **settings.processor}, reading)
         head = json.dumps(message.fields, sort_keys=True).encode()
@@ -162,21 +177,21 @@ class MediaPreparer:
         try:
             answer = await self._pools[kind].ask(message)
         except ChildTooSlow:
-            problem = f"{name} takes longer than {_SECONDS[kind]:g} s to prepare. Send a smaller one."
+            problem = f"{name} takes longer than {_SECONDS[kind]:g} s to prepare. Send {smaller}."
         except ChildEnded:
-            problem = f"{name} takes too much memory. Send a smaller one."
+            problem = f"{name} takes too much memory. Send {smaller}."
         else:
             if (problem := answer.fields.get("error", "")) == "":
                 found = prepared_medium(kind, answer)
                 if not found.num_tokens:
-                    raise InvalidRequest(f"{name} is too small to have any tokens.", parameter=_PARAMETER)
+                    raise InvalidRequest(f"{name} is too {small} to have any tokens.", parameter=_PARAMETER)
                 self._known.put(key, found, found.num_bytes)
                 return found
             parameter = answer.fields["parameter"] or parameter
         raise InvalidRequest(problem, parameter=parameter)
 
     def insert(self, text: str, media: Sequence[PreparedMedium]) -> tuple[str, list[PreparedMedium]]:
-        """Replaces each placeholder in a rendered conversation by the text of its image or video.
+        """Replaces each placeholder in a rendered conversation by the text of its image, video or audio.
 
         Args:
             media: those of each kind in their order.
@@ -206,21 +221,21 @@ class MediaPreparer:
         return "".join(between), ordered
 
     def place(self, token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[Image]:
-        """The images and videos at their places among a prompt's tokens.
+        """The images, videos and audios at their places among a prompt's tokens.
 
         Args:
             media: in the order of their places.
 
         Raises:
-            InvalidRequest: there are more or fewer image or video tokens than embeddings.
+            InvalidRequest: there are more or fewer tokens for them than embeddings.
         """
         own = set(self._token_ids.values())
         positions = [position for position, token in enumerate(token_ids) if token in own]
         wanted = [self._token_ids[each.kind] for each in media for _ in range(each.num_tokens)]
         if [token_ids[position] for position in positions] != wanted:
             raise InvalidRequest(
-                f"The prompt has {len(positions)} image and video tokens (ids {sorted(own)}) instead of {len(wanted)}, "
-                "or in another order. Remove such tokens from texts.",
+                f"The prompt has {len(positions)} tokens for images, videos or audio (ids {sorted(own)}) instead of "
+                f"{len(wanted)}, or in another order. Remove such tokens from texts.",
                 parameter=_PARAMETER,
             )
         placed, start = [], 0
@@ -241,21 +256,31 @@ def message_of(medium: Medium, settings: Mapping[str, Any], reading: Mapping[str
 
 
 def prepared_medium(kind: MediaKind, answer: Message) -> PreparedMedium:
-    """The image or video in a process's answer."""
+    """The image, video or audio in a process's answer."""
     fields, start, inputs = answer.fields, 0, []
     for name, dtype, shape, size in fields["inputs"]:
         inputs.append(ImageInput(name, dtype, tuple(shape), answer.payload[start : start + size]))
         start += size
     image = Image(0, 0, tuple(inputs), tuple(fields["pixel_scale"]), tuple(fields["pixel_shift"]))
-    return PreparedMedium(kind, fields["text"], fields["num_tokens"], image)
+    return PreparedMedium(kind, fields["text"], fields["num_tokens"], image, fields["seconds"])
 
 
 def _refusal(folder: Path | None) -> str:
-    """Why images cannot be prepared; empty if they can."""
+    """Why media cannot be prepared; empty if they can."""
     if folder is None or not any((folder / name).is_file() for name in _FILES):
-        return "it comes without an image processor"
+        return "it comes without a processor for anything else"
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        logger.warning("images are refused: %s missing; pip install 'quire[images]'", " and ".join(missing))
+        logger.warning(
+            "images, videos and audio are refused: %s missing; pip install 'quire[images]'", " and ".join(missing)
+        )
         return "the tokenizer service was installed without quire[images]"
     return ""
+
+
+def _first_kind(folder: Path | None) -> MediaKind:
+    """A kind that the model reads, if its files are as they should be."""
+    with contextlib.suppress(Exception):  # whatever is wrong with the files, the process will say so
+        if folder and read_audio_settings(folder):
+            return MediaKind.AUDIO
+    return MediaKind.IMAGE

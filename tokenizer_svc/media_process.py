@@ -1,4 +1,4 @@
-"""The child process that prepares images and videos (see `child`)."""
+"""The child process that prepares images, videos and audio (see `child`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,63 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.media import MediaKind
+from tokenizer_svc.av_container import prepare as prepare_av
 from tokenizer_svc.child import Answer, Message, run
 from tokenizer_svc.media_rejection import MediaRejection
-from tokenizer_svc.processed import Processed
+
+if TYPE_CHECKING:
+    from tokenizer_svc.audio_processor import AudioProcessor
+    from tokenizer_svc.image_processor import ImageProcessor
+    from tokenizer_svc.processed import Processed
+
+
+class _Processors:
+    """Those of the model: of images and maybe videos, or of audio."""
+
+    def __init__(self, folder: Path, video_pruning_rate: float) -> None:
+        """
+        Raises: various exceptions if Transformers cannot load them.
+        """
+        from tokenizer_svc.audio_processor import load_audio_processor  # imports Transformers
+
+        self._audio: AudioProcessor | None = load_audio_processor(folder)
+        self._images: ImageProcessor | None = None
+        if self._audio is None:
+            from tokenizer_svc.image_processor import ImageProcessor
+
+            self._images = ImageProcessor(folder, video_pruning_rate)
+        self._videos = self._images.videos if self._images else None
+
+    def facts(self) -> Message:
+        """How prompts mark media: the placeholder, the text for it where a template takes strings, and the token."""
+        marks: dict[str, Any] = {}
+        if (images := self._images) is not None:
+            marks[MediaKind.IMAGE] = [images.placeholder, images.placeholder, images.image_token_id]
+        if (videos := self._videos) is not None:
+            marks[MediaKind.VIDEO] = [videos.placeholder, videos.placeholder, videos.token_id]
+        if (audio := self._audio) is not None:
+            marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
+        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune})
+
+    def prepare(self, request: Message) -> Processed:
+        """
+        Raises:
+            MediaRejection: see the processors.
+        """
+        kind, settings = request.fields["kind"], request.fields["settings"]
+        if kind == MediaKind.AUDIO:
+            assert self._audio is not None
+            return self._audio.prepare(request.payload, settings)
+        if kind == MediaKind.IMAGE:
+            assert self._images is not None
+            return self._images.prepare(request.payload, settings)
+        assert self._videos is not None
+        ends = [*itertools.accumulate(request.fields["sizes"])]
+        files = [request.payload[start:end] for start, end in itertools.pairwise([0, *ends])]
+        return self._videos.prepare(files, settings, request.fields["reading"])
 
 
 def make(setup: Message) -> Answer:
@@ -20,37 +71,19 @@ def make(setup: Message) -> Answer:
     The fields of a message are the `kind`, the `sizes` of the files, and the `settings` and `reading` of
     `VideoProcessor.prepare`.
     """
-    from tokenizer_svc import film
-    from tokenizer_svc.image_processor import ImageProcessor  # imports Transformers
-
-    processor = ImageProcessor(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
-    film.prepare()
-
-    def facts() -> Message:
-        marks: dict[str, Any] = {MediaKind.IMAGE: [processor.placeholder, processor.image_token_id]}
-        if (videos := processor.videos) is not None:
-            marks[MediaKind.VIDEO] = [videos.placeholder, videos.token_id]
-        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune})
-
-    def prepare(request: Message) -> Processed:
-        settings = request.fields["settings"]
-        if request.fields["kind"] == MediaKind.IMAGE:
-            return processor.prepare(request.payload, settings)
-        assert processor.videos is not None
-        ends = [*itertools.accumulate(request.fields["sizes"])]
-        files = [request.payload[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return processor.videos.prepare(files, settings, request.fields["reading"])
+    processors = _Processors(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
+    prepare_av()
 
     def answer(request: Message) -> Message:
         if not request.fields:
-            return facts()
+            return processors.facts()
         try:
-            found = prepare(request)
+            found = processors.prepare(request)
         except MediaRejection as error:
             return Message({"error": str(error)[:2000], "parameter": error.parameter})
         fields = {
             "text": found.text, "num_tokens": found.num_tokens, "pixel_scale": found.pixel_scale,
-            "pixel_shift": found.pixel_shift,
+            "pixel_shift": found.pixel_shift, "seconds": found.seconds,
             "inputs": [(name, each.dtype.name, each.shape, each.nbytes) for name, each in found.inputs.items()],
         }  # fmt: skip
         return Message(fields, b"".join(each.tobytes() for each in found.inputs.values()))
@@ -59,8 +92,10 @@ def make(setup: Message) -> Answer:
 
 
 if __name__ == "__main__":
-    # Transformers imports torch where it is installed, which takes seconds and memory, and is not needed for images. It
-    # would advise to install it.
+    # Transformers imports torch where it is installed, which takes seconds and memory, and is not needed here. It would
+    # advise to install it.
     sys.modules["torch"] = None  # type: ignore[assignment]  # means that it cannot be imported
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    # Each thread of a matrix product, one for each processor of a large machine, would take memory.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     run(make)

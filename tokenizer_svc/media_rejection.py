@@ -1,10 +1,10 @@
-"""Why an image or a video cannot be prepared."""
+"""Why an image, a video or an audio cannot be prepared."""
 
 from __future__ import annotations
 
 
 class MediaRejection(Exception):
-    """An image or a video cannot be prepared; the message is for the caller."""
+    """An image, a video or an audio cannot be prepared; the message is for the caller."""
 
     def __init__(self, message: str, parameter: str = "") -> None:
         """

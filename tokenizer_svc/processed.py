@@ -1,4 +1,4 @@
-"""An image or a video as it is prepared for a model."""
+"""An image, a video or an audio as it is prepared for a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Processed:
-    """An image or a video for the model.
+    """An image, a video or an audio for the model.
 
     Attributes:
         text: takes the placeholder's place in the prompt.
-        num_tokens: number of image or video tokens in the text, apart from separators.
-        inputs: by name, those of the image encoder, with pixels as bytes.
+        num_tokens: number of image, video or audio tokens in the text, apart from separators.
+        inputs: by name, those of the image or audio encoder, with pixels as bytes.
         pixel_scale, pixel_shift: see quire.v1.Image.
+        seconds: length of an audio.
     """
 
     text: str
@@ -25,3 +26,4 @@ class Processed:
     inputs: Mapping[str, npt.NDArray[Any]]
     pixel_scale: tuple[float, ...]
     pixel_shift: tuple[float, ...]
+    seconds: float = 0.0

@@ -132,7 +132,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.RenderChatResponse:
-        if request.images or request.videos:
+        if request.images or request.videos or request.audios:
             return await self._render_with_media(request)
         rendered = await self._render(request)
         if rendered.token_ids is None:
@@ -144,11 +144,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _render_with_media(self, request: tokenizer_pb2.RenderChatRequest) -> tokenizer_pb2.RenderChatResponse:
         """
         Raises:
-            InvalidRequest: the images and videos cannot be prepared, or the template does not place them.
+            InvalidRequest: the images, videos and audios cannot be prepared, or the template does not place them.
         """
         if request.HasField("truncation"):
             raise InvalidRequest(
-                "A prompt with images or videos cannot be truncated: leave truncate_prompt_tokens out.",
+                "A prompt with images, videos or audio cannot be truncated: leave truncate_prompt_tokens out.",
                 parameter="truncate_prompt_tokens",
             )
         settings = MediaSettings(
@@ -157,9 +157,10 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         )
         media = [Medium(MediaKind.IMAGE, (file,)) for file in request.images]
         media += [Medium(MediaKind.VIDEO, tuple(video.files)) for video in request.videos]
+        media += [Medium(MediaKind.AUDIO, (file,)) for file in request.audios]
         prepared = await self._media.prepare(media, settings)
         rendered = await self._render(
-            request, placeholders=self._media.placeholders, interleaves=self._options.images.interleave_mm_strings
+            request, placeholders=self._media.wrapped, interleaves=self._options.images.interleave_mm_strings
         )
         options = dataclasses.replace(self._encode_options(request), block_size=0)
         text, prepared = self._media.insert(rendered.text, prepared)
@@ -169,7 +170,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         images = self._media.place(encoded.token_ids, prepared)
         options = dataclasses.replace(self._encode_options(request), contents=contents_of(images))
         finished = self._encoder.finish(encoded.token_ids, options)
-        return await self._beside([finished], _render_response, rendered.text, finished, from_images(images))
+        seconds = sum(each.seconds for each in prepared)
+        return await self._beside([finished], _render_response, rendered.text, finished, from_images(images), seconds)
 
     async def DetokenizeSession(
         self,
@@ -363,11 +365,13 @@ def _pairs_response(pairs: Sequence[EncodedPair]) -> tokenizer_pb2.EncodeRespons
 
 
 def _render_response(
-    text: str, encoded: Encoded, images: Sequence[common_pb2.Image] = ()
+    text: str, encoded: Encoded, images: Sequence[common_pb2.Image] = (), audio_seconds: float = 0.0
 ) -> tokenizer_pb2.RenderChatResponse:
-    answer = tokenizer_pb2.RenderChatResponse(text=text, images=images)
+    answer = tokenizer_pb2.RenderChatResponse(text=text, audio_seconds=audio_seconds)
     _fill(answer.sequence, encoded)
-    return _fitting(answer, "messages")
+    _fitting(answer, "messages")
+    answer.images.extend(images)  # whose size has a limit of its own
+    return answer
 
 
 def _fill(sequence: tokenizer_pb2.TokenSequence, encoded: Encoded) -> None:

@@ -24,14 +24,14 @@ from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
-from engine_svc.loader.images import load_image_encoder, with_head_told
+from engine_svc.loader.media import load_encoder_of, with_head_told
 from engine_svc.loader.names import parameter_of_module
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
 from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
-from engine_svc.models.registry import config_for, is_ours, text_part
+from engine_svc.models.registry import config_for, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
@@ -54,7 +54,7 @@ from quire.options.speculative import HEAD_METHODS
 from quire.registry import registry
 
 if TYPE_CHECKING:
-    from engine_svc.images.encoder import ImageEncoder
+    from engine_svc.media.base import MediaEncoder
     from engine_svc.models.transformers_model import Division
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class LoadedModel:
     adapters: AdapterLayers | None = None  # None if no adapters are served
     present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
     product_rows: Sequence[int] = ()  # see Ops
-    images: ImageEncoder | None = None  # None if it reads text only
+    images: MediaEncoder | None = None  # None if it reads text only
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,10 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
         loaded = _load_from_transformers(folder, config, options, groups, device)
     else:
         loaded = _load_ours(folder, config, options, groups, device)
-    return replace(loaded, images=load_image_encoder(folder, config, options, loaded.dtype, device))
+    if not takes_media(config):
+        return loaded
+    facts = replace(loaded.facts, architecture=config["architectures"][0])  # not that of its text model
+    return replace(loaded, facts=facts, images=load_encoder_of(folder, config, options, loaded.dtype, device))
 
 
 def _load_ours(

@@ -111,7 +111,7 @@ ENCODERS = {
     "XLMRoberta": "engine_svc.models.bert",
 }
 
-# Vision-language models whose images Quire encodes (see images/encoder.py), and the architectures of their text models.
+# Vision-language models whose images Quire encodes (see media/encoder.py), and the architectures of their text models.
 IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
@@ -141,6 +141,13 @@ VIDEO_MODELS = frozenset({
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 })  # fmt: skip
+# Audio-language models whose audio Quire encodes (see media/audio.py).
+AUDIO_MODELS = frozenset({
+    "AudioFlamingo3ForConditionalGeneration",
+    "GlmAsrForConditionalGeneration",
+    "Qwen2AudioForConditionalGeneration",
+    "Qwen3ASRForConditionalGeneration",
+})  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -169,8 +176,8 @@ TEXT_MODELS = {
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the text model alone, if it is one of several parts; else the configuration itself."""
-    if takes_images(config):
-        return _text_part_of_images(config)
+    if takes_media(config):
+        return _text_part_of_whole(config)
     text = config.get("text_config") or {}
     for name in config.get("architectures") or ():
         if found := TEXT_MODELS.get((name, text.get("model_type", ""))):
@@ -179,9 +186,19 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
+def takes_media(config: Mapping[str, Any]) -> bool:
+    """Whether it is a model whose images, videos or audio Quire encodes."""
+    return takes_images(config) or takes_audio(config)
+
+
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether it is a vision-language model whose images Quire encodes."""
     return any(name in IMAGE_MODELS for name in config.get("architectures") or ())
+
+
+def takes_audio(config: Mapping[str, Any]) -> bool:
+    """Whether it is an audio-language model whose audio Quire encodes."""
+    return any(name in AUDIO_MODELS for name in config.get("architectures") or ())
 
 
 def takes_videos(config: Mapping[str, Any]) -> bool:
@@ -189,7 +206,7 @@ def takes_videos(config: Mapping[str, Any]) -> bool:
     return any(name in VIDEO_MODELS for name in config.get("architectures") or ())
 
 
-def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _text_part_of_whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text model's configuration, completed by Transformers: published ones leave out fields with default values.
 
     Raises:
@@ -197,6 +214,10 @@ def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     import transformers  # takes a second, and most models do not need it
 
+    if "thinker_config" in config:
+        raise unsupported(
+            config, "it is stored as Qwen's own package has it; take the one in Transformers' layout, named …-hf"
+        )
     try:
         whole = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except KeyError as error:
@@ -206,7 +227,7 @@ def _text_part_of_images(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = whole.get_text_config()
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     found = TEXT_TYPES.get(text.model_type, text.model_type)
-    is_tied = config.get("tie_word_embeddings", whole.tie_word_embeddings)
+    is_tied = config.get("tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     implied = _IMPLIED.get(text.model_type, {})
     return {**config, **given, **implied, "tie_word_embeddings": is_tied, "architectures": [found]}
 

@@ -76,4 +76,4 @@ class RequestLimits:
     eos_token_ids: frozenset[int] = frozenset()
     dtype: str = "float32"  # of the model
     prompt_embeds_size: int = 0  # row size of prompt_embeds; 0 if they are not accepted
-    accepts_images: bool = False  # or videos
+    accepts_media: bool = False  # images, videos or audio

@@ -116,7 +116,7 @@ def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
 
 
 def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
-    if not limits.accepts_images:
+    if not limits.accepts_media:
         raise InvalidRequest("images: this worker's model reads text only; leave them out.", parameter="images")
     if request.prompt_embeds is not None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.images.encoder import EncodedImage, ImageEncoder
-from engine_svc.images.input_checks import UnfitImage
-from engine_svc.images.rotary_positions import RotaryPositions, rotary_positions
-from engine_svc.images.store import ImageStore
+from engine_svc.media.base import EncodedImage, MediaEncoder
+from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.rotary_positions import RotaryPositions, rotary_positions
+from engine_svc.media.store import ImageStore
 from engine_svc.plan import ImageChanges, NewSequence, ScheduledSequence
 from engine_svc.runner.given_rows import GivenRows
 from quire.media import MediaKind
@@ -32,7 +32,7 @@ class _Held:
 class ImageRows:
     """The images of all slots. For models that read text only, every method is a no-op."""
 
-    def __init__(self, encoder: ImageEncoder | None, device: torch.device) -> None:
+    def __init__(self, encoder: MediaEncoder | None, device: torch.device) -> None:
         """
         Args:
             encoder: None for models that read text only.

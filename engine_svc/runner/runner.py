@@ -216,6 +216,7 @@ class Runner:
             embedding_size=self._facts.embedding_size or self._facts.hidden_size,
             accepts_images=MediaKind.IMAGE in self._buffers.images.kinds,
             accepts_videos=MediaKind.VIDEO in self._buffers.images.kinds,
+            accepts_audio=MediaKind.AUDIO in self._buffers.images.kinds,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,

@@ -193,6 +193,7 @@ def from_model_info(info: ModelInfo, adapters: Iterable[Adapter] = ()) -> common
         prompt_embeds_size=info.prompt_embeds_size,
         accepts_images=info.accepts_images,
         accepts_videos=info.accepts_videos,
+        accepts_audio=info.accepts_audio,
         cpu_kernels=info.cpu_kernels,
         batch_invariant=info.batch_invariant,
         state_bytes=info.state_bytes,

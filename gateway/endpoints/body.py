@@ -11,13 +11,12 @@ from starlette.requests import Request
 from gateway.context import context_of
 from gateway.endpoints.large import beside
 from gateway.errors import HttpError
+from gateway.requests.wrong_field import wrong_field
 from quire.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_BRACKETS = 200_000
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_MISSING = re.compile(r"missing required field `([^`]*)`")
 # Half of a surrogate pair: a first one without a second one after it, or a second one without a first one before it.
 _FIRST, _SECOND = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_FIRST, _SECOND, _FIRST, _SECOND))
@@ -36,12 +35,31 @@ async def read_content(request: Request) -> bytes:
     Raises:
         HttpError: its content type is not JSON, it is compressed, or it is too large.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
+    limit = context_of(request).options.max_body_bytes
+    too_large = f"The request's body is larger than {limit} bytes (--max-body-bytes)."
+    return await read_body(request, "application/json", limit, too_large)
+
+
+async def read_body(request: Request, media_type: str, limit: int, too_large: str) -> bytes:
+    """Reads the body up to the limit, whatever Content-Length says. (Starlette's own limit answers in plain text.)
+
+    Args:
+        too_large: what to answer above the limit.
+
+    Raises:
+        HttpError: its content type is another one, it is compressed, or it is too large.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != media_type:
+        raise HttpError(400, f"Unsupported Media Type: Only '{media_type}' is allowed")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HttpError(415, "Compressed request bodies are not accepted; send the JSON uncompressed.")
-    return await _read_body(request, context_of(request).options.max_body_bytes)
+        raise HttpError(415, "Compressed request bodies are not accepted; send it uncompressed.")
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise HttpError(413, too_large)
+        chunks.append(chunk)
+    return b"".join(chunks)
 
 
 async def parse(request: Request, content: bytes, kind: type[T]) -> T:
@@ -55,17 +73,6 @@ async def parse(request: Request, content: bytes, kind: type[T]) -> T:
     return body
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    """Reads the body up to the limit, whatever Content-Length says. (Starlette's own limit answers in plain text.)"""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise HttpError(413, f"The request's body is larger than {limit} bytes (--max-body-bytes).")
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
 def decode_json(body: bytes, kind: type[T]) -> T:
     """Decodes JSON text as `kind`. If a key occurs twice, the last one counts."""
     # Hundreds of thousands of small objects take long to decode, and block everything else meanwhile.
@@ -74,13 +81,7 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     try:
         return _decode(body, kind)
     except msgspec.ValidationError as error:
-        text = str(error)
-        path, missing = _PATH.search(text), _MISSING.search(text)
-        field = path[1] if path else ""
-        named = ".".join(name for name in (field, missing[1] if missing else "") if name)
-        raise InvalidRequest(
-            f"{field + ': ' if field else ''}{_PATH.sub('', text)[:500]}", parameter=named[:200]
-        ) from None
+        raise wrong_field(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if lone := _LONE_SURROGATE.search(body):
             raise InvalidRequest(

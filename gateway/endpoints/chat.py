@@ -19,6 +19,7 @@ from gateway.endpoints.body import read_json
 from gateway.endpoints.chat_answer import ChatAnswer
 from gateway.endpoints.generation import compiled
 from gateway.endpoints.large import beside
+from gateway.media.conversations import NO_UPLOADS, Uploads
 from gateway.media.settings import check_media_settings
 from gateway.protocol.chat import ChatBatchRequest, ChatCompletionRequest, ChatFields
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
@@ -79,13 +80,31 @@ async def _respond(request: Request, body: ChatFields, conversations: Sequence[C
     return await answer.respond(request)
 
 
-async def prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
-    """Checks and renders conversations, and returns the generation request."""
+async def prepare(
+    request: Request,
+    body: ChatFields,
+    conversations: Sequence[Conversation],
+    *,
+    uploads: Uploads = NO_UPLOADS,
+    parsers: Sequence[type[AnswerParser]] = (),
+) -> GenerationRequest:
+    """Checks and renders conversations, and returns the generation request.
+
+    Args:
+        uploads: files that came with the request.
+        parsers: further parsers of the answers, after those of all chats.
+    """
     with told_as({"prompt": "messages"}):
-        return await _prepare(request, body, conversations)
+        return await _prepare(request, body, conversations, uploads, parsers)
 
 
-async def _prepare(request: Request, body: ChatFields, conversations: Sequence[Conversation]) -> GenerationRequest:
+async def _prepare(
+    request: Request,
+    body: ChatFields,
+    conversations: Sequence[Conversation],
+    uploads: Uploads,
+    parsers: Sequence[type[AnswerParser]],
+) -> GenerationRequest:
     context = context_of(request)
     context.require_tokenizer("A chat", "messages")
     model = context.fleet.model(body.model, GENERATE)
@@ -106,7 +125,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
         converted = await beside(request, template_messages, messages)
         return await context.tokenizer.render_chat(
             converted.json,
-            media=await context.media.read(converted.media, model.media),
+            media=await context.media.read(converted.media, model.media, uploads),
             processor_settings=body.mm_processor_kwargs,
             reading_settings=body.media_io_kwargs,
             add_generation_prompt=body.add_generation_prompt,
@@ -136,7 +155,7 @@ async def _prepare(request: Request, body: ChatFields, conversations: Sequence[C
         logprobs=num_alternatives(body.top_logprobs or 0, model) if body.logprobs else None,
         prompt_logprobs=num_alternatives(body.prompt_logprobs, model),
         bad_words=await bad_word_runs(context.tokenizer, body.bad_words or ()),
-        caller=caller, options=context.options, parsers=parsers_of(context, body, tools),
+        caller=caller, options=context.options, parsers=(*parsers_of(context, body, tools), *parsers),
         answer_context=AnswerContext(tools.tools, tools.choice, bool(thinking and thinking.is_open)),
         thinking=thinking,
     )  # fmt: skip

@@ -56,8 +56,8 @@ async def _chat(request: Request, body: ChatCompletionRequest) -> Response:
     generation = await chat.prepare(request, body, [body.messages])
     if generation.prompts[0].images:
         raise InvalidRequest(
-            "A conversation with images or videos cannot be rendered for /inference/v1/generate, which takes token ids "
-            "only; send it to /v1/chat/completions.",
+            "A conversation with images, videos or audio cannot be rendered for /inference/v1/generate, which takes "
+            "token ids only; send it to /v1/chat/completions.",
             parameter="messages",
         )
     _, wanted = await chat.asked_of(request, body)

@@ -1,1 +1,1 @@
-"""Images and videos that messages name by URL: where their bytes come from, and what may be read or fetched."""
+"""Images, videos and audio that messages name by URL: where their bytes come from, and what may be read or fetched."""

@@ -1,4 +1,4 @@
-"""Which network addresses images and videos may be fetched from."""
+"""Which network addresses images, videos and audio may be fetched from."""
 
 from __future__ import annotations
 

@@ -1,24 +1,29 @@
-"""The images and videos of conversations, as the tokenizer service takes them."""
+"""The images, videos and audio of conversations, as the tokenizer service takes them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from gateway.media.fetch import MediaFetcher
-from gateway.media.kinds import NOUNS
+from gateway.media.kinds import NOUNS, PLURALS
 from gateway.media.source import MediaSource
 from quire.errors import InvalidRequest
 from quire.media import MAX_FILES_BYTES, MediaKind
 from quire.options.media import MediaOptions
 from quire.options.multimodal import LIMIT_FLAG, most
 
+# Files that came with the request, by the URLs that messages name them by.
+Uploads = Mapping[str, bytes]
+NO_UPLOADS: Uploads = MappingProxyType({})
+
 
 class NamedMedia(Protocol):
-    """An image or a video that a message names."""
+    """An image, a video or an audio that a message names."""
 
     @property
     def url(self) -> str: ...
@@ -32,14 +37,15 @@ class NamedMedia(Protocol):
 
 @dataclass(frozen=True)
 class MediaFiles:
-    """The files of a conversation's images, and of its videos: of each, one file or those of its frames."""
+    """The files of a conversation's images and audio, and of its videos: of each, one file or those of its frames."""
 
     images: Sequence[bytes] = ()
     videos: Sequence[tuple[bytes, ...]] = ()
+    audios: Sequence[bytes] = ()
 
 
 class ConversationMedia:
-    """Reads the images and videos that conversations name. Used from one event loop."""
+    """Reads the images, videos and audio that conversations name. Used from one event loop."""
 
     def __init__(self, options: MediaOptions) -> None:
         """
@@ -54,11 +60,14 @@ class ConversationMedia:
         """Ends what fetching needs."""
         await self._fetcher.close()
 
-    async def read(self, named: Sequence[NamedMedia], accepted: Collection[MediaKind]) -> MediaFiles:
+    async def read(
+        self, named: Sequence[NamedMedia], accepted: Collection[MediaKind], uploads: Uploads = NO_UPLOADS
+    ) -> MediaFiles:
         """Returns the files.
 
         Args:
             accepted: what the model reads, besides text.
+            uploads: files that need not be fetched; their sizes have been checked.
 
         Raises:
             InvalidRequest: the model does not read one of them, there are too many, or one cannot be had.
@@ -67,35 +76,37 @@ class ConversationMedia:
             return MediaFiles()
         sources = [MediaSource(each.url, each.place, each.kind) for each in named]
         self._check(sources, accepted)
-        found = list(zip(sources, await self._fetched(sources), strict=True))
+        found = list(zip(sources, await self._fetched(sources, uploads), strict=True))
         return MediaFiles(
             [file for source, (file, *_) in found if source.kind is MediaKind.IMAGE],
             [files for source, files in found if source.kind is MediaKind.VIDEO],
+            [file for source, (file, *_) in found if source.kind is MediaKind.AUDIO],
         )
 
     def _check(self, sources: Sequence[MediaSource], accepted: Collection[MediaKind]) -> None:
         for source in sources:
             if source.kind not in accepted:
-                read = " and ".join(["text", *(f"{kind}s" for kind in accepted)])
-                raise source.error(f"is {NOUNS[source.kind]}, but this model reads {read} only.")
+                raise source.error(f"is {NOUNS[source.kind]}, but this model reads {_listed(accepted)} only.")
         for kind, count in Counter(source.kind for source in sources).items():
             if count > self._most[kind]:
                 raise InvalidRequest(
-                    f"The conversation has {count} {kind}s; at most {self._most[kind]} are allowed ({LIMIT_FLAG}).",
+                    f"The conversation has {count} {PLURALS[kind]}; at most {self._most[kind]} are allowed "
+                    f"({LIMIT_FLAG}).",
                     parameter="messages",
                 )
 
-    async def _fetched(self, sources: Sequence[MediaSource]) -> Sequence[tuple[bytes, ...]]:
+    async def _fetched(self, sources: Sequence[MediaSource], uploads: Uploads) -> Sequence[tuple[bytes, ...]]:
         size = 0
 
         async def fetch(source: MediaSource) -> tuple[bytes, ...]:
             nonlocal size
-            files = await self._fetcher.fetch(source)
+            upload = uploads.get(source.url)
+            files = await self._fetcher.fetch(source) if upload is None else (upload,)
             size += sum(map(len, files))
             if size > MAX_FILES_BYTES:
                 raise InvalidRequest(
-                    f"The images and videos have more than {MAX_FILES_BYTES} bytes together. Send fewer or smaller "
-                    "ones.",
+                    f"The images, videos and audio have more than {MAX_FILES_BYTES} bytes together. Send fewer or "
+                    "smaller ones.",
                     parameter="messages",
                 )
             return files
@@ -106,3 +117,9 @@ class ConversationMedia:
         finally:  # once one fails, none of the others is wanted
             for each in fetching:
                 each.cancel()
+
+
+def _listed(accepted: Collection[MediaKind]) -> str:
+    """What a model reads, such as `text, images and audio files`."""
+    *others, last = ["text", *(PLURALS[kind] for kind in accepted)]
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,4 +1,4 @@
-"""Images and videos within the request: `data:image/png;base64,…`, and videos as lists of frames."""
+"""Images, videos and audio within the request: `data:image/png;base64,…`, and videos as lists of frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from quire.media import MediaKind
 
 _HEADS: Mapping[MediaKind, re.Pattern[str]] = MappingProxyType({
     kind: re.compile(rf"data:({types}/[\w.+*-]+)?(;[\w-]+=[\w.+-]+)*;base64", re.ASCII | re.IGNORECASE)
-    for kind, types in {MediaKind.IMAGE: "image", MediaKind.VIDEO: "(?:video|image)"}.items()
+    for kind, types in {
+        MediaKind.IMAGE: "image", MediaKind.VIDEO: "(?:video|image)",
+        MediaKind.AUDIO: "(?:audio|video)",  # WebM and MP4 files are often called videos
+    }.items()
 })  # fmt: skip
 # Types of videos whose frames are sent one after the other, as images separated by commas.
 _TYPES_OF_FRAMES = ("video/jpeg", "video/png", "video/webp")
@@ -24,7 +27,7 @@ _QUICK_CHARACTERS = 64 * 1024  # take less time to decode than a thread to start
 
 
 async def decode(source: MediaSource) -> tuple[bytes, ...]:
-    """Returns the bytes of an image or a video in a data: URL: one file, or a video's frames.
+    """Returns the bytes of an image, a video or an audio in a data: URL: one file, or a video's frames.
 
     Raises:
         InvalidRequest: it is not of the kind in base64, or too large.
@@ -33,7 +36,7 @@ async def decode(source: MediaSource) -> tuple[bytes, ...]:
     head = _HEADS[source.kind].fullmatch(source.url, 0, end) if end >= 0 else None
     if not head:
         raise source.error(f"is a data: URL, which must begin like {DATA_URLS[source.kind]} and continue with base64.")
-    are_frames = (head[1] or "").lower() in _TYPES_OF_FRAMES
+    are_frames = source.kind is MediaKind.VIDEO and (head[1] or "").lower() in _TYPES_OF_FRAMES
     # Each frame may end within a group of four characters, and has a comma.
     if len(source.url) - end > _num_characters(source.most_bytes) + (5 * _MAX_FRAMES if are_frames else 1):
         raise source.too_large()

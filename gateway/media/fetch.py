@@ -1,4 +1,4 @@
-"""Gets the bytes of an image or a video from wherever its URL says."""
+"""Gets the bytes of an image, a video or an audio from wherever its URL says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MediaFetcher:
-    """Images and videos in data: URLs, and those in files and on hosts that the operator allows.
+    """Images, videos and audio in data: URLs, and those in files and on hosts that the operator allows.
 
     Used from one event loop.
     """
@@ -29,7 +29,7 @@ class MediaFetcher:
             self._web = WebMedia(options)
 
     async def fetch(self, source: MediaSource) -> tuple[bytes, ...]:
-        """Returns the file of an image or a video, or the files of a video's frames.
+        """Returns the file of an image, a video or an audio, or the files of a video's frames.
 
         None is empty, and together they have at most `source.most_bytes`. What they hold is not checked.
 

@@ -1,4 +1,4 @@
-"""Images and videos in the folder that the operator has opened to requests: `file:///folder/image.png`."""
+"""Images, videos and audio in the folder that the operator has opened to requests: `file:///folder/image.png`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings for a conversation's images and videos that a request brings."""
+"""Settings for a conversation's images, videos and audio that a request brings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MediaSettings(Protocol):
 
 
 def check_media_settings(body: MediaSettings, *, are_trusted: bool) -> None:
-    """Checks the settings of a request that may have images and videos.
+    """Checks the settings of a request that may have images, videos and audio.
 
     Raises:
         InvalidRequest: it brings some, which the server does not allow, or media_io_kwargs is malformed.
@@ -37,7 +37,7 @@ def check_media_settings(body: MediaSettings, *, are_trusted: bool) -> None:
 
 
 def check_no_media_settings(body: MediaSettings) -> None:
-    """Checks the settings of a request that has neither images nor videos.
+    """Checks the settings of a request that takes text only.
 
     Raises:
         InvalidRequest: it brings some.
@@ -45,6 +45,7 @@ def check_no_media_settings(body: MediaSettings) -> None:
     for name in _USES:
         if getattr(body, name):
             raise InvalidRequest(
-                f"{name} is refused: it is about images and videos, and this request takes text only. Leave it out.",
+                f"{name} is refused: it is about images, videos and audio, and this request takes text only. Leave "
+                "it out.",
                 parameter=name,
             )

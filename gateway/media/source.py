@@ -1,4 +1,4 @@
-"""The URL that a message names an image or a video by."""
+"""The URL that a message names an image, a video or an audio by."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class MediaSource:
-    """The URL of an image or a video.
+    """The URL of an image, a video or an audio.
 
     Attributes:
         place: where the URL is in the request, such as `messages[0].content[1]`.
@@ -42,7 +42,7 @@ class MediaSource:
         return MAX_FILE_BYTES[self.kind]
 
     def error(self, what: str) -> InvalidRequest:
-        """An error about the image or video; its message begins with where that is and continues with `what`."""
+        """An error about what the URL names; its message begins with where that is and continues with `what`."""
         return InvalidRequest(f"{self.place} {what}", parameter="messages")
 
     def too_large(self) -> InvalidRequest:

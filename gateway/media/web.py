@@ -1,4 +1,4 @@
-"""Images and videos from other hosts: `https://images.example.com/cat.png`.
+"""Images, videos and audio from other hosts: `https://images.example.com/cat.png`.
 
 Requests are made with httpcore, which follows no redirects, keeps no cookies, knows no proxies and decompresses
 nothing, so that none of it has to be turned off.
@@ -28,12 +28,14 @@ _MAX_URL_CHARACTERS = 8192
 _UNSAFE = re.compile(r"[\\\s\x00-\x1f\x7f-\x9f]")
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
-_ACCEPTED = MappingProxyType({MediaKind.IMAGE: "image/*", MediaKind.VIDEO: "video/*, image/*"})
+_ACCEPTED = MappingProxyType({
+    MediaKind.IMAGE: "image/*", MediaKind.VIDEO: "video/*, image/*", MediaKind.AUDIO: "audio/*",
+})  # fmt: skip
 _HEADERS = (("User-Agent", "quire"), ("Accept-Encoding", "identity"), ("Connection", "close"))
 
 
 class WebMedia:
-    """Fetches images and videos from allowed hosts, a few at a time."""
+    """Fetches images, videos and audio from allowed hosts, a few at a time."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class WebMedia:
         self._hosts = AllowedHosts.of(options.allowed_media_domains)
         self._seconds = {
             MediaKind.IMAGE: options.image_fetch_timeout_seconds, MediaKind.VIDEO: options.video_fetch_timeout_seconds,
+            MediaKind.AUDIO: options.audio_fetch_timeout_seconds,
         }  # fmt: skip
         self._resolver = SystemResolver(MAX_CONNECTIONS)
         self._network = CheckedNetwork(

@@ -83,7 +83,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    # For conversations with images and videos.
+    # For conversations with images, videos and audio.
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
 

@@ -23,7 +23,7 @@ class TokenizeRequest(RequestFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
-    # For conversations with images and videos.
+    # For conversations with images, videos and audio.
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
 

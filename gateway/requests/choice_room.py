@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 from quire.errors import Overloaded
 
@@ -47,3 +49,12 @@ class ChoiceRoom:
         self._taken[tenant] -= choices
         if not self._taken[tenant]:
             del self._taken[tenant]
+
+    @contextlib.contextmanager
+    def held(self, tenant: str, choices: int) -> Iterator[None]:
+        """Context in which room is reserved; raises as `enter`."""
+        self.enter(tenant, choices)
+        try:
+            yield
+        finally:
+            self.leave(tenant, choices)

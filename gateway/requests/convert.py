@@ -186,7 +186,7 @@ def truncate(prompt: TokenizedPrompt, body: GenerationFields, max_model_len: int
     if prompt.images:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {limit}, but the prompt has {prompt.num_tokens} tokens, and its "
-            "images and videos cannot be cut: leave it out.",
+            "images, videos and audio cannot be cut: leave it out.",
             parameter="truncate_prompt_tokens",
         )
     first = 0 if body.truncation_side == "right" else prompt.num_tokens - most

@@ -98,6 +98,7 @@ def limits() -> dict[str, Schema]:
         "messages": {"items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},
         "tools": {"items": _TOOL, "minItems": 1, "maxItems": MAX_TOOLS},
         "tokens": {"items": _TOKEN_ID},
+        "file": {"contentEncoding": "binary", "contentMediaType": "audio/*"},  # in a form, it is not in base64
     }
 
 

@@ -36,7 +36,8 @@ class TokenizedPrompt:
     token_ids: tuple[int, ...]
     block_keys: tuple[int, ...] = ()  # of its full blocks; empty if not computed
     embeds: PromptEmbeds | None = None  # instead of token ids
-    images: tuple[Image, ...] = ()
+    images: tuple[Image, ...] = ()  # and videos and audio
+    audio_seconds: float = 0.0  # length of its audio
     known_tokens: int | None = None  # set if token_ids has only the prompt's end, or nothing
 
     @property

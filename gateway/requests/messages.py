@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,14 @@ from quire.errors import InvalidRequest
 from quire.media import MediaKind
 
 # Type of a content part, and the key of its URL → what it is.
-_URLS = {"image_url": MediaKind.IMAGE, "video_url": MediaKind.VIDEO}
+_URLS = {"image_url": MediaKind.IMAGE, "video_url": MediaKind.VIDEO, "audio_url": MediaKind.AUDIO}
+_AUDIO = "input_audio"  # a part with the audio itself, as OpenAI's clients send it
+_FORMAT = re.compile(r"[\w.+-]{1,50}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class MediaUrl:
-    """An image or a video that a message names."""
+    """An image, a video or an audio that a message names."""
 
     url: str
     place: str  # where it is in the request, for error messages
@@ -28,20 +31,21 @@ class MediaUrl:
 
 @dataclass(frozen=True)
 class TemplateMessages:
-    """Messages in the form that chat templates expect, as JSON, and their images and videos in order."""
+    """Messages in the form that chat templates expect, as JSON, and their images, videos and audio in order."""
 
     json: bytes
     media: tuple[MediaUrl, ...]
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
-    """Converts messages: content parts become text, image and video parts, and tool call arguments are parsed.
+    """Converts messages: content parts become text, image, video and audio parts, and tool call arguments are
+    parsed.
 
     Everything else passes through unchanged.
 
     Raises:
-        InvalidRequest: a message has no role, content that is neither text, image nor video, or reasoning that is not
-            text.
+        InvalidRequest: a message has no role, content that is neither text, image, video nor audio, or reasoning that
+            is not text.
     """
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise InvalidRequest(f"messages must have 1 to {MAX_MESSAGES} entries.", parameter="messages")
@@ -91,19 +95,20 @@ def _reasoning(message: Mapping[str, Any], place: str) -> str | None:
 
 
 def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
-    """Converts a content part; appends an image or a video to `media`."""
+    """Converts a content part; appends an image, a video or an audio to `media`."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     name = part.get("type") if isinstance(part, dict) else None
-    if isinstance(name, str) and name in _URLS:
-        kind = _URLS[name]
-        media.append(MediaUrl(_url(part.get(name), name, place), place, kind))
+    if isinstance(name, str) and (name in _URLS or name == _AUDIO):
+        kind = _URLS.get(name, MediaKind.AUDIO)
+        url = _audio(part.get(name), place) if name == _AUDIO else _url(part.get(name), name, place)
+        media.append(MediaUrl(url, place, kind))
         return {"type": kind.value}
     given = part.get(name) if name in ("text", "refusal") else None
     if isinstance(given, str):
         return {"type": "text", "text": given}
     raise InvalidRequest(
-        f"{place} is of type {str(name)[:50]!r}; supported are text, image_url and video_url. Quire reads no audio.",
+        f"{place} is of type {str(name)[:50]!r}; supported are text, {', '.join(_URLS)} and {_AUDIO}.",
         parameter="messages",
     )
 
@@ -118,6 +123,17 @@ def _url(given: Any, name: str, place: str) -> str:
             f'"{DATA_URLS[kind]}…"}}}}.', parameter="messages",
         )  # fmt: skip
     return url
+
+
+def _audio(given: Any, place: str) -> str:
+    """Returns the audio of a part as a data: URL."""
+    data, form = (given.get("data"), given.get("format")) if isinstance(given, dict) else (None, None)
+    if not isinstance(data, str) or not isinstance(form, str) or not _FORMAT.fullmatch(form):
+        raise InvalidRequest(
+            f'{place} needs an audio in base64 and its format, as in {{"type": "{_AUDIO}", "{_AUDIO}": {{"data": "…", '
+            '"format": "wav"}}.', parameter="messages",
+        )  # fmt: skip
+    return f"data:audio/{form};base64,{data}"
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:

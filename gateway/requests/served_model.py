@@ -55,6 +55,8 @@ class ServedModel:
     prompt_embeds_size: int = 0  # values per row of prompt embeddings; 0 if not accepted
     accepts_images: bool = False
     accepts_videos: bool = False
+    accepts_audio: bool = False
+    architecture: str = ""  # such as "Qwen2ForCausalLM"
     adapters: tuple[Adapter, ...] = ()
     adapter: Adapter | None = None  # set if this is an adapter
     base: str | None = None  # the model's main name, for an adapter
@@ -74,7 +76,10 @@ class ServedModel:
     @property
     def media(self) -> tuple[MediaKind, ...]:
         """What it reads besides text."""
-        accepted = {MediaKind.IMAGE: self.accepts_images, MediaKind.VIDEO: self.accepts_videos}
+        accepted = {
+            MediaKind.IMAGE: self.accepts_images, MediaKind.VIDEO: self.accepts_videos,
+            MediaKind.AUDIO: self.accepts_audio,
+        }  # fmt: skip
         return tuple(kind for kind in MediaKind if accepted[kind])
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import overload
 
 import msgspec
@@ -48,7 +49,7 @@ def to_served_model(info: common_pb2.ModelInfo) -> ServedModel:
     return ServedModel(
         tuple(info.served_model_names), info.model, info.max_model_len, info.vocab_size, info.block_size,
         info.max_logprobs, to_sampling(info.default_sampling), tuple(info.eos_token_ids), info.prompt_embeds_size,
-        info.accepts_images, info.accepts_videos,
+        info.accepts_images, info.accepts_videos, info.accepts_audio, info.architecture,
         tuple(Adapter(each.name, each.path, each.revision, each.base_model_name) for each in info.adapters),
         runner=info.runner or GENERATE, pooling=_pooling_model(info.pooling) if info.HasField("pooling") else None,
     )  # fmt: skip
@@ -102,9 +103,15 @@ def to_worker_view(worker: router_pb2.Worker) -> WorkerView:
     )  # fmt: skip
 
 
-def to_prompt(sequence: tokenizer_pb2.TokenSequence, images: Iterable[common_pb2.Image] = ()) -> TokenizedPrompt:
+def to_prompt(sequence: tokenizer_pb2.TokenSequence) -> TokenizedPrompt:
     """Converts a prompt from the tokenizer service."""
-    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys), images=to_images(images))
+    return TokenizedPrompt(tuple(sequence.token_ids), tuple(sequence.block_keys))
+
+
+def to_conversation_prompt(rendered: tokenizer_pb2.RenderChatResponse) -> TokenizedPrompt:
+    """Converts a rendered conversation from the tokenizer service."""
+    images = to_images(rendered.images)
+    return replace(to_prompt(rendered.sequence), images=images, audio_seconds=rendered.audio_seconds)
 
 
 def to_input(sequence: tokenizer_pb2.TokenSequence) -> TokenizedInput:

@@ -13,7 +13,7 @@ from gateway.media.conversations import MediaFiles
 from gateway.requests.constraint import NamedConstraint
 from gateway.requests.generation_request import TokenizedPrompt
 from gateway.requests.pooling_request import TokenizedInput, Truncation
-from gateway.services.convert import from_truncation, to_input, to_prompt
+from gateway.services.convert import from_truncation, to_conversation_prompt, to_input, to_prompt
 from gateway.services.together import Together
 from gateway.services.tokenizers import Tokenizers
 from quire.errors import InvalidRequest
@@ -30,7 +30,7 @@ _TEXTS_AT_ONCE = 1024  # per call
 # Inputs with fewer characters are batched with those of other requests.
 _FEW_CHARS = 2000
 _IMAGES_SECONDS = 30.0  # of which each image may take a third
-_VIDEOS_SECONDS = 60.0  # with the images
+_LONG_SECONDS = 60.0  # with videos or audio, and the images
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -201,7 +201,7 @@ class Tokenizer:
         """Renders a conversation by the chat template; the other arguments are as in `encode`.
 
         Args:
-            media: the files of its image and video parts.
+            media: the files of its image, video and audio parts.
             processor_settings: for the model's image processor, instead of the server's.
             reading_settings: for reading the files, by kind, instead of the server's.
         """
@@ -221,12 +221,12 @@ class Tokenizer:
             images=media.images,
             image_processor_kwargs_json=msgspec.json.encode(processor_settings) if processor_settings else b"",
             videos=[tokenizer_pb2.Video(files=files) for files in media.videos],
+            audios=media.audios,
             media_io_kwargs_json=msgspec.json.encode(reading_settings) if reading_settings else b"",
         )
-        seconds = _VIDEOS_SECONDS if media.videos else _IMAGES_SECONDS if media.images else None
+        seconds = _LONG_SECONDS if media.videos or media.audios else _IMAGES_SECONDS if media.images else None
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)
-        sequence = answer.sequence
-        prompt = await self._converted(len(sequence.token_ids), lambda: to_prompt(sequence, answer.images))
+        prompt = await self._converted(len(answer.sequence.token_ids), lambda: to_conversation_prompt(answer))
         return RenderedChat(prompt, answer.text if with_text else "")
 
     async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:

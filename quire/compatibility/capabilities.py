@@ -79,7 +79,6 @@ VALUES: Mapping[str, Values] = MappingProxyType(
     }
 )
 
-_NO_AUDIO = "refused: Quire reads text, images and videos."
 _OTHER_HARDWARE = "refused: Quire runs only on CPUs and NVIDIA GPUs."
 _CUTS = "engine_svc/models/test_exactness.py"
 
@@ -210,9 +209,11 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "metric of adapters in use": "gateway/endpoints/test_adapters.py::metrics_tell_which_are_in_use",
         },
         "images, audio and video": {
-            "image input": "engine_svc/images/test_exactness.py::families",
+            "image input": "engine_svc/media/test_exactness.py::families",
             "video input": "integration/test_videos.py",
-            "audio input": _NO_AUDIO,
+            "audio input": "integration/test_audio.py",
+            "transcription": "POST /v1/audio/transcriptions",
+            "translation of speech": "POST /v1/audio/translations",
             "limits per modality": "--limit-mm-per-prompt",
             "processor settings": "--mm-processor-kwargs",
             "media decoder settings": "--media-io-kwargs",

@@ -47,7 +47,8 @@ GET /kv_event_sources, GET /get_tokenizer_info, GET /server_info, POST /v1/embed
 POST /classify, POST /score, POST /v1/score, POST /rerank, POST /v1/rerank, POST /v2/rerank, POST /generative_scoring,
 GET /redoc, GET /v1/responses/{response_id}/input_items, DELETE /v1/responses/{response_id}, POST /reset_prefix_cache,
 POST /start_profile, POST /stop_profile, POST /pause, POST /resume, GET /is_paused, POST /abort_requests, POST /sleep,
-POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep, POST /is_scaling_elastic_ep
+POST /wake_up, GET /is_sleeping, POST /scale_elastic_ep, POST /is_scaling_elastic_ep, POST /v1/audio/transcriptions,
+POST /v1/audio/translations
 """
 
 ROUTES = tuple(" ".join(_SERVED.split()).split(", "))  # method and path
@@ -69,7 +70,7 @@ _TESTS = {
     "tests/engine_svc/models/test_expert_parallel.py": (
         "enable-expert-parallel expert-placement-strategy enable-eplb eplb-config"
     ),
-    "tests/engine_svc/images/test_pruning.py": "video-pruning-rate",
+    "tests/engine_svc/media/test_pruning.py": "video-pruning-rate",
     "tests/engine_svc/models/test_hybrids.py": "mamba-cache-dtype mamba-ssm-cache-dtype",
     "tests/engine_svc/models/test_resume.py": "distributed-executor-backend",
     "tests/engine_svc/quantization/test_registry.py": "quantization",

@@ -16,18 +16,19 @@ class Refused:
     neutral: tuple[Any, ...] = ()  # values that ask for nothing, besides null
 
 
-_TEXT_ONLY = "Quire's models read text, images and videos, which come in messages, and write text"
+_IN_MESSAGES = "Quire's models read text, images, videos and audio, which come in messages"
+_NO_OUTPUT = "Quire writes text only, and no audio"
 _NO_TRANSFER = "Quire does not move KV cache between servers at a client's request"
 
 REFUSED: Mapping[str, Refused] = MappingProxyType(
     {
         "functions": Refused("tools replaces it"),
         "function_call": Refused("tool_choice replaces it", ("none",)),
-        "modalities": Refused(_TEXT_ONLY, (["text"],)),
-        "audio": Refused(_TEXT_ONLY),
-        "mm_payload": Refused(_TEXT_ONLY),
-        "features": Refused(_TEXT_ONLY),
-        "content_parts": Refused(_TEXT_ONLY, ([],)),
+        "modalities": Refused(_NO_OUTPUT, (["text"],)),
+        "audio": Refused(_NO_OUTPUT),
+        "mm_payload": Refused(_IN_MESSAGES),
+        "features": Refused(_IN_MESSAGES),
+        "content_parts": Refused(_IN_MESSAGES, ([],)),
         "kv_transfer_params": Refused(_NO_TRANSFER),
         "ec_transfer_params": Refused(_NO_TRANSFER),
         "return_token_offsets": Refused("no endpoint returns token offsets", (False,)),

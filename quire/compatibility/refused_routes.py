@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_NO_AUDIO = "Quire neither reads nor writes audio."
 _IMAGES = (
     "Prepared and encoded images are found by their content, and weights do not change while a worker runs: nothing "
     "that is kept of images is ever outdated."
@@ -16,7 +15,11 @@ _WEIGHTS = (
     "router, and then stop the old ones."
 )
 _REASONS = {
-    "POST /v1/audio/transcriptions, POST /v1/audio/translations, POST /v1/audio/speech, GET /v1/realtime": _NO_AUDIO,
+    "POST /v1/audio/speech": "Quire writes no audio.",
+    "GET /v1/realtime": (
+        "Streams of audio are not read, and no audio is written. Send recordings to /v1/audio/transcriptions, with "
+        "stream: true to get the text as it is written, or as parts of messages to /v1/chat/completions."
+    ),
     "POST /reset_mm_cache, POST /reset_encoder_cache": _IMAGES,
     "POST /cohere/v2/chat, POST /cohere/v2/chat/render": (
         "Conversations use OpenAI's and Anthropic's APIs: send this request to /v1/chat/completions, /v1/messages or "

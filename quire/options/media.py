@@ -1,4 +1,4 @@
-"""Options for images and videos that requests name by URL."""
+"""Options for images, videos and audio that requests name by URL."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """Images and videos that requests name by URL."""
+    """Images, videos and audio that requests name by URL."""
 
     group: ClassVar[str] = "MultiModalConfig"
 
     allowed_local_media_path: str = option(
-        "", "Folder whose files requests may name as images and videos by file:// URLs: whoever may send a request can "
-        "read those in it. Empty: none.", metavar="FOLDER",
+        "", "Folder whose files requests may name as images, videos and audio by file:// URLs: whoever may send a "
+        "request can read those in it. Empty: none.", metavar="FOLDER",
     )  # fmt: skip
     allowed_media_domains: tuple[str, ...] = option(
-        (), "Hosts that images and videos may be fetched from by http:// and https:// URLs; none by default. Takes "
-        "several words. A listed host may have a private address and any port; * stands for every host with public "
-        "addresses, on ports 80 and 443.",
+        (), "Hosts that images, videos and audio may be fetched from by http:// and https:// URLs; none by default. "
+        "Takes several words. A listed host may have a private address and any port; * stands for every host with "
+        "public addresses, on ports 80 and 443.",
         metavar="HOST", following=ANY_WORD,
     )  # fmt: skip
     image_fetch_timeout_seconds: float = option(
@@ -38,11 +38,15 @@ class MediaOptions:
     video_fetch_timeout_seconds: float = option(
         30.0, "Maximum time for fetching one video.", variables=("VLLM_VIDEO_FETCH_TIMEOUT",), minimum=0.1, maximum=300,
     )  # fmt: skip
+    audio_fetch_timeout_seconds: float = option(
+        10.0, "Maximum time for fetching one audio.", variables=("VLLM_AUDIO_FETCH_TIMEOUT",), minimum=0.1, maximum=300,
+    )  # fmt: skip
 
     limit_mm_per_prompt: str = limit_option()
     trust_request_mm_kwargs: bool = option(
         False, "Allows requests to bring settings for the model's image processor (mm_processor_kwargs) and for "
-        "reading files (media_io_kwargs), which may make their images and videos take more time, memory and tokens.",
+        "reading files (media_io_kwargs), which may make their images, videos and audio take more time, memory and "
+        "tokens.",
     )  # fmt: skip
 
     def check(self) -> None:

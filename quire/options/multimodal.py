@@ -1,4 +1,4 @@
-"""Options of image and video input that several services share, and those of the tokenizer service and the engine."""
+"""Options of image, video and audio input: shared ones, and those of the tokenizer service and the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _MOST = 999
 _COUNT = "count"
 # Kind → the keys that its limit may have besides the number, for vLLM, which measures memory with inputs of that size.
 _SIZES: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    MediaKind.IMAGE: ("width", "height"), MediaKind.VIDEO: ("num_frames", "width", "height"), "audio": ("length",),
+    MediaKind.IMAGE: ("width", "height"), MediaKind.VIDEO: ("num_frames", "width", "height"),
+    MediaKind.AUDIO: ("length",),
 })  # fmt: skip
 _GREATEST = 10**6  # of settings that are numbers
 # Name → types of its values, and which they may be.
@@ -33,19 +34,18 @@ _SHOWN = 50  # maximum characters of a key or value in messages
 
 
 def limit_option() -> Any:
-    """An option shared by the gateway, which counts images and videos, and the engine, which needs no encoder without
-    them."""
+    """An option shared by the gateway, which counts images, videos and audio, and the engine, which needs no encoder
+    without them."""
     return option(
-        "", 'Maximum number of images and of videos in a prompt: \'{"image": 4, "video": 1}\' or image=4,video=1; '
-        "999 of each by default. With 0 of both, the model's image encoder is left out of memory. Sizes, as in "
-        '\'{"video": {"count": 1, "num_frames": 32}}\', have no effect. A limit for audio is accepted, but Quire reads '
-        "none.",
+        "", 'Maximum number of images, of videos and of audio files in a prompt: \'{"image": 4, "video": 1}\' or '
+        "image=4,video=1; 999 of each by default. With 0 of all that the model reads, its encoder is left out of "
+        'memory. Sizes, as in \'{"video": {"count": 1, "num_frames": 32}}\', have no effect.',
         metavar="JSON|KIND=NUMBER,…",
     )  # fmt: skip
 
 
 def most(limit: str, kind: MediaKind) -> int:
-    """The maximum number of images or videos in a prompt.
+    """The maximum number of images, videos or audio files in a prompt.
 
     Args:
         limit: a value of the shared option.
@@ -114,7 +114,7 @@ class MediaIoKwargs(msgspec.Struct):
         if self.image:
             raise ValueError(f"image.{next(iter(self.image))[:_SHOWN]} is not known: images have no settings yet.")
         if self.audio:
-            raise ValueError(f"audio.{next(iter(self.audio))[:_SHOWN]} is not known: Quire reads no audio.")
+            raise ValueError(f"audio.{next(iter(self.audio))[:_SHOWN]} is not known: audio has no settings yet.")
         for name, value in self.video.items():
             _check_video_setting(name, value)
 
@@ -141,7 +141,7 @@ def check_media_io_kwargs(settings: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class ImageProcessorOptions:
-    """Preparation of images and videos."""
+    """Preparation of images, videos and audio."""
 
     group: ClassVar[str] = "MultiModalConfig"
 

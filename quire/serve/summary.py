@@ -39,6 +39,7 @@ def format_summary(
         **(_pooling(model) if model.runner == POOLING else _memory(model)),
         **({"images": "read in conversations"} if model.accepts_images else {}),
         **({"videos": "read in conversations"} if model.accepts_videos else {}),
+        **({"audio": "read in conversations, and transcribed"} if model.accepts_audio else {}),
         "API": url if socket_path(url) else f"{url}/v1    docs {url}/docs    metrics {url}/metrics",
         **{what: f"parsed by {name}" for what, name in parsers.items() if name},
         "fleet": f"quire workers --router-address {router}",

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from quire.errors import InvalidRequest
 from quire.images import (
     DTYPES,
+    FEATURES,
     MAX_IMAGES,
     MAX_IMAGES_BYTES,
     PIXELS,
+    VIDEO_PIXELS,
     Image,
     ImageInput,
     check_images,
@@ -104,6 +106,12 @@ def test_placing_does_not_read_the_pixels_again(monkeypatch: pytest.MonkeyPatch)
 def test_without_pixels_an_image_is_where_it_was(image: Image) -> None:
     kept = tuple(each for each in image.inputs if each.name != PIXELS)
     assert image.without_pixels() == replace(image, inputs=kept)
+
+
+@pytest.mark.parametrize("name", [PIXELS, VIDEO_PIXELS, FEATURES])
+def test_what_is_encoded_is_left_out(name: str) -> None:
+    image = replace(IMAGE, inputs=(replace(PIXEL_INPUT, name=name), GRID_INPUT))
+    assert image.without_pixels().inputs == (GRID_INPUT,)
 
 
 @given(st.lists(images, max_size=3), _floats, _floats)

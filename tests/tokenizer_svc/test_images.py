@@ -172,7 +172,7 @@ async def test_many_images_of_a_request_take_turns(service: Service) -> None:
     many, (one,) = await asyncio.gather(prepare(service.preparer, files), prepare(service.preparer, [SMALL]))
     assert len({each.image.digest for each in (*many, one)}) == 81
     assert {each.num_tokens for each in many} == {4}
-    with pytest.raises(InvalidRequest, match="1001 images and videos; at most 1000"):
+    with pytest.raises(InvalidRequest, match="1001 images, videos and audios; at most 1000"):
         await prepare(service.preparer, [SMALL] * 1001)
 
 
@@ -239,7 +239,7 @@ async def test_a_model_without_an_image_processor_reads_text_only(tmp_path: Path
         preparer = MediaPreparer(folder, ImageProcessorOptions())
         await preparer.start()
         assert (preparer.placeholders, preparer._pools[MediaKind.IMAGE]._children) == ({}, set())
-        with pytest.raises(InvalidRequest, match="This model reads text only: it comes without an image") as caught:
+        with pytest.raises(InvalidRequest, match="This model reads text only: it comes without a processor") as caught:
             await prepare(preparer, [FILE])
         assert caught.value.parameter == "messages"
 
@@ -248,7 +248,7 @@ async def test_a_tokenizer_that_is_in_no_folder_does_not_look_for_images_where_i
     qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(qwen)
-    with pytest.raises(InvalidRequest, match="without an image processor"):
+    with pytest.raises(InvalidRequest, match="it comes without a processor"):
         await prepare(MediaPreparer(None, ImageProcessorOptions()), [FILE])
 
 
@@ -272,9 +272,9 @@ async def test_a_processor_that_cannot_be_loaded_does_not_stop_the_service(
     (tmp_path / "preprocessor_config.json").write_text("{")
     preparer = MediaPreparer(tmp_path, ImageProcessorOptions())
     await preparer.start()
-    with pytest.raises(InvalidRequest, match="reads text only: its image processor could not be started"):
+    with pytest.raises(InvalidRequest, match="reads text only: its processor could not be started"):
         await prepare(preparer, [FILE])
-    assert "images are refused" in caplog.text
+    assert "images, videos and audio are refused" in caplog.text
     await preparer.close()
 
 
@@ -286,7 +286,7 @@ def placeable(num_tokens: int, replacement: str) -> PreparedMedium:
 
 async def test_texts_and_places_of_images() -> None:
     preparer = MediaPreparer(None, ImageProcessorOptions())
-    preparer.use({"marks": {"image": ["<image>", 9]}, "can_prune": False})
+    preparer.use({"marks": {"image": ["<image>", "<image>", 9]}, "can_prune": False})
     images = [placeable(2, "[AA]"), placeable(3, "[B,BB]")]
     assert preparer.insert("x<image>y<image>", images) == ("x[AA]y[B,BB]", images)
     assert preparer.insert("<image><image>", images) == ("[AA][B,BB]", images)
@@ -297,7 +297,7 @@ async def test_texts_and_places_of_images() -> None:
     assert [(image.offset, image.num_tokens) for image in placed] == [(1, 2), (4, 4)]
     assert [image.digest for image in placed] == [each.image.digest for each in images]
     for token_ids in ([1, 9, 9, 9, 9], [9] * 6):
-        with pytest.raises(InvalidRequest, match=f"has {token_ids.count(9)} image and video tokens .*instead of 5"):
+        with pytest.raises(InvalidRequest, match=f"has {token_ids.count(9)} tokens for images, .*instead of 5"):
             preparer.place(token_ids, images)
 
 
@@ -378,7 +378,7 @@ async def test_texts_that_have_the_tokens_of_images(tmp_path: Path, monkeypatch:
     assert placed.num_tokens > image.num_tokens  # there are separators between tiles
     by_hand = tokenizer.encode("<|IMG_PATCH|>", add_special_tokens=False)
     with pytest.raises(
-        InvalidRequest, match=rf"{image.num_tokens + 1} image and video tokens .*instead of {image.num_tokens}"
+        InvalidRequest, match=rf"{image.num_tokens + 1} tokens for images, .*instead of {image.num_tokens}"
     ):
         preparer.place([*by_hand, *written], [image])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
-import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,8 @@ from av.stream import Disposition
 from PIL import Image
 
 from tokenizer_svc import video_decoder
-from tokenizer_svc.film import Film, prepare
+from tokenizer_svc.av_container import prepare
+from tokenizer_svc.film import Film
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import Video, VideoFacts
 from tokenizer_svc.video_decoder import open_video
@@ -537,14 +537,3 @@ def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MediaRejection, match=r"installed without quire\[videos\]. Install it, or send a GIF"):
         open_video([film])
     assert open_video([animation]).facts.num_frames == 3
-
-
-def test_pyav_is_imported_when_it_is_wanted() -> None:
-    script = """
-import sys
-from tokenizer_svc import film, video_decoder
-assert "av" not in sys.modules
-film.prepare()
-assert "av" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from quire.options.vllm.answer import Answer, acts_as, no_effect, refused
 
 _NO_CODE = "Quire never runs code from a repository"
-_MEDIA_CACHES = "Each tokenizer service keeps prepared images and videos in its own memory: --mm-processor-cache-gb."
+_MEDIA_CACHES = (
+    "Each tokenizer service keeps prepared images, videos and audio in its own memory: --mm-processor-cache-gb."
+)
 _WHOLE_ENCODERS = "Each rank has the whole image encoder, and encodes every image and video itself."
 _ADAPTERS = (
     "Prompt adapters no longer exist in vLLM either. Serve adapters with --enable-lora and --lora-modules NAME=PATH."
@@ -41,7 +43,8 @@ _MODEL: Mapping[str, Answer] = {
     "task": refused(
         "It no longer exists in vLLM either. Instead of embed, embedding, classify, score and reward, use --runner "
         "pooling, with --convert embed, classify or reward if the architecture leaves it open; instead of generate, "
-        "use --runner generate. Transcription is not supported.",
+        "use --runner generate; instead of transcription, leave it out and use /v1/audio/transcriptions: the task "
+        "follows from the model.",
         taken=("auto", "generate"),
     ),
     "override-pooler-config": acts_as("--pooler-config"),
@@ -125,18 +128,19 @@ _CACHE_AND_SCHEDULER: Mapping[str, Answer] = {
 
 _MULTIMODAL: Mapping[str, Answer] = {
     "disable-mm-preprocessor-cache": acts_as("--mm-processor-cache-gb", fixed="0", switch=True),
-    "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0,video=0", switch=True),
+    "language-model-only": acts_as("--limit-mm-per-prompt", fixed="image=0,video=0,audio=0", switch=True),
     "mm-processor-cache-type": no_effect(_MEDIA_CACHES),
     "mm-shm-cache-max-object-size-mb": no_effect(_MEDIA_CACHES),
     "mm-encoder-tp-mode": no_effect(_WHOLE_ENCODERS),
     "enable-multimodal-encoder-data-parallel": no_effect(_WHOLE_ENCODERS, switch=True),
     "skip-mm-profiling": no_effect(
-        "Encoding images and videos takes memory that --gpu-memory-utilization leaves free; it is not measured at the "
-        "start.",
+        "Encoding images, videos and audio takes memory that --gpu-memory-utilization leaves free; it is not measured "
+        "at the start.",
         switch=True,
     ),
     "default-mm-loras": refused(
-        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images or videos."
+        "Serve the adapter with --lora-modules NAME=PATH, and name it as the model of requests with images, videos or "
+        "audio."
     ),
 }
 

@@ -14,7 +14,7 @@ _RAY = (
 )
 _INTERNAL = "The services of a stack communicate over gRPC on free ports, with their own deadlines."
 _KERNELS = "Quire has its own kernels, and each device gets its fastest; --attention-backend selects attention kernels."
-_MEDIA = "Quire reads no audio, and keeps images and videos in memory only."
+_MEDIA = "Quire keeps images, videos and audio in memory only."
 _QUANTIZED = "For each weight format, there is one kernel per device."
 _REPORTS = "Quire sends no usage reports."
 _SCALES = "--calculate-kv-scales measures the scales, without a constant."
@@ -55,12 +55,12 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
             ("VLLM_USE_TRITON_AWQ", "VLLM_DISABLED_KERNELS", "VLLM_MARLIN_USE_ATOMIC_ADD", "VLLM_USE_DEEP_GEMM",
              "VLLM_TEST_FORCE_FP8_MARLIN"), _QUANTIZED,
         ),
-        **dict.fromkeys(("VLLM_ASSETS_CACHE", "VLLM_AUDIO_FETCH_TIMEOUT"), _MEDIA),
         **dict.fromkeys(
             ("VLLM_USAGE_STATS_SERVER", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_USAGE_SOURCE"), _REPORTS
         ),
         **dict.fromkeys(("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT"), _SCALES),
         **dict.fromkeys(("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_PREFIX"), _LOGGING),
+        "VLLM_ASSETS_CACHE": _MEDIA,
         "VLLM_LOG_BATCHSIZE_INTERVAL": "Batch sizes are in /metrics.",
         "VLLM_CONFIG_ROOT": "The only configuration file is the one given by --config.",
         "VLLM_CACHE_ROOT": "Caches are in XDG_CACHE_HOME or ~/.cache, and models in --download-dir.",

@@ -25,7 +25,7 @@ from quire.v1 import common_pb2
 
 LIMITS = RequestLimits(
     served_model_names=("m",), vocab_size=100, max_model_len=2000, max_logprobs=5, scheduling_policy="fcfs",
-    prompt_embeds_size=4, accepts_images=True,
+    prompt_embeds_size=4, accepts_media=True,
 )  # fmt: skip
 PIXEL_INPUT = ImageInput(PIXELS, "uint8", (1, 3, 2, 2), bytes(range(12)))
 GRID_INPUT = ImageInput("image_grid_thw", "int64", (1, 3), bytes(range(24)))
@@ -43,7 +43,7 @@ def refused(*images: Image, limits: RequestLimits = LIMITS, **fields: Any) -> st
 
 def test_what_is_refused() -> None:
     validate(GenerationRequest("r", PROMPT, images=(IMAGE, IMAGE.at(5, 5))), LIMITS)
-    assert "reads text only" in refused(IMAGE, limits=replace(LIMITS, accepts_images=False))
+    assert "reads text only" in refused(IMAGE, limits=replace(LIMITS, accepts_media=False))
     embeds = PromptEmbeds("float32", 4, bytes(160))
     assert "images or prompt_embeds" in refused(IMAGE, prompt_token_ids=[], prompt_embeds=embeds)
     assert "overlaps another one" in refused(IMAGE, IMAGE.at(4, 3))

@@ -315,7 +315,7 @@ async def test_what_is_wrong_in_the_responses_api(stack: Stack, item: Any, words
     ],
 )  # fmt: skip
 async def test_conversations_with_images_are_not_rendered_as_tokens_only(stack: Stack, path: str, body: Any) -> None:
-    await stack.refused(path, body, "onversation with images or videos cannot be rendered")
+    await stack.refused(path, body, "onversation with images, videos or audio cannot be rendered")
 
 
 async def test_images_are_not_cut(stack: Stack) -> None:
@@ -325,7 +325,7 @@ async def test_images_are_not_cut(stack: Stack) -> None:
         assert len((await stack.generation("/v1/chat/completions", body)).prompt_token_ids) == length
     body = {"messages": MESSAGES, "truncate_prompt_tokens": length - 1}
     error = await stack.refused(
-        "/v1/chat/completions", body, f"has {length} tokens, and its images and videos cannot be cut"
+        "/v1/chat/completions", body, f"has {length} tokens, and its images, videos and audio cannot be cut"
     )
     assert error["param"] == "truncate_prompt_tokens"
 

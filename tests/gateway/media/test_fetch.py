@@ -1,4 +1,4 @@
-"""Images and videos within the request, and URLs of a kind that is not accepted."""
+"""Images, videos and audio within the request, and URLs of a kind that is not accepted."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ async def test_malformed_base64(data: str) -> None:
 async def test_a_large_file_within_the_request(kind: MediaKind) -> None:
     most = MAX_FILE_BYTES[kind]
     for extra in (0, 1, 3):
-        encoded = base64.b64encode(bytes(most + extra)).decode()
+        url = f"data:;base64,{base64.b64encode(bytes(most + extra)).decode()}"
         if extra:
-            assert str(most) in await refusal(f"data:image/gif;base64,{encoded}", kind)
+            assert str(most) in await refusal(url, kind)
         else:
-            assert await fetched(f"data:image/gif;base64,{encoded}", kind) == bytes(most)
+            assert await fetched(url, kind) == bytes(most)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,24 @@ async def test_a_video_within_the_request(head: str) -> None:
 @pytest.mark.parametrize("head", ["data:text/plain;base64,", "data:audio/mp4;base64,", "data:video/mp4,"])
 async def test_a_data_url_that_is_no_video_in_base64(head: str) -> None:
     assert "must begin like data:video/mp4;base64, and" in await refusal(head + ENCODED, MediaKind.VIDEO)
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["data:audio/wav;base64,", "data:audio/ogg;codecs=opus;base64,", "data:audio/*;base64,", "data:;base64,",
+     "data:video/webm;base64,", "data:video/mp4;base64,", "data:audio/x-wav;base64,", "DATA:AUDIO/MPEG;BASE64,"],
+)  # fmt: skip
+async def test_an_audio_within_the_request(head: str) -> None:
+    assert await fetched(head + ENCODED, MediaKind.AUDIO) == IMAGE
+
+
+@pytest.mark.parametrize("head", ["data:text/plain;base64,", "data:image/gif;base64,", "data:audio/wav,"])
+async def test_a_data_url_that_is_no_audio_in_base64(head: str) -> None:
+    assert "must begin like data:audio/wav;base64, and" in await refusal(head + ENCODED, MediaKind.AUDIO)
+
+
+async def test_an_audio_has_no_frames() -> None:
+    assert "is not valid base64" in await refusal(f"data:video/jpeg;base64,{ENCODED},{ENCODED}", MediaKind.AUDIO)
 
 
 @pytest.mark.parametrize("kind", ["video/jpeg", "video/png", "video/webp", "Video/JPEG"])

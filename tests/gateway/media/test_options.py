@@ -1,4 +1,4 @@
-"""Options for images and videos that requests name by URL."""
+"""Options for images, videos and audio that requests name by URL."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_hosts_are_written_in_many_ways(arguments: tuple[str, ...], env: dict[st
 
 
 def test_nothing_is_allowed_by_default() -> None:
-    assert parse() == MediaOptions("", (), 5.0, 30.0)
+    assert parse() == MediaOptions("", (), 5.0, 30.0, 10.0)
 
 
-@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
 def test_the_time_limits_have_vllms_names_too(kind: str) -> None:
     found = parse(env={f"VLLM_{kind.upper()}_FETCH_TIMEOUT": "20"})
     expected: dict[str, Any] = {f"{kind}_fetch_timeout_seconds": 20.0}

@@ -1,4 +1,4 @@
-"""Which settings for images and videos a request may bring: only servers with --trust-request-mm-kwargs take any."""
+"""Which settings for images, videos and audio a request may bring: a server must be told to trust requests."""
 
 from __future__ import annotations
 

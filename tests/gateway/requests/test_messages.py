@@ -35,7 +35,7 @@ def test_a_call_without_arguments_has_an_empty_object_of_them(given: dict[str, A
     assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == (None, arguments)
 
 
-def test_images_and_videos_are_told_apart_from_texts_and_listed_in_their_order() -> None:
+def test_images_videos_and_audio_are_told_apart_from_texts_and_listed_in_their_order() -> None:
     found = template_messages(
         [
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a:1", "detail": "low"}}, "Look",
@@ -46,18 +46,31 @@ def test_images_and_videos_are_told_apart_from_texts_and_listed_in_their_order()
                 "content": [{"type": "text", "text": "Made"}, {"type": "video_url", "video_url": "a:3", "uuid": "x"},
                             {"type": "image_url", "image_url": "a:4", "uuid": "x"}],
             },
+            {
+                "role": "user",
+                "content": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}}, "Hear",
+                            {"type": "audio_url", "audio_url": {"url": "a:5"}},
+                            {"type": "audio_url", "audio_url": "a:6"}],
+            },
         ]
     )  # fmt: skip
     assert msgspec.json.decode(found.json) == [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Look"}, {"type": "video"}]},
         {"role": "assistant", "content": "So?"},
         {"role": "tool", "content": [{"type": "text", "text": "Made"}, {"type": "video"}, {"type": "image"}]},
+        {
+            "role": "user",
+            "content": [{"type": "audio"}, {"type": "text", "text": "Hear"}, {"type": "audio"}, {"type": "audio"}],
+        },
     ]
     assert found.media == (
         MediaUrl("a:1", "messages[0].content[0]", MediaKind.IMAGE),
         MediaUrl("a:2", "messages[0].content[2]", MediaKind.VIDEO),
         MediaUrl("a:3", "messages[2].content[1]", MediaKind.VIDEO),
         MediaUrl("a:4", "messages[2].content[2]", MediaKind.IMAGE),
+        MediaUrl("data:audio/mp3;base64,AAAA", "messages[3].content[0]", MediaKind.AUDIO),
+        MediaUrl("a:5", "messages[3].content[2]", MediaKind.AUDIO),
+        MediaUrl("a:6", "messages[3].content[3]", MediaKind.AUDIO),
     )
 
 
@@ -70,8 +83,20 @@ def test_images_and_videos_are_told_apart_from_texts_and_listed_in_their_order()
         ({"type": "image_url", "image_url": ["a:1"]}, "needs the URL of an image"),
         ({"type": "video_url", "video_url": 5}, 'needs the URL of a video, as in {"type": "video_url"'),
         ({"type": "video_url", "image_url": {"url": "a:1"}}, "needs the URL of a video"),
-        ({"type": "image"}, "is of type 'image'; supported are text, image_url and video_url. Quire reads no audio."),
-        ({"type": "input_audio", "input_audio": {"data": ""}}, "is of type 'input_audio'"),
+        ({"type": "audio_url", "audio_url": None}, 'needs the URL of an audio, as in {"type": "audio_url"'),
+        *(
+            ({"type": "input_audio", "input_audio": given}, "needs an audio in base64 and its format, as in")
+            for given in (
+                None,
+                "AAAA",
+                {"data": "AAAA"},
+                {"data": b"", "format": "wav"},
+                {"data": "AAAA", "format": 1},
+                {"data": "AAAA", "format": ""},
+                {"data": "AAAA", "format": "wav;base64,"},
+            )
+        ),
+        ({"type": "image"}, "is of type 'image'; supported are text, image_url, video_url, audio_url and input_audio."),
         ({"type": ["image_url"]}, "is of type"),
         ({"image_url": {"url": "a:1"}}, "is of type 'None'"),
     ],
@@ -84,4 +109,5 @@ def test_parts_that_are_none_of_these_are_named(part: dict[str, Any], words: str
 
 def test_texts_of_a_message_leave_the_rest_out() -> None:
     image, video = {"type": "image_url", "image_url": {"url": "a:1"}}, {"type": "video_url", "video_url": "a:1"}
-    assert texts_of({"content": [{"type": "text", "text": "A"}, image, "B", video]}) == ["A", "B"]
+    audio = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+    assert texts_of({"content": [{"type": "text", "text": "A"}, image, "B", video, audio]}) == ["A", "B"]

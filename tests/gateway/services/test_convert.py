@@ -51,9 +51,11 @@ def test_scores_of_a_prompt_are_made_as_they_are_read() -> None:
 
 
 def test_a_model_has_the_defaults_of_its_generation_config() -> None:
-    info = common_pb2.ModelInfo(served_model_names=["a", "b"], max_model_len=9, default_sampling={"top_k": 3})
+    info = common_pb2.ModelInfo(
+        served_model_names=["a", "b"], max_model_len=9, default_sampling={"top_k": 3}, architecture="A"
+    )
     model = to_served_model(info)
-    assert (model.served_model_names, model.max_model_len) == (("a", "b"), 9)
+    assert (model.served_model_names, model.max_model_len, model.architecture) == (("a", "b"), 9, "A")
     assert model.default_sampling == SamplingParameters(top_k=3)
 
 
@@ -62,6 +64,7 @@ def test_a_model_has_the_defaults_of_its_generation_config() -> None:
     [
         ({}, ()), ({"accepts_images": True}, (MediaKind.IMAGE,)), ({"accepts_videos": True}, (MediaKind.VIDEO,)),
         ({"accepts_images": True, "accepts_videos": True}, (MediaKind.IMAGE, MediaKind.VIDEO)),
+        ({"accepts_audio": True}, (MediaKind.AUDIO,)),
     ],
 )  # fmt: skip
 def test_what_a_model_reads(fields: dict[str, Any], media: tuple[MediaKind, ...]) -> None:

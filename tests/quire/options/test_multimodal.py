@@ -17,18 +17,18 @@ from quire.options.multimodal import ImageProcessorOptions, check_media_io_kwarg
 
 
 @pytest.mark.parametrize(
-    ("limit", "images", "videos"),
+    ("limit", "images", "videos", "audios"),
     [
-        ("", 999, 999), ('{"image": 16, "video": 2}', 16, 2), ('{"images": 16, "videos": 2}', 16, 2),
-        ("image=4", 4, 999), ("image=16,video=2", 16, 2), ("videos=2, images=3", 3, 2), ("audio=1", 999, 999),
-        ("audios=0,video=0", 999, 0), ('{"image": 0}', 0, 999),
-        ('{"video": {"count": 1, "num_frames": 32, "width": 512, "height": 512}}', 999, 1),
-        ('{"image": {"count": 5, "width": 512, "height": 512}, "audio": {"count": 1, "length": 9}}', 5, 999),
-        ('{"videos": {"count": 0}, "image": 7}', 7, 0),
+        ("", 999, 999, 999), ('{"image": 16, "video": 2}', 16, 2, 999), ('{"images": 16, "videos": 2}', 16, 2, 999),
+        ("image=4", 4, 999, 999), ("image=16,video=2", 16, 2, 999), ("videos=2, images=3", 3, 2, 999),
+        ("audio=1", 999, 999, 1), ("audios=0,video=0", 999, 0, 0), ('{"image": 0}', 0, 999, 999),
+        ('{"video": {"count": 1, "num_frames": 32, "width": 512, "height": 512}}', 999, 1, 999),
+        ('{"image": {"count": 5, "width": 512, "height": 512}, "audio": {"count": 1, "length": 9}}', 5, 999, 1),
+        ('{"videos": {"count": 0}, "image": 7}', 7, 0, 999),
     ],
 )  # fmt: skip
-def test_forms(limit: str, images: int, videos: int) -> None:
-    assert (most(limit, MediaKind.IMAGE), most(limit, MediaKind.VIDEO)) == (images, videos)
+def test_forms(limit: str, images: int, videos: int, audios: int) -> None:
+    assert tuple(most(limit, kind) for kind in MediaKind) == (images, videos, audios)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_settings_for_reading_files(settings: dict[str, Any]) -> None:
         ({"video": 16}, "video: Expected `object`, got `int`, and video is 16."),
         ({"video": {"frames": 16}}, "video.frames is not known. Did you mean num_frames? Known keys: num_frames, fps."),
         ({"image": {"image_mode": "RGB"}}, "image.image_mode is not known: images have no settings yet."),
-        ({"audio": {"rate": 1}}, "audio.rate is not known: Quire reads no audio."),
+        ({"audio": {"rate": 1}}, "audio.rate is not known: audio has no settings yet."),
         *(
             ({"video": {"num_frames": value}}, "it must be an integer from 1 to 1000000, or -1 for all frames.")
             for value in (0, -2, 1.5, 16.0, "16", True, None, 10**6 + 1)

@@ -40,3 +40,8 @@ def test_of_models_that_pool() -> None:
 def test_of_models_that_read_images() -> None:
     assert "images       read in conversations" in summary(model_info(accepts_images=True))
     assert "images" not in summary(model_info())
+
+
+def test_of_models_that_read_audio() -> None:
+    assert "audio        read in conversations, and transcribed" in summary(model_info(accepts_audio=True))
+    assert "audio" not in summary(model_info(accepts_videos=True))

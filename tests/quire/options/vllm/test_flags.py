@@ -150,7 +150,10 @@ def test_what_is_so_anyway_is_taken_in_silence(arguments: tuple[str, ...]) -> No
         (("--served-model-name", "a", "b"), lambda kept: kept["model"].served_model_name == ("a", "b")),
         (("--cuda-graph-sizes", "1", "2", "128"), lambda kept: kept["engine"].kernels.cuda_graph_sizes == (1, 2, 128)),
         (("--uvicorn-log-level", "trace"), lambda kept: kept["gateway"].uvicorn_log_level == "trace"),
-        (("--language-model-only",), lambda kept: kept["engine"].images.limit_mm_per_prompt == "image=0,video=0"),
+        (
+            ("--language-model-only",),
+            lambda kept: kept["engine"].images.limit_mm_per_prompt == "image=0,video=0,audio=0",
+        ),
     ],
 )  # fmt: skip
 def test_other_ways_to_write_them(arguments: tuple[str, ...], read: Callable[[Any], bool]) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine_svc.images.encoder import ImageEncoder
-from engine_svc.images.input_checks import UnfitImage
+from engine_svc.media.encoder import ImageEncoder
+from engine_svc.media.input_checks import UnfitImage
 from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
 from quire.images import Image
 from quire.media import MediaKind
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.run_engine import outcomes, running_engine
 from tests.support.tensor_executor import TensorExecutor
 from tests.support.vision_models import random_image

@@ -10,9 +10,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine_svc.images.pruning import most_changed
+from engine_svc.media.pruning import most_changed
 from quire.errors import QuireError
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, tokens
 from tests.support.vision_models import random_frames
 from tests.support.vision_models.conversations import with_inputs

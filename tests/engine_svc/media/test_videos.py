@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from PIL.Image import Image
 
 from engine_svc.requests.request import GenerationRequest
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.run_engine import GREEDY, run_requests, running_engine, tokens
 from tests.support.vision_models import FAMILIES, random_frames, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of

@@ -15,8 +15,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryE
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from engine_svc.images.rotary_positions import PlacedGrid, rotary_positions
 from engine_svc.layers.rotary import rotary_components, rotary_table
+from engine_svc.media.rotary_positions import PlacedGrid, rotary_positions
 from quire.errors import StartupError
 
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
-from engine_svc.images.encoder import EncodedImage, ImageEncoder
+from engine_svc.media.encoder import EncodedImage, ImageEncoder
 from engine_svc.plan import StepPlan
 from engine_svc.requests.request import ChoiceProgress, GenerationRequest
 from engine_svc.runner.pending import BegunStep
 from engine_svc.runner.runner import Runner
 from quire.images import Image
 from quire.sampling import SamplingParameters
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.run_engine import run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
 from tests.support.vision_models import random_image
@@ -104,7 +104,7 @@ class _AtOnce:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are encoded in the step that asks for them, so that it is known when their sequences start."""
-    monkeypatch.setattr("engine_svc.images.store.ThreadPoolExecutor", _AtOnce)
+    monkeypatch.setattr("engine_svc.media.store.ThreadPoolExecutor", _AtOnce)
 
 
 @families

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from engine_svc.images.encoder import EncodedImage, ImageEncoder
-from engine_svc.images.input_checks import UnfitImage
+from engine_svc.media.base import EncodedImage, MediaEncoder
+from engine_svc.media.input_checks import UnfitImage
 from engine_svc.plan import ImageChanges
 from quire.images import Image
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class ImageStore:
     """Holds encoded images by their keys, see ImageChanges. Called from the thread that runs the steps."""
 
-    def __init__(self, encoder: ImageEncoder, device: torch.device) -> None:
+    def __init__(self, encoder: MediaEncoder, device: torch.device) -> None:
         self._encoder = encoder
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._held: dict[int, EncodedImage] = {}

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import create_executor
-from engine_svc.images.encoder import ImageEncoder
+from engine_svc.media.encoder import ImageEncoder
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.request import RequestLimits
 from engine_svc.requests.validation import validate
 from quire.errors import InvalidRequest, StartupError
 from quire.options.model import ModelOptions
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.engine_options import engine_options
 from tests.support.run_engine import run_requests, running_engine, tokens
 from tests.support.vision_models import random_image
@@ -43,7 +43,7 @@ def limits(spec: KvCacheSpec) -> RequestLimits:
         spec.max_model_len,
         5,
         "fcfs",
-        accepts_images=spec.accepts_images or spec.accepts_videos,
+        accepts_media=spec.accepts_images or spec.accepts_videos,
     )
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_without_an_encoder_is_told_of(vision_folder: VisionFolder,
     kept = {name: tensor for name, tensor in tensors.items() if "vision_tower" not in name}
     assert len(kept) < len(tensors)
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(StartupError, match=r"lacks weights of the image encoder.*-per-prompt image=0,video=0"):
+    with pytest.raises(StartupError, match=r"lacks weights of the encoder.*-per-prompt image=0,video=0"):
         spec_of(tmp_path)
     with running_engine(tmp_path, limit_mm_per_prompt="image=0,video=0") as engine:
         assert tokens(run_requests(engine, [ask(folder, "Text.")])) == [answer(folder, "Text.")]

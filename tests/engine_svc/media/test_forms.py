@@ -16,7 +16,7 @@ from engine_svc.adapters.adapter import read_adapter
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.speculative.registry import make_speculation
 from quire.sleep import PARTS, SleepLevel
-from tests.engine_svc.images.conftest import VisionFolder
+from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.engine_options import engine_options
 from tests.support.lora import adapter_executor, merge, modules_of, write_adapter
 from tests.support.native import needs_native

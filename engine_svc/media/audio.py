@@ -1,0 +1,128 @@
+"""Encodes audio to embeddings of the text model, with the audio encoder and projector of the Transformers library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers.masking_utils import create_bidirectional_mask
+
+from engine_svc.media.base import EncodedImage, joined, tensor_of
+from engine_svc.media.encoder_model import config_without_text, load_encoder
+from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.rotary_positions import PlacedGrid
+from quire.images import FEATURES, Image, ImageInput
+from quire.media import MediaKind
+
+_MASKS = ("input_features_mask", "feature_attention_mask")
+_MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
+
+
+class AudioEncoder:
+    """The parts of an audio-language model that turn an audio into embeddings.
+
+    Attributes: see MediaEncoder.
+    """
+
+    def __init__(
+        self, folder: Path, raw: Mapping[str, Any], kinds: frozenset[MediaKind], dtype: torch.dtype,
+        device: torch.device, tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            raw: config.json, with the user's changes.
+            tensors, seed: see load_encoder.
+
+        Raises:
+            StartupError: see load_encoder.
+        """
+        config = config_without_text(raw)
+        self.kinds = kinds
+        self.token_ids: Sequence[int] = [config.audio_token_id]
+        self._model = load_encoder(folder, config, dtype, device, tensors, seed)
+        self._dtype, self._device = dtype, device
+        self._checks = _AudioChecks(config.audio_config)
+        self._features = getattr(self._model, "get_audio_features", self._of_qwen2)
+
+    @torch.inference_mode()
+    def encode(self, image: Image) -> EncodedImage:
+        """See MediaEncoder.encode."""
+        features, mask = (tensor_of(each, self._device) for each in self._checks.check(image))
+        found = []
+        for some, own in zip(features.to(self._dtype).split(_MOST_ROWS), mask.split(_MOST_ROWS), strict=True):
+            encoded = self._features(some, own)
+            found.append(joined(getattr(encoded, "pooler_output", encoded)).to(self._dtype))
+        return EncodedImage(torch.cat(found), None)
+
+    def grids(
+        self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
+    ) -> list[PlacedGrid]:
+        """See MediaEncoder.grids: tokens of audio have the positions of text."""
+        return []
+
+    def _of_qwen2(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """What Qwen2-Audio does within its forward pass, as it has no method for that.
+
+        Args:
+            features: [rows, mels, frames]
+            mask: [rows, frames], true where they are not padding.
+
+        Returns: [embeddings, hidden_size], without those of padding.
+        """
+        tower = self._model.audio_tower
+        inner, outer = tower._get_feat_extract_output_lengths(mask.sum(-1))
+        places = torch.arange((features.shape[-1] - 2) // 2 + 1, device=features.device)
+        attended = create_bidirectional_mask(
+            config=tower.config, inputs_embeds=features.new_zeros(len(features), len(places), 1),
+            attention_mask=(places < inner[:, None]).long(),
+        )  # fmt: skip
+        found = self._model.multi_modal_projector(tower(features, attention_mask=attended).last_hidden_state)
+        kept: torch.Tensor = found[places[: found.shape[1]] < outer[:, None]]
+        return kept
+
+
+class _AudioChecks:
+    """What an audio encoder was made for; see input_checks.py for why that matters."""
+
+    def __init__(self, audio: Any) -> None:
+        """
+        Args:
+            audio: configuration of the encoder.
+        """
+        self._mels: int = audio.num_mel_bins
+        # Encoders of pieces of one length, and those of one piece of any length, cut into windows.
+        self._window: int = 2 * getattr(audio, "n_window", 0)
+        names = ("max_source_positions", "max_position_embeddings")
+        self._frames: int = (
+            0 if self._window else 2 * next(getattr(audio, name) for name in names if hasattr(audio, name))
+        )
+
+    def check(self, image: Image) -> tuple[ImageInput, ImageInput]:
+        """The features [rows, mels, frames] and their mask [rows, frames].
+
+        Raises:
+            UnfitImage: they are not those of an audio.
+        """
+        given = {each.name: each for each in image.inputs}
+        features, mask = given.get(FEATURES), next((given[name] for name in _MASKS if name in given), None)
+        if features is None or mask is None:
+            raise UnfitImage(f"it needs {FEATURES} and a mask, {' or '.join(_MASKS)}")
+        rows, mels, frames = features.shape if len(features.shape) == 3 else (0, 0, 0)
+        fits = frames == self._frames if self._frames else rows == 1 and frames > 0 and frames % self._window == 0
+        if features.dtype != "float32" or not rows or mels != self._mels or not fits:
+            wanted = (
+                f"[rows, {self._mels}, {self._frames}]" if self._frames else f"[1, {self._mels}, n * {self._window}]"
+            )
+            raise UnfitImage(
+                f"{FEATURES} is {features.dtype} {list(features.shape)}, but the encoder takes float32 {wanted}"
+            )
+        if (mask.dtype, mask.shape) != ("bool", (rows, frames)):
+            raise UnfitImage(f"{mask.name} must be bool {[rows, frames]}, but is {mask.dtype} {list(mask.shape)}")
+        present = np.frombuffer(mask.data, np.uint8).reshape(rows, frames)
+        if present.max() > 1 or (np.diff(present.astype(np.int8)) > 0).any() or not present[:, 0].all():
+            raise UnfitImage(f"{mask.name} must be true from the start of each row on, and then false to its end")
+        return features, mask

@@ -1,0 +1,71 @@
+"""What encoders of images, videos and audio have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.media.rotary_positions import PlacedGrid
+from quire.images import Image, ImageInput
+from quire.media import MediaKind
+
+_DTYPES = {"uint8": torch.uint8, "bool": torch.bool, "int64": torch.int64, "float32": torch.float32}
+
+
+class EncodedImage(NamedTuple):
+    """An image for the text model, with a row for each of its image tokens."""
+
+    embeddings: torch.Tensor  # [rows, hidden_size]
+    deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
+    kept: torch.Tensor | None = None  # int64 [rows]: which of a video's embeddings they are; None means all
+
+
+class MediaEncoder(Protocol):
+    """The parts of a model that turn images, videos or audio into embeddings of its text model.
+
+    Attributes:
+        kinds: what prompts may have.
+        token_ids: the tokens that prompts have in place of embeddings.
+    """
+
+    kinds: frozenset[MediaKind]
+    token_ids: Sequence[int]
+
+    def encode(self, image: Image) -> EncodedImage:
+        """Encodes an image, a video or an audio.
+
+        Raises:
+            UnfitImage: its inputs are not what this encoder takes.
+            Exception: whatever the encoder raises about inputs that it was not made for.
+        """
+        ...
+
+    def grids(
+        self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
+    ) -> list[PlacedGrid]:
+        """The grids of an image or a video whose embeddings are at these places of a prompt.
+
+        There are several for a video whose frames are images of their own, and none if the model does not care.
+
+        Args:
+            encoded: None if all of it is computed: the positions of its own embeddings are not needed anymore.
+
+        Raises:
+            UnfitImage: it has another number of embeddings, or there are other tokens between those of a grid.
+        """
+        ...
+
+
+def tensor_of(given: ImageInput, device: torch.device) -> torch.Tensor:
+    """The values of an input, on the device."""
+    return torch.frombuffer(bytearray(given.data), dtype=_DTYPES[given.dtype]).view(given.shape).to(device)
+
+
+def joined(part: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """What an encoder returns for an image, as [image tokens, hidden_size]."""
+    whole = part if isinstance(part, torch.Tensor) else torch.cat(list(part))
+    return whole.reshape(-1, whole.shape[-1])

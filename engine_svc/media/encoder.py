@@ -1,0 +1,145 @@
+"""Encodes images to embeddings of the text model, with the image encoder and projector of the Transformers library."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.media.base import EncodedImage, joined, tensor_of
+from engine_svc.media.encoder_model import config_without_text, load_encoder
+from engine_svc.media.input_checks import APART_IN_TIME, GRID, INPUTS, InputChecks, UnfitImage
+from engine_svc.media.pruning import most_changed
+from engine_svc.media.rotary_positions import PlacedGrid
+from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
+from quire.media import MediaKind
+
+_VIDEO_IDS = ("video_token_id", "video_token_index")
+_MOST_PATCHES = 16384  # of a video that are encoded at once; the rest follows, so that memory stays bounded
+
+
+class ImageEncoder:
+    """The parts of a vision-language model that turn an image or a video into embeddings.
+
+    Attributes: see MediaEncoder.
+    """
+
+    def __init__(
+        self, folder: Path, raw: Mapping[str, Any], kinds: frozenset[MediaKind], dtype: torch.dtype,
+        device: torch.device, tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            raw: config.json, with the user's changes.
+            tensors, seed: see load_encoder.
+
+        Raises:
+            StartupError: see load_encoder.
+        """
+        config = config_without_text(raw)
+        self.kinds = kinds
+        video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
+        self.token_ids: Sequence[int] = [config.image_token_id, *(each for each in video_ids if isinstance(each, int))]
+        # Patches along each side of an embedding, for models whose tokens have three positions; else 0.
+        text = config.get_text_config()
+        is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
+        self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
+        self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
+        self._is_apart_in_time = config.model_type in APART_IN_TIME
+        # Positions in time for a second of video; 0 for models that count patches instead.
+        self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
+        self._model = load_encoder(folder, config, dtype, device, tensors, seed)
+        self._dtype, self._device = dtype, device
+        self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(self._model.get_image_features).parameters}
+        self._checks = InputChecks(config, self._merge_size)
+
+    @torch.inference_mode()
+    def encode(self, image: Image) -> EncodedImage:
+        """See MediaEncoder.encode."""
+        given = {each.name: each for each in image.inputs if each.name in self._names}
+        self._checks.check(given, image)
+        moved = {name: self._moved(each, image) for name, each in given.items()}
+        if VIDEO_PIXELS in moved:
+            return self._of(self._model.get_video_features(**moved))
+        parts = [self._of(self._model.get_image_features(**part)) for part in _parts(moved)]
+        deep = [each.deep for each in parts if each.deep is not None]
+        embeddings = torch.cat([each.embeddings for each in parts])
+        if self._merge_size and (count := self._checks.num_kept(image)):
+            kept = most_changed(embeddings, self._checks.grid(image)[0], count)
+            return EncodedImage(embeddings[kept], None, kept)
+        return EncodedImage(embeddings, torch.cat(deep) if deep else None)
+
+    def _of(self, found: Any) -> EncodedImage:
+        """What an encoder returned."""
+        deep = [joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
+        return EncodedImage(joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
+
+    def grids(
+        self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
+    ) -> list[PlacedGrid]:
+        """See MediaEncoder.grids."""
+        if not self._merge_size:
+            return []
+        frames, rows, columns = self._checks.grid(image)
+        num_kept = self._checks.num_kept(image)
+        if (num_kept or frames * rows * columns) != len(places):
+            some = f", of which {num_kept} are kept," if num_kept else ""
+            raise UnfitImage(
+                f"a grid of {frames} x {rows} x {columns} embeddings{some} does not fit {len(places)} tokens"
+            )
+        interval = 1.0
+        if self._positions_per_second and frames > 1:
+            interval = self._positions_per_second * self._checks.seconds(image)
+        kept = None
+        if num_kept:
+            kept = np.arange(num_kept) if encoded is None or encoded.kept is None else encoded.kept.cpu().numpy()
+        apart = frames if self._is_apart_in_time else 1
+        grids = []
+        for own in places.reshape(apart, -1):
+            if own[-1] - own[0] >= len(own):
+                raise UnfitImage("there are other tokens between its own")
+            grids.append(PlacedGrid(int(own[0]), frames // apart, rows, columns, interval, kept))
+        return grids
+
+    def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
+        values = tensor_of(given, self._device)
+        if given.name not in (PIXELS, VIDEO_PIXELS):
+            return values
+        pixels = _normalized(values, image).to(self._dtype)
+        if self._checks.has_one_frame(given):
+            return _repeated(pixels, len(image.pixel_scale), self._num_frames)
+        return pixels
+
+
+def _parts(inputs: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other."""
+    if (grid := inputs.get(GRID)) is None or len(inputs[PIXELS]) <= _MOST_PATCHES:
+        yield inputs
+        return
+    frames, rows, columns = grid[0].tolist()
+    count = max(1, _MOST_PATCHES // (rows * columns))
+    for first in range(0, frames, count):
+        some = slice(first * rows * columns, (first + count) * rows * columns)
+        part = torch.tensor([[min(count, frames - first), rows, columns]], device=grid.device)
+        yield {**inputs, PIXELS: inputs[PIXELS][some], GRID: part}
+
+
+def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:
+    """Patches of a still image as an encoder of videos takes them: [patches, channels * frames * pixels]."""
+    apart = patches.view(len(patches), channels, 1, -1)
+    return apart.expand(-1, -1, num_frames, -1).reshape(len(patches), -1)
+
+
+def _normalized(pixels: torch.Tensor, image: Image) -> torch.Tensor:
+    """Pixels as the encoder takes them, in float32. Channels are a dimension of their own, or lead within patches."""
+    channels = len(image.pixel_scale)
+    scale, shift = (torch.tensor(each, device=pixels.device) for each in (image.pixel_scale, image.pixel_shift))
+    if pixels.dim() == 2:  # patches: [patches, channels * the pixels of a channel]
+        patches = pixels.view(len(pixels), channels, -1) * scale[:, None] + shift[:, None]
+        return patches.view(pixels.shape)
+    return pixels * scale[:, None, None] + shift[:, None, None]

@@ -1,0 +1,111 @@
+"""Loads the parts of a model that turn images, videos or audio into embeddings, by the Transformers library."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quire.errors import StartupError
+from quire.media import MediaKind
+
+# Transformers changes torch's defaults and its initializers for the whole process while it makes a model.
+_ALONE = threading.Lock()
+# Names of the text model within the whole model.
+_TEXT_MODELS = ("language_model", "text_model")
+_OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
+
+
+def load_encoder(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, tensors: Mapping[str, torch.Tensor] | None,
+    seed: int | None,
+) -> Any:  # fmt: skip
+    """The model without its text model.
+
+    Args:
+        config: from `config_without_text`.
+        tensors: the checkpoint's tensors; None means that Transformers reads them itself.
+        seed: of random weights; None for those of the checkpoint.
+
+    Raises:
+        StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
+    """
+    with _ALONE, _quiet():
+        model: Any = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
+    for name in _TEXT_MODELS:
+        if hasattr(model, name):
+            delattr(model, name)
+    return model.eval().to(device)
+
+
+def config_without_text(raw: Mapping[str, Any]) -> Any:
+    """The configuration of a model whose text model has neither layers nor a vocabulary worth mentioning.
+
+    Raises:
+        StartupError: the model is not supported.
+    """
+    config = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
+    text = config.get_text_config()
+    deep = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    if len(deep) >= text.num_hidden_layers:  # the last layer may compute only some rows
+        raise StartupError(f"Images are added after {len(deep)} of {text.num_hidden_layers} layers; Quire needs fewer.")
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    config.quantization_config = None
+    return config
+
+
+def _load(
+    folder: Path, config: Any, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None
+) -> transformers.PreTrainedModel:
+    """
+    Raises:
+        StartupError: see load_encoder.
+    """
+    try:
+        model, told = _class_of(config).from_pretrained(
+            folder if tensors is None else None, config=config, dtype=dtype, use_safetensors=True,
+            local_files_only=True, state_dict=tensors, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise StartupError(f"Transformers cannot load the encoder in {folder}: {error}") from error
+    wrong = [*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])]
+    if wrong := sorted(name for name in wrong if not _OF_TEXT.search(name)):
+        raise StartupError(
+            f"{folder}: the checkpoint lacks weights of the encoder, or has them in another shape: "
+            f"{', '.join(wrong[:5])} ({len(wrong)} in all). Encoders with quantized weights are not supported; "
+            f"--limit-mm-per-prompt {','.join(f'{kind}=0' for kind in MediaKind)} serves the model for text only."
+        )
+    return model.model
+
+
+def _random(config: Any, dtype: torch.dtype, seed: int) -> transformers.PreTrainedModel:
+    """A model with random weights, for benchmarks of shapes: the same on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _class_of(config)._from_config(config, dtype=dtype).model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Transformers from reporting the weights of the text model, which is loaded elsewhere."""
+    log = transformers.utils.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+
+
+def _class_of(config: Any) -> Any:
+    """The class of the whole model."""
+    return getattr(transformers, config.architectures[0])

@@ -1,0 +1,84 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`, whose requests are forms."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.protocol.common import Usage
+from gateway.protocol.fields import Flag, RequestFields
+
+
+class TranscriptionRequest(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """A recording of speech to write down."""
+
+    file: bytes
+    model: str | None = None
+    language: str | None = None  # code of the language that is spoken
+    prompt: str | None = None
+    response_format: Literal["json", "text"] = "json"
+    stream: Flag = False
+    stream_include_usage: Flag = False
+    stream_continuous_usage_stats: Flag = False
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    max_completion_tokens: int | None = None
+
+
+class TranslationRequest(TranscriptionRequest, kw_only=True):
+    """A recording of speech to write down in another language."""
+
+    to_language: str = "en"
+
+
+class Duration(msgspec.Struct):
+    """The length of a recording, rounded up."""
+
+    seconds: int
+    type: str = "duration"
+
+
+class Transcription(msgspec.Struct):
+    """What was said."""
+
+    text: str
+    usage: Duration
+
+
+class Translation(msgspec.Struct):
+    """What was said, in the other language."""
+
+    text: str
+
+
+class SpeechDelta(msgspec.Struct):
+    """The text that a chunk adds."""
+
+    content: str
+
+
+class SpeechChoice(msgspec.Struct):
+    """What a chunk adds; the last one has the reasons of the end."""
+
+    delta: SpeechDelta
+    finish_reason: str | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
+
+
+class SpeechChunk(msgspec.Struct):
+    """A chunk of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[SpeechChoice]
+    usage: Usage | UnsetType = UNSET

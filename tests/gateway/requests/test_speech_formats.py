@@ -1,0 +1,68 @@
+"""How each architecture is asked for what is said in a recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.answers.transcripts import TextAfterMark, TextInQuotes
+from gateway.requests.languages import LANGUAGES, language_name
+from gateway.requests.speech_formats import FILE_URL, SpeechTask, speech_format
+from quire.errors import InvalidRequest
+
+AUDIO = {"type": "audio_url", "audio_url": {"url": FILE_URL}}
+FLAMINGO = "AudioFlamingo3ForConditionalGeneration"
+GLM = "GlmAsrForConditionalGeneration"
+MUSIC = "MusicFlamingoForConditionalGeneration"
+QWEN2 = "Qwen2AudioForConditionalGeneration"
+QWEN3 = "Qwen3ASRForConditionalGeneration"
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "words"),
+    [
+        (GLM, SpeechTask(), "Please transcribe this audio into text"),
+        (GLM, SpeechTask(prompt="Write it down"), "Write it down"),
+        (GLM, SpeechTask(to_language="English"), "Translate the speech to English."),
+        (FLAMINGO, SpeechTask(), "Transcribe the input speech."),
+        (MUSIC, SpeechTask(prompt="Write the lyrics."), "Write the lyrics."),
+        (FLAMINGO, SpeechTask(to_language="English"), "Translate any foreign text you hear to English."),
+        (QWEN2, SpeechTask(), "Transcribe the speech."),
+        (QWEN2, SpeechTask(to_language="German"), "Translate the speech to German."),
+        ("SomeOther", SpeechTask(language="German"), "Transcribe the speech. The language is German."),
+        ("SomeOther", SpeechTask(prompt="Listen.", language="German"), "Listen. The language is German."),
+        ("SomeOther", SpeechTask("Names: Ann.", "German", "English"),
+         "Translate the speech to English. Names: Ann. The language is German."),
+    ],
+)  # fmt: skip
+def test_instructions(architecture: str, task: SpeechTask, words: str) -> None:
+    asked = speech_format(architecture).conversation(task)
+    is_flamingo = architecture in (FLAMINGO, MUSIC)
+    content = [text(words), AUDIO] if is_flamingo else [AUDIO, text(words)]
+    assert asked.messages == [{"role": "user", "content": content}]
+    assert (asked.continues, asked.parser) == (False, TextInQuotes if is_flamingo else None)
+
+
+def test_qwen3_asr() -> None:
+    user = {"role": "user", "content": [AUDIO]}
+    found = speech_format(QWEN3).conversation(SpeechTask())
+    assert (found.messages, found.continues, found.parser) == ([user], False, TextAfterMark)
+    found = speech_format(QWEN3).conversation(SpeechTask("Quire", "Chinese"))
+    system = {"role": "system", "content": [text("Quire")]}
+    begun = {"role": "assistant", "content": [text("language Chinese<asr_text>")]}
+    assert (found.messages, found.continues, found.parser) == ([system, user, begun], True, None)
+    with pytest.raises(InvalidRequest, match="Qwen3-ASR does not translate") as caught:
+        speech_format(QWEN3).conversation(SpeechTask(to_language="English"))
+    assert caught.value.parameter == "model"
+
+
+def test_languages_have_codes() -> None:
+    assert [language_name("language", code) for code in ("en", "ZH", "yue")] == ["English", "Chinese", "Cantonese"]
+    assert list(LANGUAGES) == sorted(LANGUAGES) and len(LANGUAGES) == 30
+    with pytest.raises(InvalidRequest, match="to_language is 'English'; it must be the code of a language: ar, cs"):
+        language_name("to_language", "English")

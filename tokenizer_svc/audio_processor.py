@@ -1,0 +1,172 @@
+"""The model's audio processor: audio files in, inputs of the audio encoder and text of the prompt out.
+
+Does what Transformers' `processing_*` and feature extractors do, most of which need torch, with numpy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import transformers
+
+from tokenizer_svc.audio_decoder import Samples, decode_audio
+from tokenizer_svc.audio_settings import AudioSettings, read_audio_settings
+from tokenizer_svc.log_mel import Floats, LogMel
+from tokenizer_svc.media_rejection import MediaRejection
+from tokenizer_svc.processed import Processed
+
+Mask = npt.NDArray[np.bool_]
+
+
+class AudioProcessor(ABC):
+    """The audio processor of a model.
+
+    Attributes:
+        placeholder: what the chat template writes for an audio, apart from what is around it.
+        wrapped: the placeholder with what is around it, for templates that take contents as strings.
+        token_id: the token that the prompt has for each embedding of an audio.
+    """
+
+    mask_name = "input_features_mask"
+    around = ("", "")
+
+    def __init__(self, folder: Path, settings: AudioSettings) -> None:
+        """
+        Args:
+            folder: of the tokenizer.
+
+        Raises: various exceptions if Transformers cannot load the tokenizer, or it lacks the token.
+        """
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        self._settings = settings
+        self.placeholder: str = getattr(tokenizer, "audio_token", None) or settings.audio_token
+        token_id = tokenizer.convert_tokens_to_ids(self.placeholder)
+        if token_id is None or token_id == tokenizer.unk_token_id:
+            raise ValueError(f"the tokenizer has no token {self.placeholder}")
+        self.token_id: int = token_id
+        before, after = self.around
+        self.wrapped = f"{before}{self.placeholder}{after}"
+        self._log_mel = LogMel(settings.feature_size, settings.sampling_rate, settings.n_fft, settings.hop_length)
+
+    def prepare(self, file: bytes, settings: Mapping[str, Any]) -> Processed:
+        """
+        Args:
+            file: an audio file.
+            settings: of a request, which may have none for audio.
+
+        Raises:
+            MediaRejection: it is no audio, it is too long, or there are settings.
+        """
+        if settings:
+            raise MediaRejection(
+                f"{min(settings)!r} in mm_processor_kwargs is no setting for audio, which has none. Leave it out.",
+                "mm_processor_kwargs",
+            )
+        samples = decode_audio(file, self._settings.sampling_rate, self._max_seconds())
+        features, mask = self._features(samples)
+        count = self._num_tokens(int(mask.sum()))
+        return Processed(
+            self.placeholder * count, count, {"input_features": features, self.mask_name: mask}, (), (),
+            len(samples) / self._settings.sampling_rate,
+        )  # fmt: skip
+
+    def _max_seconds(self) -> float:
+        """The length of audio that the model takes whole."""
+        return self._settings.max_audio_len
+
+    @abstractmethod
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """The spectrograms [rows, mels, frames], and which frames [rows, frames] are not padding."""
+
+    @abstractmethod
+    def _num_tokens(self, num_frames: int) -> int:
+        """The number of embeddings of an audio.
+
+        Args:
+            num_frames: of all rows together, apart from padding.
+        """
+
+
+class _ChunkedAudio(AudioProcessor):
+    """Audio in parts of the same length, each padded with silence and a row of its own."""
+
+    def _max_seconds(self) -> float:
+        """See AudioProcessor. Transformers cuts what is beyond whole parts."""
+        each = self._settings.chunk_length
+        return max(1, int(self._settings.max_audio_len // each)) * each
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor."""
+        hop, size = self._settings.hop_length, self._settings.chunk_length * self._settings.sampling_rate
+        num_rows = -(-len(samples) // size)
+        rows = np.pad(samples, (0, num_rows * size - len(samples))).reshape(num_rows, size)
+        features = np.stack([self._log_mel.of(row) for row in rows])
+        starts = np.arange(size // hop) * hop + np.arange(num_rows)[:, None] * size
+        return features, starts < len(samples)
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor. Rows that are full have a multiple of four frames."""
+        return (_halved(num_frames) - 2) // 2 + 1
+
+
+class _Qwen2Audio(_ChunkedAudio):
+    """Qwen2-Audio: a single part."""
+
+    mask_name = "feature_attention_mask"
+    around = ("<|audio_bos|>", "<|audio_eos|>")
+
+
+class _GlmAudio(_ChunkedAudio):
+    """GLM-ASR: four of the encoder's frames are an embedding."""
+
+    around = ("<|begin_of_audio|>", "<|end_of_audio|>")
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return (_halved(num_frames) - 4) // 4 + 1
+
+
+class _Qwen3Audio(AudioProcessor):
+    """Qwen3-ASR: a single row of any length, whose frames are filled up for the encoder's convolutions."""
+
+    around = ("<|audio_start|>", "<|audio_end|>")
+    _FRAMES_PER_CHUNK, _TOKENS_PER_CHUNK = 100, 13  # of the encoder's convolutions
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor. Silence that makes audio long enough counts as audio, other padding does not."""
+        least = max(self._settings.min_length, self._settings.hop_length)
+        features = self._log_mel.of(np.pad(samples, (0, max(0, least - len(samples)))))
+        num_frames = features.shape[1]
+        filling = (0, -num_frames % self._FRAMES_PER_CHUNK)
+        return np.pad(features, ((0, 0), filling))[None], np.pad(np.ones(num_frames, np.bool_), filling)[None]
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        chunks, remainder = divmod(num_frames, self._FRAMES_PER_CHUNK)
+        return chunks * self._TOKENS_PER_CHUNK + _halved(_halved(_halved(remainder)))
+
+
+_CLASSES: Mapping[str, type[AudioProcessor]] = {
+    "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
+    "Qwen3ASRProcessor": _Qwen3Audio,
+}  # fmt: skip
+
+
+def load_audio_processor(folder: Path) -> AudioProcessor | None:
+    """The audio processor of a model; None if the model has none that is supported.
+
+    Args:
+        folder: with the model's files.
+    """
+    settings = read_audio_settings(folder)
+    return _CLASSES[settings.processor_class](folder, settings) if settings else None
+
+
+def _halved(num_frames: int) -> int:
+    """Frames after a convolution with a stride of two."""
+    return (num_frames - 1) // 2 + 1

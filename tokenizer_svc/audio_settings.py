@@ -1,0 +1,78 @@
+"""How a model's audio processor works: its files over the defaults of its class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+# Files with the settings; in the first, those of the feature extractor may be a part.
+_FILES = ("processor_config.json", "preprocessor_config.json")
+_PART = "feature_extractor"
+
+
+@dataclass(frozen=True)
+class AudioSettings:
+    """Settings by their names in the files.
+
+    Attributes:
+        processor_class: name of the model's processor in Transformers.
+        audio_token: what the chat template writes for an audio, and what the prompt has for each of its embeddings,
+            unless the tokenizer says otherwise.
+        feature_size: bands of a spectrogram.
+        hop_length: samples from a spectrogram's frame to the next.
+        n_fft: samples that a frame looks at.
+        chunk_length: seconds of each part of an audio that is padded and encoded on its own.
+        min_length: samples to which shorter audio is padded.
+        max_audio_len: seconds that an audio may have; at least a chunk's.
+    """
+
+    processor_class: str
+    audio_token: str
+    max_audio_len: float = 0.0
+    feature_size: int = 80
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    n_fft: int = 400
+    chunk_length: int = 30
+    min_length: int = 0
+
+    def updated(self, changes: Mapping[str, Any]) -> AudioSettings:
+        """The settings with some replaced. Names of others are skipped."""
+        names = {each.name for each in fields(self)}
+        return replace(self, **{name: value for name, value in changes.items() if name in names and value is not None})
+
+
+# By the class of the model's processor.
+DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
+    each.processor_class: each
+    for each in (
+        AudioSettings("Qwen2AudioProcessor", "<|AUDIO|>"),
+        AudioSettings("AudioFlamingo3Processor", "<sound>", 600),
+        AudioSettings("GlmAsrProcessor", "<|pad|>", 655),
+        AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
+    )
+})  # fmt: skip
+
+
+def read_audio_settings(folder: Path) -> AudioSettings | None:
+    """The settings of a model's audio processor; None if the model has none that is supported.
+
+    Args:
+        folder: with the model's files.
+
+    Raises:
+        ValueError, OSError: a file cannot be read.
+    """
+    found: dict[str, Any] = {}
+    for name in reversed(_FILES):
+        if (folder / name).is_file():
+            own = json.loads((folder / name).read_bytes())
+            if not isinstance(own, dict):
+                raise ValueError(f"{name} has no object")
+            found |= (own.get(_PART) or {}) | own
+    defaults = DEFAULTS.get(found.get("processor_class", ""))
+    return defaults.updated(found) if defaults else None
