@@ -33,12 +33,11 @@ class TextAfterMark(AnswerParser):
     def parse(self, text: str) -> Sequence[Delta]:
         if self._head is None:
             return _told(text)
-        head, mark, transcript = (self._head + text).partition(self.mark)
-        if mark:
-            self._head = None
+        self._head += text
+        if 0 <= (place := self._head.find(self.mark)) <= _MOST_HEAD_CHARACTERS:
+            transcript, self._head = self._head[place + len(self.mark) :], None
             return _told(transcript)
-        self._head = head
-        return self._begin() if len(head) > _MOST_HEAD_CHARACTERS else ()
+        return self._begin() if len(self._head) >= _MOST_HEAD_CHARACTERS + len(self.mark) else ()
 
     def end(self, finish: Finish) -> Sequence[Delta]:
         return [*self._begin(), finish]

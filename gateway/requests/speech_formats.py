@@ -76,12 +76,12 @@ class Instructed(SpeechFormat):
     parser: type[AnswerParser] | None = None
 
     def conversation(self, task: SpeechTask) -> SpeechConversation:
-        words = [task.prompt or self.transcribe]
+        words = task.prompt or self.transcribe
         if task.to_language:
-            words = [self.translate.format(task.to_language), task.prompt]
+            words = f"{self.translate.format(task.to_language)} {task.prompt}".strip()
         if task.language:
-            words.append(f"The language is {task.language}.")
-        text = {"type": "text", "text": " ".join(filter(None, words))}
+            words = f"{words.removesuffix('.')}. The language is {task.language}."
+        text = {"type": "text", "text": words}
         content = [_AUDIO, text] if self.audio_first else [text, _AUDIO]
         return SpeechConversation([{"role": "user", "content": content}], parser=self.parser)
 

@@ -13,6 +13,7 @@ from gateway.answers.collecting import CollectedChoice
 from gateway.answers.context import NO_CONTEXT, AnswerContext, Tool
 from gateway.answers.deltas import ChoiceUpdate, Content, Delta, Finish, FinishReason, Reasoning, ToolCall
 from gateway.answers.parser import AnswerParser, ParserChain
+from gateway.answers.transcripts import TextAfterMark, TextInQuotes
 from gateway.reasoning_parsers import REASONING_PARSERS
 from gateway.reasoning_parsers.omitted import ReasoningOmitted
 from gateway.tool_parsers import TOOL_PARSERS
@@ -34,6 +35,8 @@ WORDS: Mapping[str, Sequence[str]] = {
     "plain calls": ('[{"name": "f", "parameters": ', '{"a": 1}', "}", "]", ", ", '{"name": "g", "parameters": {}}'),
     "hermes, the first": words_of_calls("hermes"),
     "think, call, omitted": ("<think>", "</think>", "<call>", "</call>", "g [1]", "<"),
+    "after a mark": ("language English", TextAfterMark.mark, "<asr", "x" * 101, "\n"),
+    "in quotes": ("The spoken content of the audio is", "The spoken", ' "', "'", '".', ".", "\n"),
 }
 # One family of each reasoning format → its complete words.
 REASONING_WORDS: Mapping[str, Sequence[str]] = {
@@ -72,6 +75,8 @@ FURTHER: dict[str, Callable[[], list[AnswerParser]]] = {
     "named": lambda: [NamedArguments(OPENED)],
     "plain calls": lambda: [PlainCalls(NO_CONTEXT)],
     "hermes, the first": lambda: [parser_class(TOOL_PARSERS, "hermes")(NO_CONTEXT), FirstCallOnly(NO_CONTEXT)],
+    "after a mark": lambda: [TextAfterMark(NO_CONTEXT)],
+    "in quotes": lambda: [TextInQuotes(NO_CONTEXT)],
     "think, call, omitted": lambda: [ThinkParser(NO_CONTEXT), CallParser(NO_CONTEXT), ReasoningOmitted(NO_CONTEXT)],
 }
 END = Finish(FinishReason.STOP, "x")

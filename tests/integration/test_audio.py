@@ -110,7 +110,7 @@ def test_transcriptions(served: Served) -> None:
     assert answer.text == served.text_of(expected)
     assert answer.usage.model_dump() == {"type": "duration", "seconds": 4.0}
     assert create(file=file, model="listener", response_format="text", extra_body=limit) == f"{answer.text}\n"
-    _, german = served.expected([AUDIO, text("Please transcribe this audio into text The language is German.")], TONE)
+    _, german = served.expected([AUDIO, text("Please transcribe this audio into text. The language is German.")], TONE)
     assert create(file=file, model="listener", language="de", extra_body=limit).text == served.text_of(german)
     _, english = served.expected([AUDIO, text("Translate the speech to English.")], TONE)
     translated = httpx.post(

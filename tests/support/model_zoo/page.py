@@ -31,7 +31,7 @@ Which of the text-generation architectures of Transformers {version} run here, a
 * **refused**: the start fails and says why. Most of these keep a state other than keys and values, or implement
   attention inside their layers instead of calling Transformers' attention interface.
 
-Vision-language models whose images Quire reads are in [images.md](images.md). Other models that take images or sound as
+Models whose images, videos or audio Quire reads are in [media.md](media.md). Other models that take images or sound as
 well as text run as their language model alone, if Transformers has that as a separate model. The code of a checkpoint
 is never run, so models that exist only as such code (InternLM 2, ChatGLM 3, Baichuan, the first Qwen) are refused.
 
