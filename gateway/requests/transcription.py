@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -138,11 +139,9 @@ def _text(part: Part) -> str:
     Raises:
         InvalidRequest: it is a file, or not UTF-8.
     """
-    try:
-        if not part.is_file:
+    if not part.is_file:
+        with contextlib.suppress(UnicodeDecodeError):
             return part.content.decode()
-    except UnicodeDecodeError:
-        pass
     raise InvalidRequest(f"{part.name[:_SHOWN]} must be a text in UTF-8, and no file.", parameter=part.name[:_SHOWN])
 
 

@@ -113,9 +113,8 @@ def test_transcriptions(served: Served) -> None:
     _, german = served.expected([AUDIO, text("Please transcribe this audio into text. The language is German.")], TONE)
     assert create(file=file, model="listener", language="de", extra_body=limit).text == served.text_of(german)
     _, english = served.expected([AUDIO, text("Translate the speech to English.")], TONE)
-    translated = httpx.post(
-        f"{served.stack.url}/v1/audio/translations", data={"model": "listener", **limit}, files={"file": file}, timeout=60
-    )
+    url, form = f"{served.stack.url}/v1/audio/translations", {"model": "listener", **limit}
+    translated = httpx.post(url, data=form, files={"file": file}, timeout=60)
     assert translated.json() == {"text": served.text_of(english)}
 
 
