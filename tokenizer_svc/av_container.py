@@ -1,4 +1,4 @@
-"""Opens files with PyAV, which comes with quire[videos]."""
+"""Opens files with PyAV, which comes with quire[media]."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def opened(
         import av
     except ImportError:
         raise MediaRejection(
-            f"{what} cannot be read: the tokenizer service was installed without quire[videos]. Install it{otherwise}."
+            f"{what} cannot be read: the tokenizer service was installed without quire[media]. Install it{otherwise}."
         ) from None
     try:
         with av.open(

@@ -1,4 +1,4 @@
-"""Videos that PyAV decodes, which comes with quire[videos]."""
+"""Videos that PyAV decodes, which comes with quire[media]."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_running_out_of_memory_is_not_the_file_s_fault(monkeypatch: pytest.Monke
 def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     file = audio_file(sine(0.1))
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MediaRejection, match=r"The audio cannot be read: .* without quire\[videos\]\. Install it\.$"):
+    with pytest.raises(MediaRejection, match=r"The audio cannot be read: .* without quire\[media\]\. Install it\.$"):
         decoded(file)
 
 

@@ -534,6 +534,6 @@ def test_without_pyav(monkeypatch: pytest.MonkeyPatch) -> None:
     film, animation = encoded(grays(3), "mpeg4", "mp4"), animated(grays(3), "GIF")
     monkeypatch.setitem(sys.modules, "av", None)
     prepare()
-    with pytest.raises(MediaRejection, match=r"installed without quire\[videos\]. Install it, or send a GIF"):
+    with pytest.raises(MediaRejection, match=r"installed without quire\[media\]. Install it, or send a GIF"):
         open_video([film])
     assert open_video([animation]).facts.num_frames == 3
