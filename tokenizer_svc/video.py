@@ -24,12 +24,14 @@ class VideoFacts:
         num_frames: at least one.
         fps: frames per second on average; 24 if it is unknown, 1 for a list of images.
         width, height: of the upright frames, in pixels.
+        is_list: whether it is a list of images, which the caller has chosen.
     """
 
     num_frames: int
     fps: float
     width: int
     height: int
+    is_list: bool = False
 
     @property
     def duration(self) -> float:

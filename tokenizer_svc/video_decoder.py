@@ -57,7 +57,7 @@ class _Images(Video):
             raise MediaRejection("A video has no frames. Send at least one.")
         self._files = files
         first = self._image(0)
-        self.facts = VideoFacts(len(files), 1.0, first.width, first.height)
+        self.facts = VideoFacts(len(files), 1.0, first.width, first.height, is_list=True)
 
     def _distinct(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         for index in indices:

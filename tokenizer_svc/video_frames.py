@@ -13,32 +13,60 @@ from PIL import Image
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import VideoFacts
 
-DEFAULT_FRAMES = 32
-MAX_FRAMES = 768
+_DEFAULT_FRAMES = 32
+_MAX_FRAMES = 768
+# For models that are trained with so many frames a second.
+_DEFAULT_RATE, _GREATEST_RATE, _LEAST_FRAMES = 2.0, 30.0, 4
 _MAX_ASPECT_RATIO = 200
 
 Pixels = npt.NDArray[np.uint8]
 
 
-def chosen_frames(facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
-    """The places in the video of the frames that are taken, spread evenly.
+def spread_evenly(facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+    """The places in the video of the frames that are taken: a number of them, from the first to the last.
 
     Args:
-        reading: num_frames, at most so many (32 by default; -1: all), and fps, at most so many a second.
+        reading: num_frames, at most so many (by default 32, or all of a list of images; -1: all), and fps, at most so
+            many a second.
 
     Raises:
         MediaRejection: these are too many.
     """
-    count, rate = reading.get("num_frames", DEFAULT_FRAMES), reading.get("fps", -1)
+    count, rate = reading.get("num_frames", -1 if facts.is_list else _DEFAULT_FRAMES), reading.get("fps", -1)
     wanted = facts.num_frames if count < 0 else min(count, facts.num_frames)
     if rate > 0:
         wanted = min(wanted, math.floor(facts.duration * rate))
     wanted = max(wanted, 1)
-    if wanted > MAX_FRAMES:
+    if wanted > _MAX_FRAMES:
         raise MediaRejection(
-            f"A video has {wanted} frames; at most {MAX_FRAMES} are taken. Set num_frames or fps.", "media_io_kwargs"
+            f"A video has {wanted} frames; at most {_MAX_FRAMES} are taken. Set num_frames or fps.", "media_io_kwargs"
         )
     return np.linspace(0, facts.num_frames - 1, wanted, dtype=int).tolist()  # type: ignore[no-any-return]  # numpy says Any
+
+
+def frames_a_second(facts: VideoFacts, reading: Mapping[str, Any]) -> float | None:
+    """The number of frames of the video for models that take so many a second; None if the caller has chosen a
+    number, or the frames.
+
+    Args:
+        reading: as in `spread_evenly`; fps is 2 by default.
+    """
+    rate: float = reading.get("fps", _DEFAULT_RATE)
+    if "num_frames" in reading or rate < 0 or facts.is_list:
+        return None
+    count = facts.num_frames / facts.fps * min(rate, _GREATEST_RATE)
+    return min(max(count, _LEAST_FRAMES), _MAX_FRAMES, facts.num_frames)
+
+
+def in_pairs(facts: VideoFacts, count: float) -> list[int]:
+    """The places of an even number of frames, each the first of a part of the video: for Qwen2-VL."""
+    number = int(count) // 2 * 2
+    return [int(index * facts.num_frames / number) for index in range(number)] or [0]
+
+
+def to_the_last(facts: VideoFacts, count: float) -> list[int]:
+    """The places of frames from the first to the last: for Qwen3-VL."""
+    return np.linspace(0, facts.num_frames - 1, int(count)).round().astype(int).tolist()  # type: ignore[no-any-return]  # numpy says Any
 
 
 def times_of(indices: Sequence[int], fps: float, frames_per_patch: int) -> list[float]:

@@ -25,12 +25,15 @@ from tokenizer_svc.video_decoder import open_video
 from tokenizer_svc.video_frames import (
     Pixels,
     by_channels,
-    chosen_frames,
     fitting_size,
     fitting_volume,
+    frames_a_second,
+    in_pairs,
     in_patches,
     resized,
+    spread_evenly,
     times_of,
+    to_the_last,
 )
 from tokenizer_svc.video_settings import VideoSettings, read_settings
 
@@ -68,13 +71,13 @@ class VideoProcessor(ABC):
         Args:
             files: a video file, or images that are its frames.
             settings: instead of the model's own.
-            reading: which frames are taken, see `chosen_frames`.
+            reading: which frames are taken, see `spread_evenly`.
 
         Raises:
             MediaRejection: it is not a video, it is too large, or the settings do not suit the model.
         """
         video = open_video(files)
-        indices = chosen_frames(video.facts, reading)
+        indices = self._chosen(video.facts, reading)
         try:
             chosen = self._settings.changed(settings)
             size = self._size(chosen, video.facts, len(indices))
@@ -94,6 +97,14 @@ class VideoProcessor(ABC):
         inputs, text = self._inputs(frames, chosen, video.facts, indices)
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return Processed(text, tokens.count(self.token_id), inputs, scale, shift)
+
+    def _chosen(self, facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+        """The places in the video of the frames that are taken.
+
+        Raises:
+            MediaRejection: these are too many.
+        """
+        return spread_evenly(facts, reading)
 
     def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
         """Width and height of the frames for the model.
@@ -122,6 +133,11 @@ class _Qwen2Videos(VideoProcessor):
     """Qwen2-VL: patches of two frames, all of whose tokens stand together."""
 
     can_prune = True
+
+    def _chosen(self, facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+        """See VideoProcessor."""
+        count = frames_a_second(facts, reading)
+        return super()._chosen(facts, reading) if count is None else in_pairs(facts, count)
 
     def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
         """See VideoProcessor. The areas of the settings are those of a frame."""
@@ -156,6 +172,11 @@ class _Qwen25Videos(_Qwen2Videos):
 
 class _Qwen3Videos(VideoProcessor):
     """Qwen3-VL and Qwen3.5: patches of two frames; before those of each two frames stands their time in the video."""
+
+    def _chosen(self, facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+        """See VideoProcessor."""
+        count = frames_a_second(facts, reading)
+        return super()._chosen(facts, reading) if count is None else to_the_last(facts, count)
 
     def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
         """See VideoProcessor. The areas of the settings are those of all frames together."""

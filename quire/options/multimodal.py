@@ -151,8 +151,8 @@ class ImageProcessorOptions:
     )  # fmt: skip
     media_io_kwargs: dict[str, Any] = option(
         {}, 'Settings for reading files, as JSON, such as {"video": {"num_frames": 16, "fps": 2}}. num_frames: how '
-        "many frames of a video are read, spread uniformly over it (default 32; -1: all). fps: at most so many for "
-        "each of its seconds (default -1: no limit).",
+        "many frames of a video are read, spread evenly over it (-1: all). fps: at most so many for each of its "
+        "seconds (-1: no limit). By default two for each second for Qwen's models, and 32 for others.",
         schema=MediaIoKwargs,
     )  # fmt: skip
     video_pruning_rate: float = option(

@@ -215,7 +215,7 @@ def test_not_enough_memory_names_the_length_that_fits(tiny_llama: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--video-pruning-rate=0.5", "does not implement"),
+        ("--tool-server=demo", "does not implement"),
         ("--no-such-thing", "No such option"),
         ("--max-num-seqs=0", "at least 1"),
     ],

@@ -8,11 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.video_utils import VideoMetadata
 
 from tests.support.vision_models.video_reference import video_processor_class
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import VideoFacts
-from tokenizer_svc.video_frames import chosen_frames, fitting_size, fitting_volume, in_patches, times_of
+from tokenizer_svc.video_frames import (
+    fitting_size,
+    fitting_volume,
+    frames_a_second,
+    in_pairs,
+    in_patches,
+    spread_evenly,
+    times_of,
+    to_the_last,
+)
 
 SIZES = [(1280, 720), (60, 40), (40, 60), (10, 900), (28, 28), (1, 1), (4096, 2304), (33, 47), (5, 700)]
 
@@ -39,13 +49,40 @@ def facts(num_frames: int, fps: float = 10.0) -> VideoFacts:
     ],
 )
 def test_frames_are_spread_evenly(num_frames: int, reading: dict[str, Any], chosen: list[int]) -> None:
-    assert chosen_frames(facts(num_frames), reading) == chosen
+    assert spread_evenly(facts(num_frames), reading) == chosen
 
 
 def test_too_many_frames() -> None:
     with pytest.raises(MediaRejection, match="769 frames; at most 768") as caught:
-        chosen_frames(facts(769), {"num_frames": -1})
+        spread_evenly(facts(769), {"num_frames": -1})
     assert caught.value.parameter == "media_io_kwargs"
+
+
+@pytest.mark.parametrize("num_frames", [*range(1, 60), 451, 600, 899, 7200, 100_000])
+@pytest.mark.parametrize(("fps", "rate"), [(10.0, 2), (30.0, 2), (29.97, 1), (1.0, 2), (12.5, 0.5), (24.0, 24)])
+def test_frames_a_second(num_frames: int, fps: float, rate: float) -> None:
+    """As Transformers' processors choose them, which take no video of a single frame."""
+    whole = VideoFacts(num_frames, fps, 64, 48)
+    count = frames_a_second(whole, {"fps": rate})
+    assert count is not None
+    about = VideoMetadata(total_num_frames=num_frames, fps=fps)
+    third = video_processor_class("Qwen3VLVideoProcessor")().sample_frames(about, fps=rate).tolist()
+    assert to_the_last(whole, count) == third
+    if num_frames < 2:
+        assert in_pairs(whole, count) == [0]
+        return
+    second = video_processor_class("Qwen2VLVideoProcessor")().sample_frames(about, fps=rate).tolist()
+    found = in_pairs(whole, count)
+    assert len(found) % 2 == 0
+    # Theirs are computed in float32, in which there may be one more behind the end.
+    assert found == pytest.approx(second[: len(found)], abs=1)
+    assert len(second) - len(found) in (0, 1)
+
+
+def test_a_number_of_frames_comes_first() -> None:
+    assert frames_a_second(facts(100), {}) == 20
+    for reading in ({"num_frames": 5}, {"num_frames": 5, "fps": 1}, {"fps": -1}):
+        assert frames_a_second(facts(100), reading) is None
 
 
 def theirs(family: str) -> Any:
