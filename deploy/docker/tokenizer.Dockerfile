@@ -8,7 +8,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY quire quire
 COPY tokenizer_svc tokenizer_svc
 COPY demo_model demo_model
-RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[tokenizer,images,tracing]"
+RUN --mount=type=cache,target=/root/.cache/pip pip install --constraint constraints.txt ".[tokenizer,media,tracing]"
 
 FROM python:3.12-slim
 RUN useradd --uid 10001 --no-create-home quire
