@@ -21,7 +21,7 @@ class EncodedImage(NamedTuple):
 
     embeddings: torch.Tensor  # [rows, hidden_size]
     deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
-    kept: torch.Tensor | None = None  # int64 [rows]: which of a video's embeddings they are; None means all
+    kept: npt.NDArray[np.int64] | None = None  # [rows]: which of a video's embeddings they are; None means all
 
 
 class MediaEncoder(Protocol):

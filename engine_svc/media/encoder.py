@@ -71,7 +71,7 @@ class ImageEncoder:
         embeddings = torch.cat([each.embeddings for each in parts])
         if self._merge_size and (count := self._checks.num_kept(image)):
             kept = most_changed(embeddings, self._checks.grid(image)[0], count)
-            return EncodedImage(embeddings[kept], None, kept)
+            return EncodedImage(embeddings[kept], None, kept.cpu().numpy())
         return EncodedImage(embeddings, torch.cat(deep) if deep else None)
 
     def _of(self, found: Any) -> EncodedImage:
@@ -97,7 +97,7 @@ class ImageEncoder:
             interval = self._positions_per_second * self._checks.seconds(image)
         kept = None
         if num_kept:
-            kept = np.arange(num_kept) if encoded is None or encoded.kept is None else encoded.kept.cpu().numpy()
+            kept = np.arange(num_kept) if encoded is None or encoded.kept is None else encoded.kept
         apart = frames if self._is_apart_in_time else 1
         grids = []
         for own in places.reshape(apart, -1):

@@ -69,7 +69,7 @@ class ImageStore:
     def _of_this_stream(self, encoded: EncodedImage) -> EncodedImage:
         """The image, whose memory is not reused before the stream of the steps is done with it."""
         if self._stream is not None:
-            for part in encoded:
+            for part in (encoded.embeddings, encoded.deep):
                 if part is not None:
                     part.record_stream(torch.cuda.current_stream(part.device))
         return encoded
