@@ -130,7 +130,7 @@ def check_size(images: Sequence[Image], parameter: str = _NAME) -> None:
     size = sum(image.num_bytes for image in images)
     if size > MAX_IMAGES_BYTES:
         raise InvalidRequest(
-            f"The images of a prompt take {size} bytes for the model; at most {MAX_IMAGES_BYTES} are allowed. Send "
-            "fewer or smaller images.",
+            f"The images, videos and audio of a prompt take {size} bytes for the model; at most {MAX_IMAGES_BYTES} are "
+            "allowed. Send fewer or smaller ones.",
             parameter=parameter,
         )

@@ -91,7 +91,7 @@ class MediaPreparer:
         self._pools = {
             kind: ChildPool(
                 "tokenizer_svc.media_process", Message(setup), Message(),
-                work=f"{kind}s to prepare", timeout_seconds=_SECONDS[kind], max_waiting=_MAX_WAITING,
+                work=f"{_ALL[kind]} to prepare", timeout_seconds=_SECONDS[kind], max_waiting=_MAX_WAITING,
                 num_processes=_PROCESSES[kind],
             )
             for kind in MediaKind
@@ -107,10 +107,13 @@ class MediaPreparer:
         """Starts a process, if the model comes with a processor. Without one, all media are refused.
 
         Raises:
-            StartupError: videos are to be pruned, which the model's cannot be.
+            StartupError: an option is not for this model.
         """
-        if self._refusal:
-            return
+        if not self._refusal:
+            await self._start_first()
+        self._check_options()
+
+    async def _start_first(self) -> None:
         try:
             pool = self._pools[_first_kind(self._folder)]
             await pool.start()
@@ -118,6 +121,12 @@ class MediaPreparer:
         except (Unavailable, ChildEnded, ChildTooSlow):
             self._refusal = "its processor could not be started; the tokenizer service's log may say why"
             logger.warning("images, videos and audio are refused: %s", self._refusal)
+
+    def _check_options(self) -> None:
+        if MediaKind.AUDIO in self._token_ids and self._own.processor:
+            raise StartupError(
+                "--mm-processor-kwargs is for models that read images and videos; audio has no settings. Leave it out."
+            )
         if self._pruning_rate and not self._can_prune:
             raise StartupError(
                 f"--video-pruning-rate {self._pruning_rate:g}: this model's videos cannot be pruned, only those of "

@@ -18,9 +18,7 @@ from quire.options.engine import EngineOptions
 from quire.options.multimodal import most
 
 if TYPE_CHECKING:
-    from engine_svc.media.audio import AudioEncoder
     from engine_svc.media.base import MediaEncoder
-    from engine_svc.media.encoder import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -63,21 +61,15 @@ def load_encoder_of(
             options.load.load_format,
         )
         return None
-    encoder = _encoder_class(kinds)
-    if source.is_random:
-        return encoder(folder, config, kinds, dtype, device, None, seed=options.generation.seed or 0)
-    return encoder(folder, config, kinds, dtype, device, all_tensors(source))
-
-
-def _encoder_class(kinds: frozenset[MediaKind]) -> type[ImageEncoder | AudioEncoder]:
     # Imported late: they import Transformers, which most models do not need.
-    if MediaKind.AUDIO in kinds:
-        from engine_svc.media.audio import AudioEncoder
-
-        return AudioEncoder
+    from engine_svc.media.audio import AudioEncoder
     from engine_svc.media.encoder import ImageEncoder
+    from engine_svc.media.encoder_model import load_encoder
 
-    return ImageEncoder
+    seed = (options.generation.seed or 0) if source.is_random else None
+    tensors = None if source.is_random else all_tensors(source)
+    model = load_encoder(folder, config, dtype, device, tensors, seed)
+    return (AudioEncoder if MediaKind.AUDIO in kinds else ImageEncoder)(model, kinds, dtype, device)
 
 
 def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:

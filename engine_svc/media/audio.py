@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from transformers.masking_utils import create_bidirectional_mask
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.encoder_model import config_without_text, load_encoder
 from engine_svc.media.input_checks import UnfitImage
 from engine_svc.media.rotary_positions import PlacedGrid
 from quire.images import FEATURES, Image, ImageInput
@@ -28,25 +26,17 @@ class AudioEncoder:
     Attributes: see MediaEncoder.
     """
 
-    def __init__(
-        self, folder: Path, raw: Mapping[str, Any], kinds: frozenset[MediaKind], dtype: torch.dtype,
-        device: torch.device, tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Any, kinds: frozenset[MediaKind], dtype: torch.dtype, device: torch.device) -> None:
         """
         Args:
-            raw: config.json, with the user's changes.
-            tensors, seed: see load_encoder.
-
-        Raises:
-            StartupError: see load_encoder.
+            model: from `load_encoder`.
         """
-        config = config_without_text(raw)
         self.kinds = kinds
-        self.token_ids: Sequence[int] = [config.audio_token_id]
-        self._model = load_encoder(folder, config, dtype, device, tensors, seed)
+        self.token_ids: Sequence[int] = [model.config.audio_token_id]
+        self._model = model
         self._dtype, self._device = dtype, device
-        self._checks = _AudioChecks(config.audio_config)
-        self._features = getattr(self._model, "get_audio_features", self._of_qwen2)
+        self._checks = _AudioChecks(model.config.audio_config)
+        self._features = getattr(model, "get_audio_features", self._of_qwen2)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.encoder_model import config_without_text, load_encoder
-from engine_svc.media.input_checks import APART_IN_TIME, GRID, INPUTS, InputChecks, UnfitImage
+from engine_svc.media.input_checks import GRID, INPUTS, InputChecks, UnfitImage
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
 from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
@@ -29,19 +27,12 @@ class ImageEncoder:
     Attributes: see MediaEncoder.
     """
 
-    def __init__(
-        self, folder: Path, raw: Mapping[str, Any], kinds: frozenset[MediaKind], dtype: torch.dtype,
-        device: torch.device, tensors: Mapping[str, torch.Tensor] | None, *, seed: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Any, kinds: frozenset[MediaKind], dtype: torch.dtype, device: torch.device) -> None:
         """
         Args:
-            raw: config.json, with the user's changes.
-            tensors, seed: see load_encoder.
-
-        Raises:
-            StartupError: see load_encoder.
+            model: from `load_encoder`.
         """
-        config = config_without_text(raw)
+        config = model.config
         self.kinds = kinds
         video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
         self.token_ids: Sequence[int] = [config.image_token_id, *(each for each in video_ids if isinstance(each, int))]
@@ -50,12 +41,11 @@ class ImageEncoder:
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
         self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
-        self._is_apart_in_time = config.model_type in APART_IN_TIME
         # Positions in time for a second of video; 0 for models that count patches instead.
         self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
-        self._model = load_encoder(folder, config, dtype, device, tensors, seed)
+        self._model = model
         self._dtype, self._device = dtype, device
-        self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(self._model.get_image_features).parameters}
+        self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
         self._checks = InputChecks(config, self._merge_size)
 
     @torch.inference_mode()
@@ -98,7 +88,7 @@ class ImageEncoder:
         kept = None
         if num_kept:
             kept = np.arange(num_kept) if encoded is None or encoded.kept is None else encoded.kept
-        apart = frames if self._is_apart_in_time else 1
+        apart = frames if self._checks.is_apart_in_time else 1
         grids = []
         for own in places.reshape(apart, -1):
             if own[-1] - own[0] >= len(own):

@@ -23,19 +23,20 @@ _OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
 
 
 def load_encoder(
-    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, tensors: Mapping[str, torch.Tensor] | None,
-    seed: int | None,
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device,
+    tensors: Mapping[str, torch.Tensor] | None, seed: int | None = None,
 ) -> Any:  # fmt: skip
     """The model without its text model.
 
     Args:
-        config: from `config_without_text`.
+        raw: config.json, with the user's changes.
         tensors: the checkpoint's tensors; None means that Transformers reads them itself.
         seed: of random weights; None for those of the checkpoint.
 
     Raises:
         StartupError: Transformers cannot load these parts, or the checkpoint lacks some of their weights.
     """
+    config = _without_text(raw)
     with _ALONE, _quiet():
         model: Any = _load(folder, config, dtype, tensors) if seed is None else _random(config, dtype, seed)
     for name in _TEXT_MODELS:
@@ -44,7 +45,7 @@ def load_encoder(
     return model.eval().to(device)
 
 
-def config_without_text(raw: Mapping[str, Any]) -> Any:
+def _without_text(raw: Mapping[str, Any]) -> Any:
     """The configuration of a model whose text model has neither layers nor a vocabulary worth mentioning.
 
     Raises:

@@ -27,8 +27,8 @@ _OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
 
 # Models that treat videos in another way than images, and so take their pixels by another name.
 _OF_VIDEOS = frozenset({"llava_onevision"})
-# Models whose prompts have other tokens between those of a video's frames, which they read as images of their own.
-APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+# See InputChecks.is_apart_in_time.
+_APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 
 INPUTS = frozenset({PIXELS, VIDEO_PIXELS, _MASK, *_SHAPES})
 
@@ -38,7 +38,12 @@ class UnfitImage(ValueError):
 
 
 class InputChecks:
-    """What the image encoder of a model was made for."""
+    """What the image encoder of a model was made for.
+
+    Attributes:
+        is_apart_in_time: whether prompts have other tokens between those of a video's frames, which the model reads as
+            images of their own.
+    """
 
     def __init__(self, config: Any, merge_size: int) -> None:
         """
@@ -49,7 +54,7 @@ class InputChecks:
         vision = config.vision_config
         self._merge_size = merge_size
         self._takes_videos = config.model_type in _OF_VIDEOS
-        self._is_prunable = config.model_type not in APART_IN_TIME
+        self.is_apart_in_time = config.model_type in _APART_IN_TIME
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
             self._channels, self._frames = vision.in_channels, vision.temporal_patch_size
@@ -135,7 +140,7 @@ class InputChecks:
         given = next((each for each in image.inputs if each.name == KEPT), None)
         if given is None:
             return 0
-        if not self._is_prunable:
+        if self.is_apart_in_time:
             raise UnfitImage(f"{KEPT} is for models whose prompts have all of a video's embeddings together")
         frames, rows, columns = self.grid(image)
         least, most = rows * columns, frames * rows * columns

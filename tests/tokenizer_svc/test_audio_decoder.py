@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests.support.audio_files import KINDS, RATE, Samples, audio_file, sine, wav_file
 from tests.support.films import film
+from tests.support.playlists import PLAYLIST, no_visitors
 from tests.support.vision_models import random_frames
 from tokenizer_svc import audio_decoder
 from tokenizer_svc.audio_decoder import decode_audio
@@ -197,19 +196,6 @@ def test_chained_files_go_on() -> None:
 def test_other_codecs_are_refused(file: bytes, name: str) -> None:
     with pytest.raises(MediaRejection, match=rf"The audio's codec, {name}, is not supported\. Use one of MP3, FLAC,"):
         decoded(file)
-
-
-@contextlib.contextmanager
-def no_visitors() -> Iterator[str]:
-    """The address of a server that nobody calls."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/part.ts"
-        with pytest.raises(BlockingIOError):
-            server.accept()
-
-
-PLAYLIST = "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:2.5,\n{address}\n#EXT-X-ENDLIST\n"
 
 
 @pytest.mark.parametrize(

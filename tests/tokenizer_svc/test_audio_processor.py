@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ import transformers
 
 from tests.support.audio_files import RATE, Samples, audio_file, sine
 from tests.support.audio_processors import AUDIO_FAMILIES, CHUNK_SECONDS, NUM_MELS, save_audio_processor
+from tests.support.folders import FolderOf, made_once
 from tokenizer_svc.audio_processor import AudioProcessor, load_audio_processor
 from tokenizer_svc.audio_settings import DEFAULTS, read_audio_settings
 from tokenizer_svc.log_mel import LogMel
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.processed import Processed
 
-FolderOf = Callable[[str], Path]
 CHUNK = CHUNK_SECONDS * RATE
 # Around frames, the window's half, tokens, chunks and Qwen3-ASR's least length.
 LENGTHS = [
@@ -34,15 +33,7 @@ LENGTHS = [
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_audio_processor(made[family], family)
-        return made[family]
-
-    return get
+    return made_once(tmp_path_factory, save_audio_processor)
 
 
 def loaded(folder: Path) -> AudioProcessor:

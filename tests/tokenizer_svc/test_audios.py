@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.audio_files import RATE, audio_file, sine
 from tests.support.audio_processors import AUDIO_FAMILIES, NUM_MELS, save_audio_processor
 from tests.support.films import film
+from tests.support.folders import FolderOf, made_once
 from tests.support.gateway_stack import RunningTokenizer, running_tokenizer, save_tokenizer
 from tests.support.vision_models import make_vision_model, png_bytes, random_frames, random_image
 from tests.support.waiting import WAIT_SECONDS
@@ -41,7 +42,6 @@ FILE, LONGER = audio_file(SAMPLES), audio_file(OTHER, "flac")
 AUDIO = {"type": "audio"}
 NONE = MediaSettings({}, {})
 STRINGS = "{% for message in messages %}{{ message.content }}{% endfor %}"
-FolderOf = Callable[[str], Path]
 
 
 def text(said: str) -> dict[str, str]:
@@ -50,15 +50,7 @@ def text(said: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_audio_processor(made[family], family)
-        return made[family]
-
-    return get
+    return made_once(tmp_path_factory, save_audio_processor)
 
 
 @dataclass
@@ -245,6 +237,13 @@ async def test_models_without_audio(tmp_path: Path) -> None:
 async def test_videos_of_audio_models_cannot_be_pruned(folder_of: FolderOf) -> None:
     preparer = MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(video_pruning_rate=0.5))
     with pytest.raises(StartupError, match=r"--video-pruning-rate 0\.5: this model's videos cannot be pruned"):
+        await preparer.start()
+    await preparer.close()
+
+
+async def test_settings_of_the_server_that_are_not_for_audio(folder_of: FolderOf) -> None:
+    preparer = MediaPreparer(folder_of("glmasr"), ImageProcessorOptions(mm_processor_kwargs={"do_resize": False}))
+    with pytest.raises(StartupError, match="--mm-processor-kwargs is for models that read images"):
         await preparer.start()
     await preparer.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import socket
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import pytest
 from av.stream import Disposition
 from PIL import Image
 
+from tests.support.playlists import PLAYLIST, no_visitors
 from tokenizer_svc import video_decoder
 from tokenizer_svc.av_container import prepare
 from tokenizer_svc.film import Film
@@ -376,19 +376,6 @@ def test_a_list_of_other_images_is_refused(kind: str) -> None:
 def test_no_frames_at_all() -> None:
     with pytest.raises(MediaRejection, match=r"no frames\. Send at least one"):
         open_video([])
-
-
-@contextlib.contextmanager
-def no_visitors() -> Iterator[str]:
-    """The address of a server that nobody calls."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/part.ts"
-        with pytest.raises(BlockingIOError):
-            server.accept()
-
-
-PLAYLIST = "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:2.5,\n{address}\n#EXT-X-ENDLIST\n"
 
 
 @pytest.mark.parametrize(

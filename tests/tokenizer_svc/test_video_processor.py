@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.folders import FolderOf, made_once
 from tests.support.vision_models import (
     FAMILIES,
     make_vision_model,
@@ -29,19 +30,11 @@ from tokenizer_svc.video_settings import DEFAULTS, read_settings
 
 READERS = sorted(name for name, family in FAMILIES.items() if family.video_processor)
 FRAMES = random_frames(84, 60, 5, 1)
-FolderOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = make_vision_model(tmp_path_factory.mktemp(family), family)
-        return made[family]
-
-    return get
+    return made_once(tmp_path_factory, make_vision_model)
 
 
 def prepared(
@@ -87,9 +80,11 @@ def test_families(folder_of: FolderOf, family: str, count: int) -> None:
     folder, frames = folder_of(family), FRAMES[:count]
     found = prepared(folder, frames)
     check(found, *by_transformers(folder, frames, facts))
+    config = json.loads((folder / "config.json").read_text())
+    names = ("image_token_id",) if family == "internvl" else ("video_token_id", "video_token_index")
     videos = ImageProcessor(folder).videos
     assert videos is not None
-    assert videos.token_id != -1
+    assert videos.token_id in [config.get(name) for name in names]
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])

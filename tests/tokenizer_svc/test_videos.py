@@ -198,6 +198,8 @@ async def test_videos_that_cannot_be_pruned(tmp_path: Path, qwen: Path) -> None:
         with pytest.raises(StartupError, match=r"--video-pruning-rate 0\.5: this model's videos cannot be pruned"):
             await preparer.start()
         await preparer.close()
+    with pytest.raises(StartupError, match="cannot be pruned"):  # a model that reads text only
+        await MediaPreparer(None, ImageProcessorOptions(video_pruning_rate=0.5)).start()
     preparer = MediaPreparer(qwen, ImageProcessorOptions(video_pruning_rate=0.5))
     await preparer.start()
     try:

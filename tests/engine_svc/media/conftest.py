@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-VisionFolder = Callable[[str], Path]
+from tests.support.folders import FolderOf, made_once
+
+VisionFolder = FolderOf
 
 
 @pytest.fixture(scope="session")
@@ -16,11 +15,4 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> VisionFolder:
     # Imported here, because Transformers takes a second, and not all of these tests need it.
     from tests.support.vision_models import make_vision_model
 
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = make_vision_model(tmp_path_factory.mktemp(family), family)
-        return made[family]
-
-    return get
+    return made_once(tmp_path_factory, make_vision_model)

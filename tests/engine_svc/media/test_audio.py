@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from msgspec.structs import replace
 from quire.errors import QuireError, StartupError
 from tests.support.audio_files import Samples, sine
 from tests.support.audio_models import FAMILIES, audio_request, make_audio_model, reference_generate
+from tests.support.folders import FolderOf, made_once
 from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, tokens
 from tests.support.vision_models.conversations import with_inputs
 
 ANSWER = 12
-FolderOf = Callable[[str], Path]
 
 
 def text(said: str) -> dict[str, str]:
@@ -41,14 +40,7 @@ ONE_PIECE = ("qwen2_audio",)  # takes no longer ones
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = make_audio_model(tmp_path_factory.mktemp(family), family)
-        return made[family]
-
-    return get
+    return made_once(tmp_path_factory, make_audio_model)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

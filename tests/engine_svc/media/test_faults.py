@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine_svc.media.encoder import ImageEncoder
+from engine_svc.media.encoder_model import load_encoder
 from engine_svc.media.input_checks import UnfitImage
 from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
@@ -235,7 +236,8 @@ def test_what_would_take_all_memory_is_not_given_to_the_encoder(
     family, fault, words = GREEDY_INPUTS[name]
     folder = vision_folder(family)
     config = json.loads((folder / "config.json").read_text())
-    encoder = ImageEncoder(folder, config, BOTH, torch.float32, torch.device("cpu"), None)
+    model = load_encoder(folder, config, torch.float32, torch.device("cpu"), None)
+    encoder = ImageEncoder(model, BOTH, torch.float32, torch.device("cpu"))
     good = ask(folder, ONE).images[0]
     encoded = encoder.encode(good)
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_svc.executor.base import create_executor
-from engine_svc.media.encoder import ImageEncoder
+from engine_svc.media import encoder_model
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.request import RequestLimits
@@ -59,7 +59,7 @@ def test_without_images_no_encoder_is_loaded(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("an encoder is loaded")
 
-    monkeypatch.setattr(ImageEncoder, "__init__", refuse)
+    monkeypatch.setattr(encoder_model, "load_encoder", refuse)
     refusing = limits(spec_of(folder, limit_mm_per_prompt=limit))
     validate(text, refusing)
     with pytest.raises(InvalidRequest, match="reads text only"):
