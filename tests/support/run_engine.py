@@ -15,7 +15,7 @@ from engine_svc.executor.base import Executor, create_executor
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.sizing import size_kv_cache
 from engine_svc.plan import PositionLogprobs
-from engine_svc.requests.outputs import FinishReason, Usage
+from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
 from engine_svc.structured.grammars import Grammars
@@ -26,6 +26,7 @@ from tests.support.engine_options import engine_options
 from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=64, ignore_eos=True)
+_LOOK_SECONDS = 0.001
 
 
 @dataclass
@@ -87,6 +88,13 @@ def run(
     return run_requests(engine, [GenerationRequest("r", prompt, sampling, **fields) for prompt in prompts])
 
 
+def advance(engine: Engine) -> list[SequenceDelta]:
+    """Runs a step; if there is nothing to compute until images are encoded or the like, waits first, as EngineLoop."""
+    if engine.is_waiting or not engine.has_work:
+        time.sleep(_LOOK_SECONDS)
+    return engine.step()
+
+
 def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list[Output]]:
     """Runs requests to their end; outputs by request and choice."""
     first = random.getrandbits(40)
@@ -95,7 +103,7 @@ def run_requests(engine: Engine, requests: list[GenerationRequest]) -> list[list
     outputs = [[Output() for _ in range(request.sampling.n)] for request in requests]
     unfinished = len(requests)  # some may wait for their grammars while there is no work
     while unfinished or engine.has_work:
-        for delta in engine.step():
+        for delta in advance(engine):
             unfinished -= delta.is_final
             assert delta.error is None, delta.error
             output = outputs[delta.key - first][delta.choice_index]
@@ -125,7 +133,7 @@ def outcomes(engine: Engine, requests: list[GenerationRequest]) -> list[tuple[li
     for key, request in enumerate(requests):
         engine.add(key, request)
     while engine.has_work:
-        for delta in engine.step():
+        for delta in advance(engine):
             tokens[delta.key] += delta.token_ids
             if delta.is_final:
                 errors[delta.key] = delta.error

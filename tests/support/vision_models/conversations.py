@@ -21,6 +21,7 @@ from tests.support.vision_models.reference import reference_generate, reference_
 
 Part = str | Image
 GREEDY_DOZEN = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
+_answers: dict[tuple[Any, ...], list[int]] = {}
 
 
 def ask(folder: Path, *parts: Part, sampling: SamplingParameters = GREEDY_DOZEN, **fields: Any) -> GenerationRequest:
@@ -30,8 +31,11 @@ def ask(folder: Path, *parts: Part, sampling: SamplingParameters = GREEDY_DOZEN,
 
 
 def answer(folder: Path, *parts: Part, count: int = 12, dtype: torch.dtype = torch.float64) -> list[int]:
-    """The likeliest answer to one user's message by Transformers."""
-    return reference_generate(folder, _messages(parts), _images(parts), count, dtype)[1]
+    """The likeliest answer to one user's message by Transformers. Each is computed once."""
+    key = folder, tuple(part if isinstance(part, str) else part.tobytes() for part in parts), count, dtype
+    if key not in _answers:
+        _answers[key] = reference_generate(folder, _messages(parts), _images(parts), count, dtype)[1]
+    return _answers[key]
 
 
 def prompt_logprobs(folder: Path, *parts: Part) -> list[float]:
