@@ -26,6 +26,7 @@ from tokenizer_svc.processed import Processed
 from tokenizer_svc.video_processor import load_video_processor
 
 _MASK = "pixel_attention_mask"
+_SOME_SIZE = (640, 480)
 _PIXTRAL = "transformers.models.pixtral"
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
@@ -62,7 +63,17 @@ class ImageProcessor:
         Raises:
             MediaRejection: it is not an image, it is too large, or the settings do not suit the processor.
         """
-        image = decode_image(file)
+        return self._prepared(decode_image(file), settings)
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Prepares some image.
+
+        Raises:
+            MediaRejection: the settings do not suit the processor.
+        """
+        self._prepared(Image.new("RGB", _SOME_SIZE), settings)
+
+    def _prepared(self, image: Image.Image, settings: Mapping[str, Any]) -> Processed:
         try:
             found, text = self._processed(image, settings)
             scale, shift = self._normalization(settings)

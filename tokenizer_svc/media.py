@@ -86,7 +86,10 @@ class MediaPreparer:
         self._folder, self._refusal = folder, _refusal(folder)
         self._own = MediaSettings(options.mm_processor_kwargs, options.media_io_kwargs)
         self._known: ByteCache[bytes, PreparedMedium] = ByteCache(int(options.mm_processor_cache_gb * 2**30))
-        setup = {"folder": str(folder), "video_pruning_rate": options.video_pruning_rate}
+        setup = {
+            "folder": str(folder), "settings": options.mm_processor_kwargs,
+            "video_pruning_rate": options.video_pruning_rate,
+        }  # fmt: skip
         self._pruning_rate = options.video_pruning_rate
         self._pools = {
             kind: ChildPool(
@@ -101,7 +104,7 @@ class MediaPreparer:
         self.placeholders: dict[str, str] = {}
         self.wrapped: dict[str, str] = {}
         self._token_ids: dict[MediaKind, int] = {}
-        self._can_prune = False
+        self._can_prune, self._fault = False, ""
 
     async def start(self) -> None:
         """Starts a process, if the model comes with a processor. Without one, all media are refused.
@@ -123,10 +126,15 @@ class MediaPreparer:
             logger.warning("images, videos and audio are refused: %s", self._refusal)
 
     def _check_options(self) -> None:
-        if MediaKind.AUDIO in self._token_ids and self._own.processor:
+        if self._own.processor and MediaKind.IMAGE not in self._token_ids:
             raise StartupError(
-                "--mm-processor-kwargs is for models that read images and videos; audio has no settings. Leave it out."
+                "--mm-processor-kwargs is for models that read images and videos, which this one does not; leave it "
+                "out."
             )
+        if self._fault:
+            raise StartupError(f"--mm-processor-kwargs {json.dumps(self._own.processor)}: {self._fault}")
+        if unread := self._own.reading.keys() - self._token_ids.keys():
+            raise StartupError(f"--media-io-kwargs: this model reads no {_ALL[MediaKind(min(unread))]}; leave it out.")
         if self._pruning_rate and not self._can_prune:
             raise StartupError(
                 f"--video-pruning-rate {self._pruning_rate:g}: this model's videos cannot be pruned, only those of "
@@ -135,7 +143,7 @@ class MediaPreparer:
 
     def use(self, facts: Mapping[str, Any]) -> None:
         """Takes a process's report on how prompts mark media."""
-        self._can_prune = facts["can_prune"]
+        self._can_prune, self._fault = facts["can_prune"], facts["fault"]
         for kind, (placeholder, wrapped, token_id) in facts["marks"].items():
             self.placeholders[kind], self.wrapped[kind] = placeholder, wrapped
             self._token_ids[MediaKind(kind)] = token_id

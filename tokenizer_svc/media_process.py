@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tokenizer_svc.audio_processor import AudioProcessor
     from tokenizer_svc.image_processor import ImageProcessor
     from tokenizer_svc.processed import Processed
+
+_MOST_CHARACTERS = 2000  # of an error
 
 
 class _Processors:
@@ -36,8 +39,12 @@ class _Processors:
             self._images = ImageProcessor(folder, video_pruning_rate)
         self._videos = self._images.videos if self._images else None
 
-    def facts(self) -> Message:
-        """How prompts mark media: the placeholder, the text for it where a template takes strings, and the token."""
+    def facts(self, settings: Mapping[str, Any]) -> Message:
+        """How prompts mark media: the placeholder, the text for it where a template takes strings, and the token.
+
+        Args:
+            settings: of all images and videos; `fault` tells why they do not suit the processor.
+        """
         marks: dict[str, Any] = {}
         if (images := self._images) is not None:
             marks[MediaKind.IMAGE] = [images.placeholder, images.placeholder, images.image_token_id]
@@ -45,7 +52,8 @@ class _Processors:
             marks[MediaKind.VIDEO] = [videos.placeholder, videos.placeholder, videos.token_id]
         if (audio := self._audio) is not None:
             marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
-        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune})
+        fault = _fault(images, settings) if images is not None and settings else ""
+        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune, "fault": fault})
 
     def prepare(self, request: Message) -> Processed:
         """
@@ -65,6 +73,14 @@ class _Processors:
         return self._videos.prepare(files, settings, request.fields["reading"])
 
 
+def _fault(images: ImageProcessor, settings: Mapping[str, Any]) -> str:
+    try:
+        images.check(settings)
+    except MediaRejection as error:
+        return str(error)[:_MOST_CHARACTERS]
+    return ""
+
+
 def make(setup: Message) -> Answer:
     """Returns the function that prepares the media in a message's payload, or reports how prompts mark them.
 
@@ -76,11 +92,11 @@ def make(setup: Message) -> Answer:
 
     def answer(request: Message) -> Message:
         if not request.fields:
-            return processors.facts()
+            return processors.facts(setup.fields.get("settings", {}))
         try:
             found = processors.prepare(request)
         except MediaRejection as error:
-            return Message({"error": str(error)[:2000], "parameter": error.parameter})
+            return Message({"error": str(error)[:_MOST_CHARACTERS], "parameter": error.parameter})
         fields = {
             "text": found.text, "num_tokens": found.num_tokens, "pixel_scale": found.pixel_scale,
             "pixel_shift": found.pixel_shift, "seconds": found.seconds,

@@ -21,7 +21,7 @@ import pytest_asyncio
 from PIL import Image
 
 from quire.block_hash import block_keys
-from quire.errors import ContextTooLong, InvalidRequest, QuireError
+from quire.errors import ContextTooLong, InvalidRequest, QuireError, StartupError
 from quire.images import Image as PlacedImage
 from quire.images import ImageInput, contents_of
 from quire.media import MediaKind
@@ -152,6 +152,27 @@ async def test_settings_of_the_server_are_the_defaults(qwen: Path, monkeypatch: 
     assert [message.fields["settings"] for message in asked] == [
         few | {"do_normalize": False}, many | {"do_normalize": False},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mm_processor_kwargs": {"nonsense": 1}}, r'--mm-processor-kwargs \{"nonsense": 1\}: The model.*nonsense'),
+        ({"mm_processor_kwargs": {"size": "large"}}, "--mm-processor-kwargs .*does not accept the image"),
+        ({"media_io_kwargs": {"audio": {}}}, "--media-io-kwargs: this model reads no audio"),
+    ],
+)
+async def test_settings_of_the_server_that_do_not_suit_the_model(qwen: Path, options: Any, words: str) -> None:
+    preparer = MediaPreparer(qwen, ImageProcessorOptions(**options))
+    with pytest.raises(StartupError, match=words):
+        await preparer.start()
+    await preparer.close()
+
+
+async def test_settings_of_the_server_for_a_model_that_reads_text_only() -> None:
+    for options in ({"mm_processor_kwargs": {"do_resize": False}}, {"media_io_kwargs": {"video": {"fps": 1}}}):
+        with pytest.raises(StartupError, match="this (one|model)"):
+            await MediaPreparer(None, ImageProcessorOptions(**options)).start()
 
 
 async def test_a_cache_has_its_limit(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +307,7 @@ def placeable(num_tokens: int, replacement: str) -> PreparedMedium:
 
 async def test_texts_and_places_of_images() -> None:
     preparer = MediaPreparer(None, ImageProcessorOptions())
-    preparer.use({"marks": {"image": ["<image>", "<image>", 9]}, "can_prune": False})
+    preparer.use({"marks": {"image": ["<image>", "<image>", 9]}, "can_prune": False, "fault": ""})
     images = [placeable(2, "[AA]"), placeable(3, "[B,BB]")]
     assert preparer.insert("x<image>y<image>", images) == ("x[AA]y[B,BB]", images)
     assert preparer.insert("<image><image>", images) == ("[AA][B,BB]", images)
