@@ -12,12 +12,13 @@ from gateway.endpoints import chat
 from gateway.endpoints.form import form_bytes, read_form
 from gateway.endpoints.transcription_answer import TranscriptionAnswer
 from gateway.errors import HttpError
+from gateway.media.conversations import NO_UPLOADS
 from gateway.protocol.transcription import TranscriptionRequest, TranslationRequest
 from gateway.requests.caller import tenant_of
 from gateway.requests.field_names import told_as
 from gateway.requests.generation_request import GenerationRequest
 from gateway.requests.speech_formats import FILE_URL
-from gateway.requests.transcription import TOLD_AS, transcribing, transcription_of
+from gateway.requests.transcription import transcribing, transcription_of
 from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.runners import GENERATE
 
@@ -47,9 +48,10 @@ async def _asked(
     body = transcription_of(await read_form(request), kind)
     _check_size(body.file)
     asked = transcribing(body, context.fleet.model(body.model, GENERATE))
-    with told_as(TOLD_AS):
+    uploads = NO_UPLOADS if body.file_url else {FILE_URL: body.file}
+    with told_as(asked.told_as, keeps_places=False):
         generation = await chat.prepare(
-            request, asked.chat, [asked.chat.messages], uploads={FILE_URL: body.file}, parsers=asked.parsers
+            request, asked.chat, [asked.chat.messages], uploads=uploads, parsers=asked.parsers
         )
     return msgspec.structs.replace(body, file=b""), generation  # text may be written for minutes; the file has served
 

@@ -12,9 +12,10 @@ from gateway.protocol.fields import Flag, RequestFields
 
 
 class TranscriptionRequest(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A recording of speech to write down."""
+    """A recording of speech to write down: a file, or the URL of one."""
 
-    file: bytes
+    file: bytes = b""
+    file_url: str | None = None
     model: str | None = None
     language: str | None = None  # code of the language that is spoken
     prompt: str | None = None

@@ -14,7 +14,6 @@ from quire.errors import InvalidRequest
 
 # Names the file of the form in a message, as RFC 2392 names the parts of an e-mail.
 FILE_URL = "cid:file"
-_AUDIO = {"type": "audio_url", "audio_url": {"url": FILE_URL}}
 Message = dict[str, Any]
 
 
@@ -26,11 +25,18 @@ class SpeechTask:
         prompt: words of the caller; empty for none.
         language: name of the language that is spoken; empty if not known.
         to_language: name of the language to translate it to; empty for that which is spoken.
+        url: of the recording.
     """
 
     prompt: str = ""
     language: str = ""
     to_language: str = ""
+    url: str = FILE_URL
+
+    @property
+    def audio(self) -> dict[str, Any]:
+        """The part of a message with the recording."""
+        return {"type": "audio_url", "audio_url": {"url": self.url}}
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Instructed(SpeechFormat):
         if task.language:
             words = f"{words.removesuffix('.')}. The language is {task.language}."
         text = {"type": "text", "text": words}
-        content = [_AUDIO, text] if self.audio_first else [text, _AUDIO]
+        content = [task.audio, text] if self.audio_first else [text, task.audio]
         return SpeechConversation([{"role": "user", "content": content}], parser=self.parser)
 
 
@@ -97,7 +103,7 @@ class Qwen3Asr(SpeechFormat):
                 parameter="model",
             )
         messages = [_message("system", task.prompt)] if task.prompt else []
-        messages.append({"role": "user", "content": [_AUDIO]})
+        messages.append({"role": "user", "content": [task.audio]})
         if not task.language:
             return SpeechConversation(messages, parser=TextAfterMark)
         begun = _message("assistant", f"language {task.language}{TextAfterMark.mark}")

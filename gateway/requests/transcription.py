@@ -16,7 +16,7 @@ from gateway.protocol.transcription import TranscriptionRequest, TranslationRequ
 from gateway.requests.form import Part
 from gateway.requests.languages import language_name
 from gateway.requests.served_model import ServedModel
-from gateway.requests.speech_formats import SpeechTask, speech_format
+from gateway.requests.speech_formats import FILE_URL, SpeechTask, speech_format
 from gateway.requests.wrong_field import wrong_field
 from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
@@ -25,7 +25,7 @@ from quire.options.nearest import nearest
 
 T = TypeVar("T", bound=TranscriptionRequest)
 
-_FILE = "file"
+_FILE, _URL = "file", "file_url"
 _SHOWN = 50  # maximum characters of a name or value in messages
 _FORMATS = ("json", "text")
 _OTHER_FORMATS = ("verbose_json", "srt", "vtt", "diarized_json")
@@ -44,8 +44,6 @@ _REFUSED: Mapping[str, Refused] = MappingProxyType({
     "length_penalty": Refused(_ONE, ("1", "1.0")),
     "vllm_xargs": Refused("Quire's logits processors are for chats and completions", ("{}",)),
 })  # fmt: skip
-# Names of chat fields → those of the form's.
-TOLD_AS: Mapping[str, str] = MappingProxyType({"messages": _FILE, "max_tokens": "max_completion_tokens"})
 _COPIED = (
     "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "repetition_penalty",
     "presence_penalty", "max_completion_tokens",
@@ -58,10 +56,12 @@ class Transcribing:
 
     Attributes:
         parsers: find what was said in the answer.
+        told_as: names of the chat's fields → those of the form's.
     """
 
     chat: ChatCompletionRequest
     parsers: Sequence[type[AnswerParser]]
+    told_as: Mapping[str, str]
 
 
 def transcription_of(parts: Sequence[Part], kind: type[T]) -> T:
@@ -73,20 +73,12 @@ def transcription_of(parts: Sequence[Part], kind: type[T]) -> T:
     """
     fields = msgspec.structs.fields(kind)
     _check_names(parts, [field.name for field in fields])
-    file = next((part for part in parts if part.name == _FILE), None)
-    if file is None or not file.is_file:
-        raise InvalidRequest(
-            "Expected 'file' to be a file: send the recording itself as the form's part file, with a filename (curl -F "
-            "file=@speech.wav).",
-            parameter=_FILE,
-        )
-    if not file.content:
-        raise InvalidRequest("file is empty. Send the recording's content.", parameter=_FILE)
     known = {field.name for field in fields} - {_FILE}
     texts = {part.name: text for part in parts if part.name in known and (text := _text(part))}
+    content = _content(next((part for part in parts if part.name == _FILE), None), has_url=_URL in texts)
     _check_format(texts.get("response_format", _FORMATS[0]))
     try:
-        return msgspec.convert({**texts, _FILE: file.content}, kind, strict=False)
+        return msgspec.convert({**texts, _FILE: content}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise wrong_field(error) from None
 
@@ -106,13 +98,36 @@ def transcribing(body: TranscriptionRequest, model: ServedModel) -> Transcribing
         body.prompt or "",
         language_name("language", body.language) if body.language else "",
         language_name("to_language", body.to_language) if isinstance(body, TranslationRequest) else "",
+        body.file_url or FILE_URL,
     )
     asked = speech_format(model.architecture).conversation(task)
     chat = ChatCompletionRequest(
         messages=asked.messages, add_generation_prompt=not asked.continues, continue_final_message=asked.continues,
         **{name: getattr(body, name) for name in _COPIED},
     )  # fmt: skip
-    return Transcribing(chat, (asked.parser,) if asked.parser else ())
+    told_as = {"messages": _URL if body.file_url else _FILE, "max_tokens": "max_completion_tokens"}
+    return Transcribing(chat, (asked.parser,) if asked.parser else (), told_as)
+
+
+def _content(file: Part | None, *, has_url: bool) -> bytes:
+    """Returns what the file contains; nothing if the recording is to be fetched from a URL instead.
+
+    Raises:
+        InvalidRequest: there is neither a file nor a URL, or there are both; or the file is empty or none.
+    """
+    if has_url and file is None:
+        return b""
+    if has_url:
+        raise InvalidRequest("file and file_url are both given. Send one of them.", parameter=_URL)
+    if file is None or not file.is_file:
+        raise InvalidRequest(
+            "Expected 'file' to be a file: send the recording itself as the form's part file, with a filename (curl -F "
+            "file=@speech.wav), or its address as file_url.",
+            parameter=_FILE,
+        )
+    if not file.content:
+        raise InvalidRequest("file is empty. Send the recording's content.", parameter=_FILE)
+    return file.content
 
 
 def _check_names(parts: Iterable[Part], known: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 from quire.batch.lines import BatchInput, BatchLine, BatchResponse, BatchResult
 from quire.batch.results import Results
 
+# Endpoints that take forms: a line has the form's fields, and instead of a file the URL of one.
+_FORMS = frozenset(("/v1/audio/transcriptions", "/v1/audio/translations"))
 # Statuses of a server that is full or restarting; it is asked again after a pause, which grows up to the longest.
 _LATER = frozenset((429, 502, 503))
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
@@ -56,13 +59,21 @@ class BatchSender:
             patience -= pause
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    def _request(self, line: BatchLine, request_id: str) -> httpx.Request:
+        headers = {"x-request-id": request_id}
+        if line.url not in _FORMS:
+            headers["content-type"] = "application/json"
+            return self._client.build_request("POST", line.url, content=bytes(line.body), headers=headers)
+        fields = msgspec.json.decode(line.body, type=dict[str, Any])
+        parts = [(name, (None, _form_value(value))) for name, value in fields.items() if value is not None]
+        return self._client.build_request("POST", line.url, files=parts, headers=headers)
+
     async def _ask(self, line: BatchLine) -> tuple[BatchResult, bool]:
         """Sends a request once; returns its result, and whether that is final."""
         request_id = uuid.uuid4().hex
         name = f"quire-{request_id}"
-        headers = {"content-type": "application/json", "x-request-id": request_id}
         try:
-            answer = await self._client.post(line.url, content=bytes(line.body), headers=headers)
+            answer = await self._client.send(self._request(line, request_id))
         except httpx.ReadTimeout:
             return BatchResult(name, line.custom_id, None, {"message": "The server did not answer in time."}), True
         except httpx.TransportError as error:
@@ -74,6 +85,10 @@ class BatchSender:
             return BatchResult(name, line.custom_id, response), True
         told = body.get("error", body) if isinstance(body, dict) else {"message": str(body)}
         return BatchResult(name, line.custom_id, response, told), answer.status_code not in _LATER
+
+
+def _form_value(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _parsed(answer: httpx.Response) -> object:

@@ -116,6 +116,9 @@ def test_transcriptions(served: Served) -> None:
     url, form = f"{served.stack.url}/v1/audio/translations", {"model": "listener", **limit}
     translated = httpx.post(url, data=form, files={"file": file}, timeout=60)
     assert translated.json() == {"text": served.text_of(english)}
+    form = {name: (None, value) for name, value in {"file_url": f"file://{served.folder}/tone.wav", **limit}.items()}
+    url = f"{served.stack.url}/v1/audio/transcriptions"
+    assert httpx.post(url, files=form, timeout=60).json()["text"] == answer.text
 
 
 def test_streams(served: Served) -> None:

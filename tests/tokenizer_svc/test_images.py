@@ -171,7 +171,7 @@ async def test_settings_of_the_server_that_do_not_suit_the_model(qwen: Path, opt
 
 async def test_settings_of_the_server_for_a_model_that_reads_text_only() -> None:
     for options in ({"mm_processor_kwargs": {"do_resize": False}}, {"media_io_kwargs": {"video": {"fps": 1}}}):
-        with pytest.raises(StartupError, match="this (one|model)"):
+        with pytest.raises(StartupError, match=r"this (one|model)"):
             await MediaPreparer(None, ImageProcessorOptions(**options)).start()
 
 

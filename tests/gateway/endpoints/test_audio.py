@@ -304,6 +304,31 @@ async def test_to_language_is_for_translations(stack: GatewayStack, renderer: Re
     assert await refused(stack, "to_language is 'xx'", path=TRANSLATIONS, to_language="xx") == "to_language"
 
 
+def form(**fields: str) -> Any:
+    """A form without a file."""
+    return {name: (None, value) for name, value in fields.items()}
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_files_by_url(stack: GatewayStack, renderer: Renderer, path: str) -> None:
+    url = f"data:audio/wav;base64,{base64.b64encode(FILE).decode()}"
+    response = await spoken(stack, path, files=form(file_url=url))
+    assert (response.status_code, response.json()["text"]) == (200, "AHO"), response.text
+    assert list(renderer.last.audios) == [FILE]
+    assert len(renderer.asked) == 1
+    both = SPEECH | form(file_url=url)
+    assert await refused(stack, "file and file_url are both given", path=path, files=both) == "file_url"
+    for wrong, words in {
+        "http://127.0.0.1/a.wav": "file_url is an http:// URL",
+        "file:///etc/passwd": "--allowed-local-media-path",
+        "cid:file": "a URL of the scheme 'cid'",
+        "speech.wav": "URL",
+    }.items():
+        assert await refused(stack, words, path=path, files=form(file_url=wrong)) == "file_url"
+    renderer.error = InvalidRequest("The audio is too long.", parameter="messages")
+    assert await refused(stack, "The audio is too long.", path=path, files=form(file_url=url)) == "file_url"
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_wrong_files(stack: GatewayStack, renderer: Renderer, path: str, model: dict[str, Any]) -> None:
     none: Any = {"model": (None, b"fake")}

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.requests.form import parse_form
 from quire.batch import sending
 from quire.batch.lines import BatchResult, read_input
 from quire.batch.results import Results
@@ -19,10 +20,11 @@ from quire.batch.sending import BatchSender
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-async def run(folder: Path, count: int, handler: Handler, most: int = 4) -> list[dict[str, object]]:
-    """Sends `count` requests and returns all lines of the output."""
+async def run(folder: Path, count: int, handler: Handler, most: int = 4, **fields: object) -> list[dict[str, object]]:
+    """Sends `count` requests, with other fields of their lines, and returns all lines of the output."""
     path = folder / "in.jsonl"
-    lines = ({"custom_id": f"r{n}", "url": "/v1/completions", "body": {"prompt": n}} for n in range(count))
+    usual = ({"custom_id": f"r{n}", "url": "/v1/completions", "body": {"prompt": n}} for n in range(count))
+    lines = (line | fields for line in usual)
     path.write_text("\n".join(map(json.dumps, lines)))
     requests, told = read_input(path), list[BatchResult]()
     transport = httpx.MockTransport(handler)
@@ -80,3 +82,19 @@ async def test_a_full_server_and_one_that_is_away_are_asked_again(
     (tmp_path / "partial").unlink()
     (line,) = await run(tmp_path, 1, lambda request: httpx.Response(503, json={"error": {"message": "full"}}))
     assert line["error"] == {"message": "full"}
+
+
+async def test_transcriptions_are_sent_as_forms(tmp_path: Path) -> None:
+    body = {"file_url": "https://example.com/a.wav", "temperature": 0.5, "stream": False, "language": None}
+    sent: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, json={"text": "Hello."})
+
+    (line,) = await run(tmp_path, 1, handler, url="/v1/audio/transcriptions", body=body)
+    assert line["response"]["body"] == {"text": "Hello."}  # type: ignore[index]
+    parts = parse_form(sent[0].content, sent[0].headers["content-type"])
+    assert [(part.name, part.content, part.is_file) for part in parts] == [
+        ("file_url", b"https://example.com/a.wav", False), ("temperature", b"0.5", False), ("stream", b"false", False),
+    ]  # fmt: skip
