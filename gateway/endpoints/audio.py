@@ -49,7 +49,7 @@ async def _asked(
     _check_size(body.file)
     asked = transcribing(body, context.fleet.model(body.model, GENERATE))
     uploads = NO_UPLOADS if body.file_url else {FILE_URL: body.file}
-    with told_as(asked.told_as, keeps_places=False):
+    with told_as(asked.told_as):
         generation = await chat.prepare(
             request, asked.chat, [asked.chat.messages], uploads=uploads, parsers=asked.parsers
         )

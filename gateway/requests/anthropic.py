@@ -9,6 +9,7 @@ from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.constraints import JsonSchemaFormat, ResponseFormat
 from gateway.protocol.messages import CountTokensRequest, MessagesRequest, MessagesTool
 from gateway.protocol.tokens import TokenizeRequest
+from gateway.requests.messages import PlacedPart
 from gateway.requests.template_variables import thinking_switched
 from quire.errors import InvalidRequest
 
@@ -195,7 +196,7 @@ def _image(block: Block, place: str) -> dict[str, Any]:
                 '{"type": "url", "url": "…"}.',
                 parameter="messages",
             )
-    return {"type": "image_url", "image_url": {"url": url}}
+    return PlacedPart(place, type="image_url", image_url={"url": url})
 
 
 def _texts(content: Any, place: str, *, with_images: bool = False) -> str | list[dict[str, Any]]:

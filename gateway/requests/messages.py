@@ -37,6 +37,18 @@ class TemplateMessages:
     media: tuple[MediaUrl, ...]
 
 
+class PlacedPart(dict[str, Any]):
+    """A content part of a request that was converted to a chat.
+
+    Attributes:
+        place: where it is in the request, for error messages.
+    """
+
+    def __init__(self, place: str, **fields: Any) -> None:
+        super().__init__(fields)
+        self.place = place
+
+
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> TemplateMessages:
     """Converts messages: content parts become text, image, video and audio parts, and tool call arguments are
     parsed.
@@ -98,6 +110,7 @@ def _part(part: Any, place: str, media: list[MediaUrl]) -> dict[str, str]:
     """Converts a content part; appends an image, a video or an audio to `media`."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    place = part.place if isinstance(part, PlacedPart) else place
     name = part.get("type") if isinstance(part, dict) else None
     if isinstance(name, str) and (name in _URLS or name == _AUDIO):
         kind = _URLS.get(name, MediaKind.AUDIO)

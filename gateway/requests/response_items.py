@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.requests.messages import PlacedPart
 from quire.errors import InvalidRequest
 
 Item = Mapping[str, Any]
@@ -149,7 +150,7 @@ def _content(content: Any, place: str) -> str | list[Message]:
     if isinstance(content, str) or not any(part.get("type") == _IMAGE for part in _parts(content, place)):
         return _text(content, place)
     return [
-        {"type": "image_url", "image_url": {"url": _url(part, f"{place}[{index}]")}}
+        PlacedPart(f"{place}[{index}]", type="image_url", image_url={"url": _url(part, f"{place}[{index}]")})
         if part.get("type") == _IMAGE
         else {"type": "text", "text": _part(part, f"{place}[{index}]")}
         for index, part in enumerate(content)

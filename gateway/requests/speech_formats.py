@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway.answers.parser import AnswerParser
 from gateway.answers.transcripts import TextAfterMark, TextInQuotes
+from gateway.requests.messages import PlacedPart
 from quire.errors import InvalidRequest
 
 # Names the file of the form in a message, as RFC 2392 names the parts of an e-mail.
@@ -36,7 +37,8 @@ class SpeechTask:
     @property
     def audio(self) -> dict[str, Any]:
         """The part of a message with the recording."""
-        return {"type": "audio_url", "audio_url": {"url": self.url}}
+        place = "file" if self.url == FILE_URL else "file_url"
+        return PlacedPart(place, type="audio_url", audio_url={"url": self.url})
 
 
 @dataclass(frozen=True)

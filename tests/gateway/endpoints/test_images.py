@@ -256,6 +256,25 @@ async def test_what_is_wrong_in_anthropics_api(stack: Stack, role: str, block: A
     await stack.refused("/v1/messages/count_tokens", body, words)
 
 
+async def test_errors_name_places_of_the_request(stack: Stack) -> None:
+    """Not of the chat that it becomes, in which messages before the image are fewer or more."""
+    wrong: dict[str, Any] = {"type": "image", "source": {"type": "url", "url": "nowhere"}}
+    text = {"type": "text", "text": "A"}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text, wrong]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    for content, place in (([text, wrong], "content[1]"), ([result, text], "content[0].content[1]")):
+        messages = [{"role": "user", "content": "A"}, call, {"role": "user", "content": content}]
+        body = {"system": "S", "messages": messages}
+        await stack.refused("/v1/messages", body, f"messages[2].{place} is not a URL")
+    parts = [{"type": "input_text", "text": "A"}, {"type": "input_image", "image_url": "x"}]
+    reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "B"}]}
+    items = [{"role": "user", "content": "A"}, reasoning, {"role": "assistant", "content": "B"},
+             {"role": "user", "content": parts}]  # fmt: skip
+    body = {"instructions": "S", "input": items}
+    error = await stack.refused("/v1/responses", body, "input[3].content[1] is not a URL")
+    assert error["param"] == "input"
+
+
 def said(role: str, *content: Any) -> dict[str, Any]:
     """A message item of the Responses API."""
     parts = [
