@@ -44,7 +44,7 @@ async def _respond(request: Request, kind: type[TranscriptionRequest]) -> Respon
 async def _asked(
     request: Request, context: GatewayContext, kind: type[TranscriptionRequest]
 ) -> tuple[TranscriptionRequest, GenerationRequest]:
-    """Returns the form, without its file, and the generation request that it becomes."""
+    """Returns the form, without the recording, and the generation request that it becomes."""
     body = transcription_of(await read_form(request), kind)
     _check_size(body.file)
     asked = transcribing(body, context.fleet.model(body.model, GENERATE))
@@ -53,7 +53,8 @@ async def _asked(
         generation = await chat.prepare(
             request, asked.chat, [asked.chat.messages], uploads=uploads, parsers=asked.parsers
         )
-    return msgspec.structs.replace(body, file=b""), generation  # text may be written for minutes; the file has served
+    # Text may be written for minutes; the file has served.
+    return msgspec.structs.replace(body, file=b"", file_url=None), generation
 
 
 def _check_size(file: bytes) -> None:
