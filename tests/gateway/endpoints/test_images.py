@@ -267,11 +267,10 @@ async def test_errors_name_places_of_the_request(stack: Stack) -> None:
         body = {"system": "S", "messages": messages}
         await stack.refused("/v1/messages", body, f"messages[2].{place} is not a URL")
     parts = [{"type": "input_text", "text": "A"}, {"type": "input_image", "image_url": "x"}]
-    reasoning = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "B"}]}
-    items = [{"role": "user", "content": "A"}, reasoning, {"role": "assistant", "content": "B"},
-             {"role": "user", "content": parts}]  # fmt: skip
+    contents = (("user", "A"), ("assistant", "B"), ("user", parts))
+    items = [{"role": role, "content": content} for role, content in contents]
     body = {"instructions": "S", "input": items}
-    error = await stack.refused("/v1/responses", body, "input[3].content[1] is not a URL")
+    error = await stack.refused("/v1/responses", body, "input[2].content[1] is not a URL")
     assert error["param"] == "input"
 
 
