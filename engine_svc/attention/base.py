@@ -7,8 +7,8 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,9 @@ class AttentionShape:
     cache_dtype: torch.dtype | None = None  # 8-bit dtype of cached keys and values; None means `dtype`
     batch_invariant: bool = False  # whether AttentionBackend.batch_invariant is required, even if it costs time
     part: ContextPart = ContextPart()  # the part of each sequence that is cached on this rank
+    # Compressed attention: numbers of a head's plain key (without its rotated part) and value together, if prompts may
+    # be attended to with them, see Expansion; 0 if not.
+    expanded_dim: int = 0
 
     @property
     def block_tokens(self) -> int:
@@ -162,6 +165,46 @@ class Prepared:
     """Metadata shared by the layers of a step; backends add what they derive from it, for their own use only."""
 
     metadata: AttentionMetadata
+    expansion: Expansion | None = field(default=None, kw_only=True)  # None if the whole batch attends in one way
+
+
+class ExpandVectors(Protocol):
+    """Computes the plain keys and values of a rank's heads from cached vectors."""
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        """[keys, head_dim] → [keys, num_heads, plain key and value], contiguous."""
+        ...
+
+
+@dataclass(frozen=True)
+class Others:
+    """The queries of a batch that attend to cached vectors beside an Expansion."""
+
+    rows: torch.Tensor  # int64 [others], their rows among the queries of the batch
+    prepared: Prepared  # for a batch of these queries; caches the vectors of all new tokens
+
+
+@dataclass(frozen=True)
+class Expansion(ABC):
+    """Prompts of compressed attention that attend with plain keys and values of all heads; see expansion.py."""
+
+    others: Others | None  # None if all queries of the batch are of these prompts
+
+    @abstractmethod
+    def attend(
+        self, query: torch.Tensor, rotated: torch.Tensor, key: torch.Tensor, expand: ExpandVectors,
+        cache: torch.Tensor, output: torch.Tensor, scale: float,
+    ) -> None:  # fmt: skip
+        """Attends to the cache. If there are `others`, they must attend first.
+
+        Args:
+            query: [num_queries, num_heads, plain_dim + rotated_dim], of which only the plain part is read.
+            rotated: [num_queries, num_heads, rotated_dim], the other part, after rotation.
+            key: [num_tokens, 1, head_dim], the vectors of all new tokens, which are cached.
+            cache: this layer's cache.
+            output: [num_queries, num_heads, value_dim], receives the results of the prompts.
+            scale: factor on scores.
+        """
 
 
 class AttentionBackend(ABC):
@@ -170,8 +213,6 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     block_dimension: ClassVar[int] = 1  # the dimension of a layer's cache that counts blocks
     query_lens: ClassVar[tuple[int, ...]] = (1,)  # one for each kernel path, except that of prompts; for warm-up
-    # (new tokens, context length) of each further kernel path that is taken only after long contexts; for warm-up.
-    tails: ClassVar[tuple[tuple[int, int], ...]] = ()
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -185,11 +226,21 @@ class AttentionBackend(ABC):
         self._observing = False
 
     @property
+    def tails(self) -> tuple[tuple[int, int], ...]:
+        """(new tokens, context length) of each further path that is only taken after long contexts; for warm-up."""
+        return ()
+
+    @property
     def batch_invariant(self) -> bool:
         """Whether a token's result depends on its sequence alone.
 
         That is, neither on the batch's other sequences, nor on how many tokens of its own sequence are new with it.
         """
+        return False
+
+    @property
+    def expands_heads(self) -> bool:
+        """Whether `prepare` may find an Expansion."""
         return False
 
     def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ For identical rounding in batch-invariant mode, prefill attends in parts like de
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +19,26 @@ from engine_svc.attention.base import (
     AttentionMetadata,
     AttentionOptions,
     AttentionShape,
+    Others,
     Prepared,
     Rotation,
 )
+from engine_svc.attention.expansion import MIN_QUERIES, TritonExpansion, round_bytes, rounds_of
 from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
 from engine_svc.kernels.paged_prefill import paged_prefill
 from engine_svc.kernels.rotary import Slots, rotate
-from engine_svc.kernels.tiles import Tiles, column_tiles, decode_tiles, multiprocessors, prefill_tiles
+from engine_svc.kernels.tiles import (
+    Tiles,
+    column_tiles,
+    decode_tiles,
+    expansion_tiles,
+    multiprocessors,
+    prefill_tiles,
+)
 from engine_svc.native.library import Kernels
-from engine_svc.transfer import to_device
+from engine_svc.transfer import to_device, to_device_together
 from quire.errors import StartupError
 
 _PARTIAL_BYTES = 256 << 20  # room for the results of parts of contexts, before they are combined
@@ -39,6 +48,10 @@ _MOST_QUERIES = 8
 # Prompts with more new tokens are also split, into parts of 1024 keys, if their programs would still be running when
 # all others have ended, and the context is longer than 4096 positions: each token needs room for its parts' results.
 _LONG_PART, _LONG_CONTEXT = 1024, 4096
+# Scores of a layer from which on a step with prompts had better expand them than be replayed from a graph: that many
+# take 0.9 ms less on an H200, and launching a layer takes the host 0.75.
+_MANY_SCORES = 100_000_000
+_WARM_QUERIES = 1024  # new tokens of a step that is better expanded, for warm-up
 # Decode programs per multiprocessor: at most as many as fit into its shared memory.
 _PROGRAMS_EACH = 4
 
@@ -65,7 +78,6 @@ class TritonBackend(AttentionBackend):
 
     name = "triton"
     query_lens = (2, 1)
-    tails = ((_MOST_QUERIES + 1, _LONG_CONTEXT),)
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -93,6 +105,19 @@ class TritonBackend(AttentionBackend):
         if shape.batch_invariant:
             self._decode = [self._prefill] * 2
         self._long_part = PART if shape.batch_invariant else _LONG_PART
+        self._expansion_tiles = expansion_tiles(shape.dtype, capability)
+
+    @property
+    def expands_heads(self) -> bool:
+        """See AttentionBackend.expands_heads. Not with `--batch-invariant`: both ways round differently."""
+        shape = self.shape
+        return shape.expanded_dim > 0 and not shape.batch_invariant and shape.part.size == 1
+
+    @property
+    def tails(self) -> tuple[tuple[int, int], ...]:
+        """See AttentionBackend.tails."""
+        expanded = (_WARM_QUERIES, max(_LONG_CONTEXT, _MANY_SCORES // (_WARM_QUERIES * self.shape.num_heads)) + 1)
+        return ((_MOST_QUERIES + 1, _LONG_CONTEXT), *[expanded] * self.expands_heads)
 
     @property
     def batch_invariant(self) -> bool:
@@ -120,7 +145,8 @@ class TritonBackend(AttentionBackend):
             most_parts(positions, sequences, shape.part, PART) * _MOST_QUERIES,
             most_parts(positions, sequences, shape.part, self._long_part) * (rows // self._group),
         )
-        return self._part_bytes * min(self._most_parts, parts)
+        expanded = round_bytes(shape) if self.expands_heads else 0
+        return max(self._part_bytes * min(self._most_parts, parts), expanded)
 
     def _num_tiles(self, query_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return -(-query_lens * self._group // self._prefill.rows)
@@ -144,6 +170,8 @@ class TritonBackend(AttentionBackend):
         self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
     ) -> npt.NDArray[np.int32] | None:
         """See AttentionBackend.plan. Draft tokens are computed like prompts, unless their contexts are long."""
+        if self._is_better_expanded(query_lens, seq_lens):
+            return None
         single = np.flatnonzero(query_lens == 1)
         prompts = np.flatnonzero(query_lens > 1)
         is_long = seq_lens[prompts] > _LONG_CONTEXT
@@ -165,12 +193,14 @@ class TritonBackend(AttentionBackend):
         first = np.repeat(np.cumsum(tiles) - tiles, tiles)
         return np.repeat(sequences, tiles), (np.arange(len(first)) - first) * self._prefill.rows
 
-    def prepare(self, metadata: AttentionMetadata) -> _Prepared:
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare. Cuts prompts into tiles; everything goes to the device in one copy."""
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
         if metadata.plan is not None:
             ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])
             return _Prepared(metadata, self._alone(ones, seq_lens), *tiles.chunk(2))
+        if (expanded := self._expanded(query_lens)).any():
+            return self._expand(metadata, query_lens, expanded)
         single = np.flatnonzero(query_lens == 1)
         several = np.flatnonzero((query_lens > 1) & (query_lens <= _MOST_QUERIES))
         prompts = np.flatnonzero(query_lens > _MOST_QUERIES)
@@ -186,6 +216,33 @@ class TritonBackend(AttentionBackend):
             *self._together(longs, seq_lens[long], most[1], self._prefill, self._long_part),
         ]
         return _Prepared(metadata, in_parts, of, starting_at)
+
+    def _expanded(self, query_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which sequences attend with plain keys and values; see Expansion."""
+        return (query_lens >= MIN_QUERIES) & (self.expands_heads and self._scales is None)
+
+    def _is_better_expanded(self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64]) -> bool:
+        """Whether plain keys and values save more time in a step than launching its kernels takes without a graph."""
+        expanded = self._expanded(query_lens) & (seq_lens > _LONG_CONTEXT)
+        return int((query_lens * seq_lens)[expanded].sum()) * self.shape.num_heads > _MANY_SCORES
+
+    def _expand(
+        self, metadata: AttentionMetadata, query_lens: npt.NDArray[np.int64], expanded: npt.NDArray[np.bool_]
+    ) -> Prepared:
+        """Prepares a batch of which these sequences attend with plain keys and values, and the others as usual."""
+        others = None
+        if not expanded.all():
+            lens = np.where(expanded, 0, query_lens)
+            starts = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+            rows, starts = to_device_together(
+                [np.flatnonzero(np.repeat(~expanded, query_lens)), starts], self.shape.device
+            )
+            batch = replace(metadata, query_start_loc=starts, query_lens_host=lens.tolist())
+            others = Others(rows, self.prepare(batch))
+        tiles = self._expansion_tiles
+        rounds, is_carried = rounds_of(np.flatnonzero(expanded).tolist(), metadata, self.shape, tiles.rows)
+        expansion = TritonExpansion(others, self.shape, metadata, rounds, is_carried, tiles)
+        return Prepared(metadata, expansion=expansion)
 
     def _alone(self, sequences: torch.Tensor, lengths: npt.NDArray[np.int64]) -> list[_InParts]:
         """Sequences with one new token.

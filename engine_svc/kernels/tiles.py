@@ -53,6 +53,13 @@ def prefill_tiles(
     return found
 
 
+def expansion_tiles(dtype: torch.dtype, capability: tuple[int, int]) -> Tiles:
+    """The tiles of prompts of compressed attention with plain keys and values, see expanded_prefill."""
+    if dtype == torch.float32:
+        return Tiles(32, 16, 8, 2)
+    return Tiles(128, 64, 8, 3) if has_room(capability) else Tiles(64, 32, 4, 2)
+
+
 def decode_tiles(
     rows: int, prefill: Tiles, head_dim: int, capability: tuple[int, int], *, are_copied: bool = False
 ) -> Tiles:

@@ -116,6 +116,7 @@ class LayerContext:
     adapters: Adapters | None = None  # None if no adapters are served
     sharing: ExpertSharing = ExpertSharing()
     present: PresentRows = field(default_factory=PresentRows)  # of the current pass
+    expands_heads: bool = False  # whether prompts of compressed attention may have plain keys and values; see Expansion
 
     def adapted(
         self, product: Product, outputs: Mapping[str, Part], inputs: Part, layout: Layout = Layout()

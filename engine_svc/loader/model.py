@@ -284,6 +284,8 @@ def place_layers(
     method = _quantization(raw, options, ModelForm(ops, dtype))
     heads = _heads(config, groups.tensor)
     shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
+    if config.latent and not options.lora.enable_lora:  # what adapters add to keys and values depends on the token
+        shape = replace(shape, expanded_dim=config.latent.plain_dim + config.latent.value_dim)
     attention = create_backend(options.kernels.attention_backend, _shared(shape, config, groups), kernels)
     if groups.decode_context.world_size > 1:
         attention.context = SharedContext(groups.decode_context)
@@ -291,7 +293,14 @@ def place_layers(
         check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(
-        groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing
+        groups,
+        dtype,
+        device,
+        ops,
+        method,
+        module_names=config.module_names,
+        sharing=sharing,
+        expands_heads=attention.expands_heads,
     ), attention
 
 

@@ -9,8 +9,9 @@ all that is cached.
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
-from engine_svc.attention.base import AttentionOptions
+from engine_svc.attention.base import AttentionBackend, AttentionOptions
 from engine_svc.layers.context import HeadAdapters, LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
@@ -69,20 +70,37 @@ class LatentAttention(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
-        latent, tokens = self._latent, len(hidden)
-        queries = self._query(step.outputs(self._ops, hidden)).unflatten(1, (self._heads, -1))
+        latent, ops, expansion = self._latent, self._ops, cache.prepared.expansion
+        queries = self._query(step.outputs(ops, hidden)).unflatten(1, (self._heads, -1))
         vectors = self.kv_a_proj_with_mqa(hidden)
-        query = hidden.new_empty((len(queries), self._heads, latent.rank + latent.rotated_dim))
-        key = hidden.new_empty((tokens, 1, latent.rank + latent.rotated_dim))
-        self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
-        rotary = step.outputs(self._ops, step.rotary)
-        self._ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
+        key = hidden.new_empty((len(hidden), 1, latent.rank + latent.rotated_dim))
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
-        self._ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
-        output = step.attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
-        values = hidden.new_empty((len(queries), self._heads, latent.value_dim))
-        self.kv_b_proj.to_values(output[..., : latent.rank], values)
+        ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
+        rotary = step.outputs(ops, step.rotary)
+        if expansion is None:
+            return self.o_proj(self._attend(queries, rotary, key, cache, step.attention).flatten(1))
+        values = queries.new_empty((*queries.shape[:2], latent.value_dim))
+        if others := expansion.others:
+            attended, rows = cache._replace(prepared=others.prepared), others.rows
+            values[rows] = self._attend(queries[rows], rotary[rows], key, attended, step.attention)
+        rotated = queries.new_empty((*queries.shape[:2], latent.rotated_dim))
+        ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, rotated)
+        expansion.attend(queries, rotated, key, self.kv_b_proj.expand, cache.cache, values, self.options.scale)
         return self.o_proj(values.flatten(1))
+
+    def _attend(
+        self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attends to the vectors: [queries, heads, plain_dim + rotated_dim] → [queries, heads, value_dim]."""
+        latent = self._latent
+        query = queries.new_empty((len(queries), self._heads, key.shape[2]))
+        self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
+        self._ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
+        output = attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
+        values = queries.new_empty((len(queries), self._heads, latent.value_dim))
+        self.kv_b_proj.to_values(output[..., : latent.rank], values)
+        return values
 
     def _query(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._latent.query_rank is None:
@@ -104,6 +122,7 @@ class HeadMatrices(PackedLayer):
         self._shape = (heads, self._rows, latent.rank)
         self._to_vector: HeadsProduct | None = None
         self._to_values: HeadsProduct | None = None
+        self._both: torch.Tensor | None = None
         self._adapters: HeadAdapters | None = None
         self._part = Part(first_head * self._rows, heads * self._rows, all_heads * self._rows)
         split = Split({"": self._part}, Part(0, latent.rank, latent.rank))
@@ -115,6 +134,8 @@ class HeadMatrices(PackedLayer):
         keys, values = weight.split((self._plain_dim, self._rows - self._plain_dim), dim=1)
         self._to_vector = self._ops.head_matrices(keys.transpose(1, 2))
         self._to_values = self._ops.head_matrices(values)
+        if self._context.expands_heads:
+            self._both = weight.flatten(0, 1)
         del self._held
         if self._context.adapters is not None:
             heads, _, size = self._shape
@@ -134,3 +155,8 @@ class HeadMatrices(PackedLayer):
         self._to_values(vectors, values)
         if self._adapters is not None:
             self._adapters.to_rows(vectors, values)
+
+    def expand(self, vectors: torch.Tensor) -> torch.Tensor:
+        """See ExpandVectors; only if the context's expands_heads is set."""
+        assert self._both is not None
+        return F.linear(vectors[:, : self._shape[2]], self._both).unflatten(1, self._shape[:2])

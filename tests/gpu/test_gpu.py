@@ -31,6 +31,8 @@ from quire.options.model import ModelOptions
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
+from tests.conformance.test_expansion import BATCHES as EXPANDED_BATCHES
+from tests.conformance.test_expansion import Dims, check_expansion, latent_backend, short_prompts
 from tests.conformance.test_recurrence import check_formula
 from tests.engine_svc.kernels.test_coded import coded
 from tests.engine_svc.kernels.test_sampling import check_draws
@@ -55,6 +57,7 @@ DRAWN: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 triton = pytest.importorskip("triton")
+__all__ = ["short_prompts"]
 
 # An emulated GPU is slow and therefore computes fewer tokens of fewer sequences; it has no bfloat16, as numpy has none.
 IS_EMULATED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -125,6 +128,26 @@ def test_shapes(heads: int, kv_heads: int, dim: int) -> None:
 def test_what_scores_are_made_of(special: str) -> None:
     shape = AttentionShape(8, 2, 64, BLOCK_SIZE, HALF, torch.device("cuda"))
     check_backend(create_backend("triton", shape, None), BATCHES["mixed"], 12, special)
+
+
+@pytest.mark.usefixtures("short_prompts")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dims", [Dims(24, 24, 8, 16), Dims(64, 32, 16, 32), Dims(512, 128, 64, 128)], ids=str)
+def test_expanded_prompts(dims: Dims, dtype: torch.dtype) -> None:
+    for batch in ("chunks", "mixed"):
+        check_expansion(latent_backend(dims, dtype, "cuda"), dims, EXPANDED_BATCHES[batch])
+
+
+@pytest.mark.usefixtures("short_prompts")
+@pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3"])
+def test_engine_with_expanded_prompts(tmp_path: Path, family: str) -> None:
+    """The longest prompt is in pieces of 33, beside sequences that decode, and the last ones take two rounds."""
+    folder = make_model(tmp_path / family, family)
+    prompts = random_prompts(1, 17, 180)
+    with running_engine(folder, enforce_eager=True, **LIMITS) as engine, no_waits():
+        found = [tokens(run(engine, prompts, SAMPLING)) for _ in range(2)]
+    for answers in found:
+        check_greedy(folder, prompts, answers, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
