@@ -128,5 +128,4 @@ def expanded_prefill(
         query.stride(0), vectors.stride(0), tile_table.shape[1], HEADS=heads, PLAIN=plain_dim, PLAIN_PADDED=padded[0],
         ROTATED=rotated_dim, ROTATED_PADDED=padded[1], VALUE=value_dim, VALUE_PADDED=padded[2], TILE_M=tiles.rows,
         TILE_N=tiles.keys, num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages,
-        maxnreg=tiles.registers,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import has_room
@@ -22,13 +23,15 @@ from engine_svc.kernels.tiles import has_room
 TILE_M = 16
 MANY_ROWS, MOST_ROWS = 64, 128
 _COLUMNS = 1024
-_CHUNK = 1024  # rows sorted at a time
+_CHUNK, _LARGE_CHUNK = 1024, 4096  # rows sorted at a time; with four and eight warps
+_COPIED = 8  # a row of a matrix of 16 bits is a multiple of this many, if the GPU itself is to copy its tiles
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _grouped_kernel(
     input_ptr,
     weight_ptr,
+    descriptor,
     bias_ptr,
     output_ptr,
     row_ptr,
@@ -49,6 +52,8 @@ def _grouped_kernel(
     they read are still cached.
 
     Args:
+        descriptor: of the weight as [experts * outputs, inputs], with which the GPU itself copies tiles; or None. A
+            tile may go beyond its expert's outputs.
         EVEN: the inputs are a multiple of TILE_K.
     """
     await_inputs()
@@ -71,7 +76,10 @@ def _grouped_kernel(
         if not EVEN:
             rows_inside, columns_inside = rows_inside & (k < size)[None, :], columns_inside & (k < size)[None, :]
         values = tl.load(input_ptr + (row // divisor)[:, None] * size + k[None, :], mask=rows_inside, other=0.0)
-        weight = tl.load(weight_ptr + weight_row[:, None] * size + k[None, :], mask=columns_inside, other=0.0)
+        if descriptor is not None:
+            weight = descriptor.load([expert * outputs + tl.program_id(0) * TILE_N, begin])
+        else:
+            weight = tl.load(weight_ptr + weight_row[:, None] * size + k[None, :], mask=columns_inside, other=0.0)
         sums += tl.dot(values, tl.trans(weight), input_precision="ieee")
     if BIAS:
         sums += tl.load(bias_ptr + weight_row, mask=within, other=0.0).to(tl.float32)[None, :]
@@ -139,6 +147,7 @@ class ProductTiles(NamedTuple):
     inputs: int
     warps: int
     stages: int
+    are_copied: bool = False  # whether the GPU itself copies tiles of weights, where it can
 
 
 def product_tiles(rows: int, dtype: torch.dtype, *, roomy: bool = False) -> ProductTiles:
@@ -153,7 +162,12 @@ def product_tiles(rows: int, dtype: torch.dtype, *, roomy: bool = False) -> Prod
         return ProductTiles(64, 128, 4, 4)
     if rows <= MANY_ROWS or not roomy:
         return ProductTiles(128, 64, 4, 3)
-    return ProductTiles(256, 64, 8, 3)
+    return ProductTiles(256, 64, 8, 4, are_copied=True)
+
+
+@functools.cache
+def _copies_tiles(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @functools.cache
@@ -184,10 +198,11 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, tile: int = TILE_
     tiles = (num_rows + tile - 1) // tile + min(num_experts + 1, num_rows)
     rows = expert_ids.new_empty(tiles * tile, dtype=torch.int32)
     experts = expert_ids.new_empty(tiles, dtype=torch.int32)
+    chunk, warps = (_LARGE_CHUNK, 8) if num_rows > _LARGE_CHUNK else (_CHUNK, 4)
     _sort_kernel[(num_experts + 1,)](
         expert_ids, rows, experts, num_rows, tiles, EXPERTS=num_experts,
-        BINS=max(128, triton.next_power_of_2(num_experts + 2)), TILE_M=tile, CHUNK=_CHUNK,
-        num_warps=4, launch_pdl=begins_early(),
+        BINS=max(128, triton.next_power_of_2(num_experts + 2)), TILE_M=tile, CHUNK=chunk, num_warps=warps,
+        launch_pdl=begins_early(),
     )  # fmt: skip
     return SortedRows(rows, experts, num_rows, tile)
 
@@ -212,8 +227,11 @@ def grouped_product(
     outputs, size = weight.shape[1:]
     output = hidden.new_empty((rows.num_rows, outputs))
     tiles = product_tiles(rows.tile, hidden.dtype, roomy=_has_room(hidden.device))
+    descriptor = None
+    if tiles.are_copied and size % _COPIED == 0 and _copies_tiles(hidden.device):
+        descriptor = TensorDescriptor.from_tensor(weight.flatten(0, 1), [tiles.outputs, tiles.inputs])
     _grouped_kernel[(triton.cdiv(outputs, tiles.outputs), len(rows.expert))](
-        hidden, weight, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
+        hidden, weight, descriptor, bias, output, rows.row, rows.expert, rows.num_rows, outputs, size, divisor,
         BIAS=bias is not None, EVEN=size % tiles.inputs == 0, TILE_M=rows.tile, TILE_N=tiles.outputs,
         TILE_K=tiles.inputs, num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages,
     )  # fmt: skip

@@ -154,5 +154,5 @@ def paged_prefill(
         TILE_M=tiles.rows, TILE_N=tiles.keys, PART_KEYS=part_keys,
         BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None,
-        num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages, maxnreg=tiles.registers,
+        num_warps=tiles.warps, launch_pdl=begins_early(), num_stages=tiles.stages,
     )  # fmt: skip

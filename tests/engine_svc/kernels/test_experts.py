@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from engine_svc.kernels.activation import NamedActivation
-from engine_svc.kernels.experts import sort_by_expert
+from engine_svc.kernels.experts import ProductTiles, grouped_product, sort_by_expert
 from engine_svc.kernels.single_row import MatrixTiles, single_row_tiles
 from engine_svc.kernels.single_row_experts import DOWN, Stack, single_row_experts
 from engine_svc.ops.base import Activation, ClampedSwish, Routing, Scoring
@@ -19,7 +19,8 @@ ON_A_GPU = (single_row_tiles(37), DOWN)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "chosen", "experts", "tile"), [(1, 2, 4, 16), (40, 3, 7, 64), (700, 2, 3, 16), (9, 8, 20, 16)]
+    ("tokens", "chosen", "experts", "tile"),
+    [(1, 2, 4, 16), (40, 3, 7, 64), (700, 2, 3, 16), (9, 8, 20, 16), (2100, 2, 4, 64)],
 )
 def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: int, tile: int) -> None:
     ids = torch.randint(-1, experts, (tokens, chosen), generator=torch.Generator().manual_seed(0))
@@ -39,6 +40,19 @@ def test_rows_are_in_tiles_of_their_experts(tokens: int, chosen: int, experts: i
     # Each row without an expert is, once, in a tile without an expert.
     left = rows[used:].flatten()
     assert left[left < found.num_rows].tolist() == torch.nonzero(ids.flatten() < 0)[:, 0].tolist()
+
+
+def test_tiles_of_weights_that_a_gpu_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of outputs go beyond their expert's."""
+    tiles = ProductTiles(32, 16, 4, 2, are_copied=True)
+    monkeypatch.setattr("engine_svc.kernels.experts._copies_tiles", lambda device: True)
+    monkeypatch.setattr("engine_svc.kernels.experts.product_tiles", lambda *form, roomy: tiles)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(20, 32).half(), torch.randn(3, 40, 32).half()
+    ids = torch.randint(3, (20, 2))
+    found = grouped_product(hidden, weight, sort_by_expert(ids, 3), 2)
+    expected = torch.einsum("ri,roi->ro", hidden.double().repeat_interleave(2, 0), weight.double()[ids.flatten()])
+    assert (found - expected).norm() / expected.norm() < 1e-3
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 70])

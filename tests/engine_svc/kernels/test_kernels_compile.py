@@ -26,7 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.language import target_info
 from engine_svc.kernels import activation, cache_write, coded, experts, int8, low_rank, matrix, norm, rotary, routing
-from engine_svc.kernels import chunked_delta, chunked_scan
+from engine_svc.kernels import chunked_delta, chunked_scan, expanded_prefill
 from engine_svc.kernels import paged_decode, paged_prefill, recurrence, sampling, single_row
 from engine_svc.kernels import single_row_coded, single_row_experts, step_inputs, tiles
 
@@ -109,8 +109,6 @@ for group, dim, block_size, window, kv_heads in shapes:
         options = {"num_warps": 4}
         if given:
             options = {"num_warps": given[0].warps, "num_stages": given[0].stages}
-        if kernel is paged_prefill._prefill_kernel:
-            options["maxnreg"] = given[0].registers
         compiled = triton.compile(source, target=target, options=options)
         shared, stack = compiled.metadata.shared, stack_of(compiled)
         there_is = 227 if capability in (90, 100) else 99  # KiB on each GPU of a generation since Ampere
@@ -119,6 +117,47 @@ for group, dim, block_size, window, kv_heads in shapes:
         assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == (capability >= 90)
         print(kernel.__name__, element, cached, group, dim, shared, stack)
 
+tile = tiles.expansion_tiles(dtype, divmod(capability, 10))
+expanded = {"HEADS": 16, "PLAIN": 128, "PLAIN_PADDED": 128, "ROTATED": 64, "ROTATED_PADDED": 64, "VALUE": 128,
+            "VALUE_PADDED": 128, "TILE_M": tile.rows, "TILE_N": tile.keys}
+signature = {
+    name: "constexpr" if name in expanded else "*fp32" if name in ("result_ptr", "best_ptr", "total_ptr")
+    else "*i32" if name in ("tile_ptr", "query_start_ptr", "seq_lens_ptr") else "*" + element
+    if name.endswith("_ptr") else "fp32" if name == "scale" else "i32"
+    for name in expanded_prefill._expanded_kernel.arg_names
+}
+aligned = {
+    (place,): [["tt.divisibility", 16]] for place, name in enumerate(signature)
+    if name.endswith(("_ptr", "_stride"))
+}
+if element == cached:
+    compiled = triton.compile(
+        ASTSource(fn=expanded_prefill._expanded_kernel, signature=signature, constexprs=expanded, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+    shared, stack = compiled.metadata.shared, stack_of(compiled)
+    assert shared <= (227 if capability in (90, 100) else 99) * 1024 and stack <= 512, (tile, shared, stack)
+    print("_expanded_kernel", element, shared, stack)
+tile = experts.product_tiles(experts.MOST_ROWS, dtype, roomy=True)
+if element == cached == "bf16" and capability in (90, 100):  # tiles that the GPU itself copies
+    copied = {"BIAS": False, "EVEN": True, "TILE_M": experts.MOST_ROWS, "TILE_N": tile.outputs, "TILE_K": tile.inputs}
+    signature = {
+        name: "constexpr" if name in copied else f"tensordesc<bf16[{tile.outputs}, {tile.inputs}]>"
+        if name == "descriptor" else "*i32" if name in ("row_ptr", "expert_ptr")
+        else "*bf16" if name.endswith("_ptr") else "i32"
+        for name in experts._grouped_kernel.arg_names
+    }
+    aligned = {
+        (place,): [["tt.divisibility", 16]] for place, name in enumerate(signature)
+        if name.endswith("_ptr") or name in ("outputs", "size")
+    }
+    compiled = triton.compile(
+        ASTSource(fn=experts._grouped_kernel, signature=signature, constexprs=copied, attrs=aligned),
+        target=GPUTarget("cuda", capability, 32), options={"num_warps": tile.warps, "num_stages": tile.stages},
+    )
+    shared, stack = compiled.metadata.shared, stack_of(compiled)
+    assert shared <= 227 * 1024 and stack <= 512, (tile, shared, stack)
+
 products = [
     (matrix._product_kernel,
      {"BIAS": bias, "TILE_M": matrix.TILE_M, "TILE_N": matrix.TILE_N, "TILE_K": matrix.inner_tile(dtype), "BAND": 8},
@@ -126,14 +165,15 @@ products = [
     for bias in (False, True)
 ] + [
     (experts._grouped_kernel,
-     {"BIAS": bias, "EVEN": not bias, "TILE_M": rows, "TILE_N": tile.outputs, "TILE_K": tile.inputs},
+     {"BIAS": bias, "EVEN": not bias, "TILE_M": rows, "TILE_N": tile.outputs, "TILE_K": tile.inputs,
+      "descriptor": None},
      {"num_warps": tile.warps, "num_stages": tile.stages})
     for bias, rows in ((False, experts.TILE_M), (True, experts.MANY_ROWS), (False, experts.MOST_ROWS))
     for tile in [experts.product_tiles(rows, dtype)] if rows < experts.MOST_ROWS or dtype != torch.float32
 ] + [
     (experts._sort_kernel,
-     {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": experts._CHUNK}, {"num_warps": 4})
-    for count, bins in ((4, 128), (256, 512))
+     {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": chunk}, {"num_warps": 4})
+    for count, bins, chunk in ((4, 128, experts._LARGE_CHUNK), (256, 512, experts._CHUNK))
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
     (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(6)
 ] + [
