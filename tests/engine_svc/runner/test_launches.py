@@ -82,8 +82,8 @@ def test_a_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[
 def test_a_layer_of_latent_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers a dense layer, the first of the two, and one with experts."""
     layers = layers_of_steps(tmp_path, monkeypatch, "deepseek-v2")
-    before = ["_norm_kernel", "linear", "_norm_kernel", "linear", "linear", "bmm"]
-    turned = ["_rotate_pairs_kernel", "_norm_kernel", "_rotate_pairs_kernel", "_write_kernel"]
+    before = ["_norm_kernel", "linear", "_norm_kernel", "linear", "linear"]
+    turned = ["_norm_kernel", "_rotate_pairs_kernel", "bmm", "_rotate_pairs_kernel", "_write_kernel"]
     dense = [*before, *turned, *DECODED, "bmm", "linear", "_norm_kernel", "linear", "_gated_kernel", "linear"]
     assert layers[2] == dense
     assert layers[6] == ["_single_row_kernel" if name == "linear" else name for name in dense]
