@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions, AttentionShape
+from engine_svc.attention.context import ContextPart
 from engine_svc.attention.expansion import TritonExpansion
 from engine_svc.attention.registry import create_backend
 from tests.conformance.test_attention import (
@@ -113,3 +116,40 @@ def test_batches(batch: str) -> None:
 def test_dimensions(dims: Dims) -> None:
     """Those that are powers of two, as products need them, and others."""
     check_expansion(latent_backend(dims, torch.float16), dims, BATCHES["chunks"])
+
+
+def test_graphs_are_replayed_unless_expanding_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step of the warm-up, too, is one that is not replayed."""
+    backend = latent_backend(Dims(32, 16, 16, 32))
+
+    def is_replayed(new: int, length: int) -> bool:
+        return backend.plan(np.array([1, new]), np.array([50, length]), 2, new + 1) is not None
+
+    assert is_replayed(1024, 1024) and is_replayed(16, 100_000)
+    assert not is_replayed(4096, 9000)
+    count, context = backend.tails[-1]
+    assert not is_replayed(count, context + count)
+    monkeypatch.setattr("engine_svc.attention.triton.MIN_QUERIES", 5000)
+    assert is_replayed(4096, 9000)
+
+
+def test_memory_of_a_round_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    dims = Dims(32, 16, 16, 32)
+    monkeypatch.setattr("engine_svc.attention.expansion._BYTES", 1 << 20)
+    positions = (1 << 20) // (4 * HEADS * (dims.plain + dims.value)) // 128 * 128
+    assert latent_backend(dims).decoding_bytes(1, 1) == 4 * positions * (HEADS * 48 + 48)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch_invariant": True}, {"expanded_dim": 0}, {"part": ContextPart(0, 2)}],
+    ids=lambda each: next(iter(each)),
+)
+def test_prompts_that_attend_to_vectors(changes: dict[str, Any]) -> None:
+    """With adapters, for which expanded_dim is 0, and where both ways would not do; and with scaled vectors."""
+    shape = replace(latent_backend(Dims(32, 16, 16, 32)).shape, **changes)
+    metadata = metadata_of(make_sequences([(0, 50)], 0), shape.device)
+    assert create_backend("triton", shape, None).prepare(metadata).expansion is None
+    scaled = latent_backend(Dims(32, 16, 16, 32))
+    with scaled.calculate_scales():
+        assert scaled.prepare(metadata).expansion is None
