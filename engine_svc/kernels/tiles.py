@@ -34,7 +34,7 @@ def prefill_tiles(
 
     Args:
         are_copied: the GPU itself copies whole tiles. Then two programs fit on a multiprocessor, and one computes
-            weights while the other's products run: 487 · 10^12 operations a second on an H200, with one 406.
+            weights while the other's products run (487 · 10^12 operations a second on an H200, by addresses 406).
         for_both: decode uses the same tiles, so that both round identically.
     """
     if head_dim == 128 and are_copied:
