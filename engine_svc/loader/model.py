@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionShape
-from engine_svc.attention.context import ContextPart, SharedContext
+from engine_svc.attention.base import AttentionBackend
+from engine_svc.attention.context import SharedContext
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
-from engine_svc.layers.linear import qkv_parts
+from engine_svc.loader.attention_shape import attention_shape, plain_shape
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
@@ -35,7 +35,7 @@ from engine_svc.models.registry import config_for, is_ours, takes_media, text_pa
 from engine_svc.native.library import choose_kernels
 from engine_svc.ops.base import Ops
 from engine_svc.ops.registry import create_ops
-from engine_svc.parallel.group import ParallelGroup, ParallelGroups
+from engine_svc.parallel.group import ParallelGroups
 from engine_svc.parallel.placement import ExpertSharing
 from engine_svc.parallel.stages import Stage, stages_of
 from engine_svc.parallel.vocabulary import VocabularyPart
@@ -44,7 +44,7 @@ from engine_svc.quantization.registry import check_dequantized, create_method, s
 from engine_svc.recurrence.base import StateForm, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 from quire.errors import StartupError
-from quire.options.cache import KV_CACHE_DTYPES, STATE_DTYPES, CacheOptions
+from quire.options.cache import STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
@@ -59,17 +59,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BLOCK_SIZE, _GPU_BLOCK_SIZE = 16, 64  # on a GPU, tiles of keys that it copies by itself must be in one block
 _DTYPES = registry("--dtype", DTYPES, {
     "float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
     "half": torch.float16,
 })  # fmt: skip
 
 
-_CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
-    "auto": None, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn,
-    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
-})  # fmt: skip
 _STATE_DTYPES = registry("--mamba-cache-dtype", STATE_DTYPES, {
     "auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 })  # fmt: skip
@@ -282,11 +277,8 @@ def place_layers(
         )
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
-    heads = _heads(config, groups.tensor)
-    shape = _shape(heads, dtype, options.cache, device, config.latent is not None, invariant)
-    if config.latent and not options.lora.enable_lora:  # what adapters add to keys and values depends on the token
-        shape = replace(shape, expanded_dim=config.latent.plain_dim + config.latent.value_dim)
-    attention = create_backend(options.kernels.attention_backend, _shared(shape, config, groups), kernels)
+    shape = attention_shape(config, options, groups, dtype, device)
+    attention = create_backend(options.kernels.attention_backend, shape, kernels)
     if groups.decode_context.world_size > 1:
         attention.context = SharedContext(groups.decode_context)
     if invariant:
@@ -386,7 +378,7 @@ def _load_from_transformers(
     heads, facts = model.heads(), model.facts()
     attention = create_backend(
         options.kernels.attention_backend,
-        _shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), dtype, options.cache, device),
+        plain_shape((heads.num_heads, heads.num_kv_heads, heads.head_dim), options, dtype, device),
         choose_kernels(options.kernels.cpu_kernels, device),
     )
     model.attend_by(attention)
@@ -426,47 +418,6 @@ def _dtype(own: object, chosen: str) -> torch.dtype:
     if chosen == "auto" and (not isinstance(own, str) or own not in _DTYPES):
         raise StartupError(f"The model's dtype is {own!r}; choose one of {', '.join(_DTYPES)} with --dtype.")
     return _DTYPES[str(own) if chosen == "auto" else chosen]
-
-
-def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
-    """This rank's numbers of query heads and key-value heads, and the head size."""
-    if config.latent:
-        size = config.latent.rank + config.latent.rotated_dim
-        return group.divide(config.num_heads, "attention heads"), 1, size
-    if not config.attention_windows:  # no layer attends, so the configured heads mean nothing
-        return 1, 1, config.head_dim
-    parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
-    return parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim
-
-
-def _shape(
-    heads: tuple[int, int, int], dtype: torch.dtype, cache: CacheOptions, device: torch.device,
-    keys_are_values: bool = False, batch_invariant: bool = False,
-) -> AttentionShape:  # fmt: skip
-    cache_dtype = _CACHE_DTYPES[cache.kv_cache_dtype]
-    cache_dtype = None if cache_dtype == dtype else cache_dtype
-    block_size = cache.block_size or (_GPU_BLOCK_SIZE if device.type == "cuda" else _BLOCK_SIZE)
-    return AttentionShape(*heads, block_size, dtype, device, keys_are_values, cache_dtype, batch_invariant)
-
-
-def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) -> AttentionShape:
-    """The shape with decode context parallelism: each rank attends to its part with the query heads of all ranks.
-
-    Raises:
-        StartupError: the ranks do not cache the same heads.
-    """
-    group, tensor = groups.decode_context, groups.tensor.world_size
-    if group.world_size == 1:
-        return shape
-    heads = 1 if config.latent else config.num_kv_heads
-    copies = tensor // heads if not tensor % heads and config.attention_windows else 1
-    if copies % group.world_size:
-        raise StartupError(
-            f"--decode-context-parallel-size {group.world_size} needs ranks that cache the same heads: with "
-            f"--tensor-parallel-size {tensor}, {copies} ranks have each of this model's {heads} key-value heads. "
-            f"Choose a divisor of {copies}, or a larger --tensor-parallel-size."
-        )
-    return replace(shape, num_heads=shape.num_heads * group.world_size, part=ContextPart(group.rank, group.world_size))
 
 
 def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:

@@ -19,7 +19,7 @@ from quire.registry import load_entry, load_plugin, registry
     ("option", "place"),
     [
         ("dtype", "engine_svc.loader.model:_DTYPES"),
-        ("kv_cache_dtype", "engine_svc.loader.model:_CACHE_DTYPES"),
+        ("kv_cache_dtype", "engine_svc.loader.attention_shape:_CACHE_DTYPES"),
         ("attention_backend", "engine_svc.attention.registry:BACKENDS"),
         ("scheduling_policy", "engine_svc.scheduler.policies:POLICIES"),
         ("distributed_executor_backend", "engine_svc.executor.base:EXECUTORS"),
