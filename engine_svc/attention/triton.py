@@ -51,7 +51,6 @@ _LONG_PART, _LONG_CONTEXT = 1024, 4096
 # Scores of a layer from which on a step with prompts had better expand them than be replayed from a graph: that many
 # take 0.9 ms less on an H200, and launching a layer takes the host 0.75.
 _MANY_SCORES = 100_000_000
-_WARM_QUERIES = 1024  # new tokens of a step that is better expanded, for warm-up
 # Decode programs per multiprocessor: at most as many as fit into its shared memory.
 _PROGRAMS_EACH = 4
 
@@ -116,8 +115,7 @@ class TritonBackend(AttentionBackend):
     @property
     def tails(self) -> tuple[tuple[int, int], ...]:
         """See AttentionBackend.tails."""
-        expanded = (_WARM_QUERIES, max(_LONG_CONTEXT, _MANY_SCORES // (_WARM_QUERIES * self.shape.num_heads)) + 1)
-        return ((_MOST_QUERIES + 1, _LONG_CONTEXT), *[expanded] * self.expands_heads)
+        return ((_MOST_QUERIES + 1, _LONG_CONTEXT), *[(MIN_QUERIES, _LONG_CONTEXT)] * self.expands_heads)
 
     @property
     def batch_invariant(self) -> bool:

@@ -293,11 +293,13 @@ class Runner:
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
             self.step(prefill)
         block_size = self._attention.shape.block_tokens
-        for count, context in self._attention.tails:
-            if count + context <= self._max_model_len:
-                others.append(warm_up.tail_step(count, context, block_size, len(self._groups)))
         for plan in others:
             self.step(plan)
+        recorded, self._recorded = self._recorded, None  # which has none of the paths that tails are for
+        for count, context in self._attention.tails:
+            if count <= self._token_budget and count + context <= self._max_model_len:
+                self.step(warm_up.tail_step(count, context, block_size, len(self._groups)))
+        self._recorded = recorded
 
     @torch.inference_mode()
     def _draw(self, sequences: int) -> None:

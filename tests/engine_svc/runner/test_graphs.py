@@ -368,9 +368,15 @@ def test_serving_compiles_nothing(
 
 
 @pytest.mark.slow
-def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Covers contexts of 4,201 tokens, started with prompts of 40: in a graph, beside a prompt, at a prompt's end."""
-    folder = make_model(tmp_path / "llama", "llama", num_hidden_layers=2, max_position_embeddings=8192)
+@pytest.mark.parametrize("family", ["llama", "deepseek-v2"])
+def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Covers contexts of 4,201 tokens, started with prompts of 40: in a graph, beside a prompt, at a prompt's end.
+
+    In DeepSeek's model, that end attends with plain keys and values, which no recorded step does.
+    """
+    folder = make_model(tmp_path / family, family, num_hidden_layers=2, max_position_embeddings=8192)
+    monkeypatch.setattr("engine_svc.attention.triton.MIN_QUERIES", 20)
+    monkeypatch.setattr("engine_svc.attention.triton._MANY_SCORES", 1)
     compiled, recorder, runners = CompiledKernels(monkeypatch), Recorder(), list[Runner]()
     monkeypatch.setattr("engine_svc.loader.model.create_ops", lambda *_: TritonOps())
     monkeypatch.setattr("engine_svc.attention.triton.multiprocessors", lambda _: 100)
@@ -394,6 +400,7 @@ def test_long_contexts_compile_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         runner.step(StepPlan(3, [end], [ScheduledSequence(2, 4181, 20, 1, [])]))
     assert not compiled.kernels - started
     assert any(kernel[0] == "_decode_kernel" and ("PART_KEYS", 1024) in kernel for kernel in started)
+    assert (family == "llama") == all(kernel[0] != "_expanded_kernel" for kernel in started)
 
 
 def draw_as_a_gpu_does(logits: torch.Tensor, parameters: Any, keys: torch.Tensor, _: object) -> torch.Tensor:
