@@ -124,6 +124,7 @@ def stages() -> list[Stage]:
         *_of_shape(_PEERS[0]),
         Stage("attention of one layer", _module("benchmarks.attention", "--device", "cuda"), 60),
         Stage("the whole stack", _module("benchmarks.serving", *stack.split()), 120),
+        Stage("prompts with images", _module("benchmarks.images", "--rounds", "1", "--images", "5"), 150),
         _timeline(_PEERS[0], "1 32 256"),
         _compiled(_PEERS[0]),
         *_of_shape(_PEERS[1]),

@@ -39,9 +39,6 @@ from tests.engine_svc.kernels.test_sampling import check_draws
 from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
-from tests.support.audio_files import sine
-from tests.support.audio_models import audio_request, make_audio_model
-from tests.support.audio_models import reference_generate as audio_answer
 from tests.support.engine_options import engine_options
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
@@ -280,6 +277,11 @@ def test_videos(tmp_path: Path, family: str, pruning_rate: float) -> None:
 @pytest.mark.parametrize("family", ["qwen2_audio", "qwen3_asr"])
 def test_audio(tmp_path: Path, family: str) -> None:
     """Encoded on the device, by pieces and whole."""
+    pytest.importorskip("av", reason="PyAV writes and reads audio files")
+    from tests.support.audio_files import sine
+    from tests.support.audio_models import audio_request, make_audio_model
+    from tests.support.audio_models import reference_generate as audio_answer
+
     folder, audios = make_audio_model(tmp_path, family), [sine(1.7), sine(1.1, 900)]
     content = [{"type": "audio"}, {"type": "text", "text": "And then:"}, {"type": "audio"}]
     messages = [{"role": "user", "content": content}]
