@@ -285,15 +285,9 @@ def place_layers(
         check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(
-        groups,
-        dtype,
-        device,
-        ops,
-        method,
-        module_names=config.module_names,
-        sharing=sharing,
+        groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing,
         expands_heads=attention.expands_heads,
-    ), attention
+    ), attention  # fmt: skip
 
 
 def sharing_of(options: ExpertOptions, config: ModelConfig, groups: ParallelGroups) -> ExpertSharing:
