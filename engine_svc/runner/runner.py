@@ -292,13 +292,12 @@ class Runner:
         scaling = self._options.cache.calculate_kv_scales
         with self._attention.calculate_scales() if scaling else contextlib.nullcontext():
             self.step(prefill)
-        block_size = self._attention.shape.block_tokens
         for plan in others:
             self.step(plan)
         recorded, self._recorded = self._recorded, None  # which has none of the paths that tails are for
         for count, context in self._attention.tails:
             if count <= self._token_budget and count + context <= self._max_model_len:
-                self.step(warm_up.tail_step(count, context, block_size, len(self._groups)))
+                self.step(warm_up.tail_step(count, context, self._attention.shape.block_tokens, len(self._groups)))
         self._recorded = recorded
 
     @torch.inference_mode()
