@@ -26,8 +26,8 @@ from engine_svc.kernels.expanded_prefill import Carried, expanded_prefill
 from engine_svc.kernels.tiles import Tiles
 from engine_svc.transfer import to_device_together
 
-# New tokens from which on keys and values are computed: reading and computing a position's takes as long as attending
-# with some 50 queries saves.
+# New tokens from which on keys and values are computed. By an H200's rates, a position's should take as long as
+# attending with 50 queries saves.
 MIN_QUERIES = 128
 _BYTES = 256 << 20  # of keys and values that are computed at a time
 _ALIGNMENT = 128  # rows, a multiple of all tiles' keys
@@ -81,7 +81,10 @@ def _most_keys(shape: AttentionShape) -> int:
 
 
 def round_bytes(shape: AttentionShape) -> int:
-    """Bytes that the largest round takes: its vectors, keys and values."""
+    """Bytes that the largest round takes: its vectors, keys and values.
+
+    What is carried to further rounds is about as much as the round of a startup takes, which counts in addition.
+    """
     return _most_keys(shape) * (shape.num_heads * shape.expanded_dim + shape.head_dim) * shape.dtype.itemsize
 
 

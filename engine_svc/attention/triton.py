@@ -192,7 +192,7 @@ class TritonBackend(AttentionBackend):
         return np.repeat(sequences, tiles), (np.arange(len(first)) - first) * self._prefill.rows
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """See AttentionBackend.prepare. Cuts prompts into tiles; everything goes to the device in one copy."""
+        """See AttentionBackend.prepare. Cuts prompts into tiles; one copy to the device, without expansion."""
         query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
         if metadata.plan is not None:
             ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])

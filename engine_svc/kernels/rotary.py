@@ -12,9 +12,6 @@ from engine_svc.kernels.eight_bits import in_bytes, narrow
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
 _VALUES = 512  # roughly how many values a program rotates, with one warp, which needs no barriers
-# Few tokens are rotated by more programs, and many by fewer: 0.98 instead of 1.25 µs for one token with 40 heads of
-# 128, and 90 instead of 127 for 8,192, on an H200. The bits are the same.
-_FEW_TOKENS, _MANY_TOKENS = 16, 256
 
 
 class Slots(NamedTuple):
@@ -136,8 +133,7 @@ def rotate(
     query_norm, key_norm, epsilon = norms or (None, None, 0.0)
     cached = (None, None, None) if slots is None else (*in_bytes(slots.cache), slots.slot_mapping)
     padded = triton.next_power_of_2(dim)
-    values = _VALUES // 2 if tokens <= _FEW_TOKENS else _VALUES if tokens < _MANY_TOKENS else 2 * _VALUES
-    rows = min(triton.next_power_of_2(count), max(1, values // padded))
+    rows = min(triton.next_power_of_2(count), max(1, _VALUES // padded))
     _rotate_kernel[(tokens, triton.cdiv(count, rows))](
         heads, table_rows, query_norm, key_norm, *cached, epsilon, heads.stride(0), NUM_QUERY=num_query,
         NUM_KEY=count - num_query if slots is None else (count - num_query) // 2, CACHED=slots is not None,

@@ -243,7 +243,7 @@ class Ops(ABC):
 
     # Each row's result depends on that row alone: not on the other rows, their number or its position among them.
     batch_invariant: ClassVar[bool] = False
-    # Numbers of rows for which there are kernels of their own, which are compiled when they first run.
+    # Numbers of rows for which products have kernels of their own, which are compiled when they first run.
     product_rows: ClassVar[Sequence[int]] = ()
 
     @abstractmethod

@@ -220,7 +220,7 @@ class InvariantTritonOps(TritonOps):
     """
 
     batch_invariant = True
-    product_rows = (32, 16)  # for rotation
+    product_rows = ()
 
     def matrix(self, weight: Weight, bias: torch.Tensor | None) -> MatrixProduct:
         """See Ops.matrix."""

@@ -172,8 +172,8 @@ products = [
     for tile in [experts.product_tiles(rows, dtype)] if rows < experts.MOST_ROWS or dtype != torch.float32
 ] + [
     (experts._sort_kernel,
-     {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": chunk}, {"num_warps": 4})
-    for count, bins, chunk in ((4, 128, experts._LARGE_CHUNK), (256, 512, experts._CHUNK))
+     {"EXPERTS": count, "BINS": bins, "TILE_M": experts.TILE_M, "CHUNK": chunk}, {"num_warps": warps})
+    for count, bins, chunk, warps in ((4, 128, experts._LARGE_CHUNK, 8), (256, 512, experts._CHUNK, 4))
 ] + [(experts._add_kernel, {"CHOSEN": 4, "COLUMNS": 1024}, {"num_warps": 4})] + [
     (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(6)
 ] + [
