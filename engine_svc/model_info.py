@@ -43,6 +43,7 @@ class ModelInfo:
     accepts_images: bool = False
     accepts_videos: bool = False
     accepts_audio: bool = False
+    encoder_tokens: int = 0
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -66,6 +67,7 @@ class ModelInfo:
             dtype=self.dtype,
             prompt_embeds_size=self.prompt_embeds_size,
             accepts_media=self.accepts_images or self.accepts_videos or self.accepts_audio,
+            encoder_tokens=self.encoder_tokens,
         )
 
     def summary(self) -> str:
@@ -135,6 +137,7 @@ def make_model_info(
         accepts_images=spec.accepts_images,
         accepts_videos=spec.accepts_videos,
         accepts_audio=spec.accepts_audio,
+        encoder_tokens=spec.encoder_tokens,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

@@ -193,7 +193,7 @@ class TritonBackend(AttentionBackend):
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare. Cuts prompts into tiles; one copy to the device, without expansion."""
-        query_lens, seq_lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
+        query_lens, seq_lens = (np.array(lens, np.int64) for lens in (metadata.query_lens_host, metadata.seq_lens_host))
         if metadata.plan is not None:
             ones, tiles = metadata.plan.split([len(seq_lens), len(metadata.plan) - len(seq_lens)])
             return _Prepared(metadata, self._alone(ones, seq_lens), *tiles.chunk(2))

@@ -36,6 +36,8 @@ class EmbeddedRows:
     rows: torch.Tensor  # int64 [rows]
     values: torch.Tensor  # [rows, hidden_size]
     images: ImageExtras | None = None
+    # int64, the other rows, which are text, if layers attend to the values apart: see ModelFacts.encoder_tokens.
+    text: torch.Tensor | None = None
 
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The embeddings [tokens, hidden_size] of a batch, with these rows replaced by their values times `scale`."""

@@ -25,6 +25,7 @@ class LoadedParameter(torch.nn.Parameter):
     loader: Load  # by default, loads the whole tensor on every rank
     missing: set[str]
     default: float | None  # value of a parameter that a checkpoint lacks; None means the checkpoint must have it
+    _has_zeros: bool
 
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, shards: Sequence[str] = ("",)
@@ -33,15 +34,22 @@ class LoadedParameter(torch.nn.Parameter):
         parameter = super().__new__(cls, nothing, requires_grad=False)
         parameter.missing = set(shards)
         parameter.default = None
+        parameter._has_zeros = False
         parameter.loader = parameter._load_whole
         return parameter
 
     def allocate(self) -> None:
-        """Allocates its memory, with undefined content; does nothing if it is allocated."""
+        """Allocates its memory, with undefined content but for zeros to keep; does nothing if it is allocated."""
         if self.untyped_storage().nbytes() < self.numel() * self.itemsize:
             on_host = self.device.type == "cpu"  # malloc's heap would end up with a third of the model in gaps
-            make = zeros_when_touched if on_host else partial(torch.empty, device=self.device)
+            new = torch.zeros if self._has_zeros else torch.empty
+            make = zeros_when_touched if on_host else partial(new, device=self.device)
             self.data = make(self.shape, dtype=self.dtype)
+
+    def keep_zero(self, shard: str) -> None:
+        """Tells that checkpoints lack this shard, which is zero."""
+        self.missing.discard(shard)
+        self._has_zeros = True
 
     def load(self, source: TensorSlice, part: str) -> None:
         """Writes this rank's part of a checkpoint tensor, which is the shard `part`.

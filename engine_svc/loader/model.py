@@ -50,7 +50,7 @@ from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
-from quire.options.speculative import HEAD_METHODS
+from quire.options.speculative import HEAD_METHODS, LOOKUP_METHODS
 from quire.registry import registry
 
 if TYPE_CHECKING:
@@ -236,6 +236,8 @@ def _build_ours(
     config = config_for(raw)
     longest = longest_sequence(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
+    if config.encoder_tokens:
+        _check_crossing(config, options)
     stage = None
     if groups.layout.pipeline > 1:
         stage = stages_of(config.num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
@@ -257,6 +259,22 @@ def _build_ours(
     return BuiltModel(
         model, config, attention, dtype, longest, invariant, states, adapters, context.present, ops.product_rows
     )
+
+
+def _check_crossing(config: ModelConfig, options: EngineOptions) -> None:
+    """
+    Raises:
+        StartupError: an encoder-decoder model does not support the options.
+    """
+    speculation = options.speculative.chosen()
+    refused = {
+        "--enable-lora": options.lora.enable_lora, "--calculate-kv-scales": options.cache.calculate_kv_scales,
+        "--decode-context-parallel-size": options.parallel.decode_context_parallel_size > 1,
+        "--speculative-config with a draft model":
+            speculation is not None and speculation.chosen_method not in LOOKUP_METHODS,
+    }  # fmt: skip
+    if wrong := [name for name, given in refused.items() if given]:
+        raise StartupError(f"{config.architecture} does not support {wrong[0]}. Leave it out.")
 
 
 def place_layers(

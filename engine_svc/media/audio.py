@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +32,14 @@ class AudioEncoder:
             model: from `load_encoder`.
         """
         self.kinds = kinds
-        self.token_ids: Sequence[int] = [model.config.audio_token_id]
+        config = model.config
+        is_whole = config.is_encoder_decoder
+        self.token_ids: Sequence[int] | None = None if is_whole else [config.audio_token_id]
         self._model = model
         self._dtype, self._device = dtype, device
-        self._checks = _AudioChecks(model.config.audio_config)
-        self._features = getattr(model, "get_audio_features", self._of_qwen2)
+        self._checks = _AudioChecks(config if is_whole else config.audio_config)
+        own = self._of_encoder if is_whole else self._of_qwen2
+        self._features: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(model, "get_audio_features", own)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
@@ -53,6 +56,10 @@ class AudioEncoder:
     ) -> list[PlacedGrid]:
         """See MediaEncoder.grids: tokens of audio have the positions of text."""
         return []
+
+    def _of_encoder(self, features: torch.Tensor, mask: torch.Tensor) -> Any:
+        """What Whisper's decoder attends to, silence after the recording included; arguments as in `_of_qwen2`."""
+        return self._model.encoder(features).last_hidden_state
 
     def _of_qwen2(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """What Qwen2-Audio does within its forward pass, as it has no method for that.

@@ -29,11 +29,11 @@ class MediaEncoder(Protocol):
 
     Attributes:
         kinds: what prompts may have.
-        token_ids: the tokens that prompts have in place of embeddings.
+        token_ids: the tokens that prompts have in place of embeddings; None if they have nothing between these.
     """
 
     kinds: frozenset[MediaKind]
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | None
 
     def encode(self, image: Image) -> EncodedImage:
         """Encodes an image, a video or an audio.

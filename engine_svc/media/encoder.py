@@ -35,7 +35,8 @@ class ImageEncoder:
         config = model.config
         self.kinds = kinds
         video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
-        self.token_ids: Sequence[int] = [config.image_token_id, *(each for each in video_ids if isinstance(each, int))]
+        video_tokens = [each for each in video_ids if isinstance(each, int)]
+        self.token_ids: Sequence[int] | None = [config.image_token_id, *video_tokens]
         # Patches along each side of an embedding, for models whose tokens have three positions; else 0.
         text = config.get_text_config()
         is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})

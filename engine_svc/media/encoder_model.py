@@ -18,8 +18,8 @@ from quire.media import MediaKind
 # Transformers changes torch's defaults and its initializers for the whole process while it makes a model.
 _ALONE = threading.Lock()
 # Names of the text model within the whole model.
-_TEXT_MODELS = ("language_model", "text_model")
-_OF_TEXT = re.compile(r"\b(language_model|text_model|lm_head)\.")
+_TEXT_MODELS = ("language_model", "text_model", "decoder")
+_OF_TEXT = re.compile(r"\b(language_model|text_model|decoder|lm_head|proj_out)\.")
 
 
 def load_encoder(
@@ -56,7 +56,9 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
     deep = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
     if len(deep) >= text.num_hidden_layers:  # the last layer may compute only some rows
         raise StartupError(f"Images are added after {len(deep)} of {text.num_hidden_layers} layers; Quire needs fewer.")
-    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    layers = "decoder_layers" if config.is_encoder_decoder else "num_hidden_layers"
+    setattr(text, layers, 0)
+    text.vocab_size, text.pad_token_id = 1, None
     if getattr(text, "layer_types", None):
         text.layer_types = []
     config.quantization_config = None

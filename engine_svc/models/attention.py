@@ -25,6 +25,13 @@ class LayerCache(NamedTuple):
     prepared: Prepared
 
 
+class CrossCache(NamedTuple):
+    """KV cache of a layer that attends to text and, apart from it, to an encoder's output."""
+
+    text: LayerCache
+    encoded: Prepared  # the encoder's output is in the same cache
+
+
 class BothCaches(NamedTuple):
     """KV cache and state of a layer that has both attention and a recurrent layer."""
 
@@ -32,7 +39,7 @@ class BothCaches(NamedTuple):
     state: LayerState
 
 
-AnyLayerCache = LayerCache | LayerState | BothCaches | None
+AnyLayerCache = LayerCache | LayerState | BothCaches | CrossCache | None
 
 
 def layer_cache(attended: LayerCache | None, state: LayerState | None) -> AnyLayerCache:
@@ -51,6 +58,7 @@ class StepInputs:
     attention: AttentionBackend
     query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], for layers that do not rotate
     output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
+    encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
 
     def outputs(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
         """Takes the rows that are needed: [tokens, ...], with contiguous rows -> [outputs, ...]."""
@@ -72,9 +80,11 @@ class Attention(torch.nn.Module):
             self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
             self.sinks.loader = self._load_sinks
         self._first_head = parts["q"].first // config.head_dim
+        # Text is no longer than the encoder's tokens before it: in chunks of their number, it attends to text alone.
+        window = config.encoder_tokens or config.sliding_windows[index]
+        is_chunk = config.encoder_tokens > 0 or (config.windows_are_chunks and window is not None)
         self.options = AttentionOptions(
-            config.attention_scale, config.sliding_windows[index], config.attention_softcap, self.sinks,
-            config.windows_are_chunks and config.sliding_windows[index] is not None, config.bidirectional,
+            config.attention_scale, window, config.attention_softcap, self.sinks, is_chunk, config.bidirectional,
             self._slopes(config, context),
         )  # fmt: skip
         self._clip = config.qkv_clip
@@ -82,6 +92,8 @@ class Attention(torch.nn.Module):
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj"), layout=config.qkv_layout
         )
+        if self.qkv_proj.bias is not None and not config.key_bias:
+            self.qkv_proj.bias.keep_zero("k")
         self.o_proj = RowParallelLinear(
             config.num_heads * config.head_dim,
             config.hidden_size,

@@ -30,7 +30,9 @@ _THETAS = {
     "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6,
 }  # fmt: skip
 
-NormPlacement = Literal["before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual"]
+NormPlacement = Literal[
+    "before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual", "cross"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,9 @@ class ModelFacts:
     num_positions: int = 0  # rows of the table of position embeddings, which are added to those of tokens; 0 means none
     rope_parameters: Mapping[str, Any]
     sliding_windows: tuple[int | None, ...]  # of each layer
+    # Tokens at the beginning of each sequence that stand for an encoder's output, to which layers attend apart from
+    # text (encoder-decoder models). Text is no longer than that.
+    encoder_tokens: int = 0
     # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state
@@ -232,6 +237,7 @@ class ModelConfig(ModelFacts):
     logits_scale: float = 1.0
     embedding_norm: bool = False
     qkv_bias: bool = False
+    key_bias: bool = True  # whether keys have a bias too
     qkv_clip: float | None = None  # queries, keys and values are clipped to this absolute value
     qkv_layout: Layout = Layout()  # of checkpoint tensors that hold queries, keys and values together
     output_bias: bool = False  # of the attention's output projection
@@ -254,11 +260,12 @@ class ModelConfig(ModelFacts):
     temperature: Temperature | None = None  # of layers that do not rotate
     rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # layers that do not rotate
-    first_position: int = 0  # the first token's row in the table of positions
+    first_position: int = 0  # the first text token's row in the table of positions
     positions_are_waves: bool = False  # position embeddings are sines and cosines, not in checkpoints; else learned
     # Where the norms of attention and feed-forward are. Parallel: one norm before both, which run side by side;
     # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
-    # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to.
+    # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
+    # before, and also before the attention to an encoder's output.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`

@@ -144,6 +144,9 @@ class Decoder(torch.nn.Module):
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
         step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
         hidden = self._embed(token_ids, positions, embedded) if received is None else received
+        text = None if embedded is None else embedded.text
+        if embedded is not None and text is not None:
+            hidden, step = self._ops.take_rows(hidden, text), replace(step, encoded=embedded.values)
         residual = self._ops.zeros_like(hidden)
         tapped: list[torch.Tensor] = []
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
@@ -154,10 +157,12 @@ class Decoder(torch.nn.Module):
             hidden, residual = layer(hidden, residual, cache, step)
             if images is not None and images.deep is not None and index < len(images.deep):
                 hidden = hidden.index_add(0, images.rows, images.deep[index])
-        if not self.stage.is_last:
-            return self._ops.add(residual, hidden)
-        hidden = self.norm(hidden, residual)
-        return self._ops.join([each[:, None] for each in (hidden, *tapped)]) if tapped else hidden
+        hidden = self.norm(hidden, residual) if self.stage.is_last else self._ops.add(residual, hidden)
+        if text is not None:
+            hidden = hidden.new_zeros(len(token_ids), hidden.shape[1]).index_copy_(0, text, hidden)
+        if not (tapped and self.stage.is_last):
+            return hidden
+        return self._ops.join([each[:, None] for each in (hidden, *tapped)])
 
     def _turned(self, rotary: torch.Tensor, images: ImageExtras) -> torch.Tensor:
         """The rotary rows [tokens, 2, rotary_dim / 2] with those of images, whose tokens have three positions."""

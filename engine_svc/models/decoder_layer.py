@@ -14,8 +14,9 @@ import torch
 
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.norm import LayerNorm, RMSNorm
-from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, LayerCache, StepInputs
+from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
+from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP
@@ -216,6 +217,27 @@ class ResidualNormLayer(DecoderLayer):
         return self._ops.add(_times(self._ops, normed, balance[0]), _times(self._ops, added, balance[1]))
 
 
+class CrossLayer(DecoderLayer):
+    """Attention to text, then attention to an encoder's output, then feed-forward, each after a norm (Whisper)."""
+
+    norms = ("input_layernorm", "cross_layernorm", "post_attention_layernorm")
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        self.cross_attn = CrossAttention(config, context.at("cross_attn"))
+
+    def forward(
+        self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
+    ) -> LayerOutput:
+        """See DecoderLayer.forward; all rows are text, and all are needed."""
+        assert isinstance(cache, CrossCache)
+        if not len(hidden):  # a part of the encoder's output, and no text yet
+            return LayerOutput(self.cross_attn(hidden, cache, step), residual)
+        hidden = self._mix(self.input_layernorm(hidden, residual), cache.text, step)
+        hidden = self.cross_attn(self.cross_layernorm(hidden, residual), cache, step)
+        return LayerOutput(self.mlp(self.post_attention_layernorm(hidden, residual)), residual)
+
+
 def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
     """Multiplies in place."""
     return hidden if factor == 1 else ops.scale(hidden, factor)
@@ -224,6 +246,7 @@ def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
 LAYERS: dict[str, type[DecoderLayer]] = {
     "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
     "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer, "residual": ResidualNormLayer,
+    "cross": CrossLayer,
 }  # fmt: skip
 
 

@@ -39,4 +39,5 @@ def position_table(config: ModelConfig, context: LayerContext) -> RowTable | Wav
     if not config.num_positions:
         return None
     table = Waves if config.positions_are_waves else RowTable
-    return table(config.num_positions, config.hidden_size, context=context, first=config.first_position)
+    first = config.first_position - config.encoder_tokens
+    return table(config.num_positions, config.hidden_size, context=context, first=first)

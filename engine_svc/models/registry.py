@@ -93,6 +93,7 @@ ARCHITECTURES = {
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
     "StableLmForCausalLM": "engine_svc.models.stablelm",
     "Starcoder2ForCausalLM": "engine_svc.models.starcoder2",
+    "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",
 }
 
@@ -147,6 +148,7 @@ AUDIO_MODELS = frozenset({
     "GlmAsrForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration",
+    "WhisperForConditionalGeneration",
 })  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
@@ -160,6 +162,7 @@ TEXT_TYPES = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "whisper": "WhisperForConditionalGeneration",
 }
 # Fields that the configuration of a type of text model does not have, although its layers are another family's.
 _IMPLIED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}

@@ -77,3 +77,5 @@ class RequestLimits:
     dtype: str = "float32"  # of the model
     prompt_embeds_size: int = 0  # row size of prompt_embeds; 0 if they are not accepted
     accepts_media: bool = False  # images, videos or audio
+    # Tokens that each prompt begins with and that stand for its only recording; 0 means that prompts are as they like.
+    encoder_tokens: int = 0

@@ -99,6 +99,8 @@ def check_identity(request: Identified, limits: RequestLimits) -> None:
 def _check_prompt(request: GenerationRequest, limits: RequestLimits) -> None:
     if request.images:
         _check_images(request, limits)
+    if limits.encoder_tokens:
+        _check_encoded(request, limits.encoder_tokens)
     if request.prompt_embeds is not None:
         _check_embeds(request, request.prompt_embeds, limits)
         return
@@ -121,6 +123,21 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
     if request.prompt_embeds is not None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
     check_images(request.images, len(request.prompt_token_ids))
+
+
+def _check_encoded(request: GenerationRequest, encoder_tokens: int) -> None:
+    places = [(image.offset, image.num_tokens) for image in request.images]
+    if places != [(0, encoder_tokens)] or len(request.prompt_token_ids) == encoder_tokens:
+        raise InvalidRequest(
+            f"This model writes down one recording: a prompt is {encoder_tokens} tokens of a recording, then at least "
+            "one of text. Send the recording to /v1/audio/transcriptions.",
+            parameter="messages",
+        )
+    if request.sampling.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs is not supported: a recording's tokens have no probabilities. Leave it out.",
+            parameter="prompt_logprobs",
+        )
 
 
 def _check_embeds(request: GenerationRequest, embeds: PromptEmbeds, limits: RequestLimits) -> None:

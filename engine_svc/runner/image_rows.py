@@ -69,8 +69,8 @@ class ImageRows:
         self._rotary.pop(sequence.slot, None)
         if not sequence.images or self._encoder is None or self._store is None:
             return ""
-        tokens = np.array(sequence.token_ids[: sequence.images[-1].end])
-        is_image = np.isin(tokens, self._encoder.token_ids)
+        tokens, own = np.array(sequence.token_ids[: sequence.images[-1].end]), self._encoder.token_ids
+        is_image = np.ones(len(tokens), np.bool_) if own is None else np.isin(tokens, own)
         places = [np.flatnonzero(is_image[image.offset : image.end]) + image.offset for image in sequence.images]
         encoded = [self._store.get(key) if key else None for key in sequence.image_keys]
         try:

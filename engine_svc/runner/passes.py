@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_svc.attention.base import AttentionBackend
 from engine_svc.layer_groups import LayerGroup
-from engine_svc.layers.context import PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
-from engine_svc.loader.model import Model
-from engine_svc.models.attention import AnyLayerCache, LayerCache, layer_cache
+from engine_svc.loader.model import LoadedModel
+from engine_svc.models.attention import AnyLayerCache, CrossCache, LayerCache, layer_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.runner.batch import Inputs
+from engine_svc.runner.encoder_rows import EncoderRows
 from engine_svc.runner.recorded import Forward
 from engine_svc.runner.states import StateCache
 
@@ -26,14 +25,10 @@ class ForwardPasses:
         states: states of recurrent layers; None until they are allocated.
     """
 
-    def __init__(
-        self, model: Model, attention: AttentionBackend, groups: Sequence[LayerGroup], present: PresentRows
-    ) -> None:
-        """
-        Args:
-            present: read by the model's layers; set for each pass.
-        """
-        self._model, self._attention, self._groups, self._present = model, attention, groups, present
+    def __init__(self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int) -> None:
+        self._model, self._attention, self._groups = loaded.model, loaded.attention, groups
+        self._present = loaded.present
+        self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
         self.caches: list[torch.Tensor] = []
         self.states: StateCache | None = None
 
@@ -42,7 +37,11 @@ class ForwardPasses:
 
         Only a Decoder's inputs may have fewer output rows than rows.
         """
-        caches, model, outputs = self._layer_caches(inputs), self._model, inputs.outputs
+        model, outputs = self._model, inputs.outputs
+        if self._encoder_rows is not None:
+            caches, embedded = self._crossing_caches(self._encoder_rows, inputs, embedded)
+        else:
+            caches = self._layer_caches(inputs)
 
         def forward() -> torch.Tensor:
             self._present.count = inputs.present
@@ -67,3 +66,13 @@ class ForwardPasses:
             attended[layers[-1]] = LayerCache(cache, prepare(inputs.outputs.as_queries(ready.metadata)))
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
+
+    def _crossing_caches(
+        self, rows: EncoderRows, inputs: Inputs, embedded: EmbeddedRows | None
+    ) -> tuple[list[AnyLayerCache], EmbeddedRows | None]:
+        """The cache of each layer of an encoder-decoder model, all of which are in one group."""
+        (metadata,) = inputs.metadata
+        (text, encoded), embedded = rows.divide(metadata, embedded)
+        prepare = self._attention.prepare
+        ready, ready_encoded = prepare(text), prepare(encoded)
+        return [CrossCache(LayerCache(cache, ready), ready_encoded) for cache in self.caches], embedded

@@ -122,9 +122,9 @@ class Runner:
         # Whether the last layer may skip rows that nothing is sampled from; not if other data ranks count on all rows.
         self._skips_rows = (
             isinstance(self._model, Decoder) and stage.is_last and groups.lockstep is None
-            and not (self._drafting and self._drafting.reads_features)
+            and not (self._drafting and self._drafting.reads_features) and not self._facts.encoder_tokens
         )  # fmt: skip
-        self._forward = ForwardPasses(self._model, self._attention, self._groups, loaded.present)
+        self._forward = ForwardPasses(loaded, self._groups, max_num_seqs)
         self._state_form, self._product_rows = loaded.states, loaded.product_rows
         self._store: BlockStore = NoStore()
         self._recorded: RecordedSteps | NotedSteps | None = None
@@ -198,7 +198,7 @@ class Runner:
 
     def spec(self) -> KvCacheSpec:
         """What the control side must know of the model and its KV cache."""
-        sequences = self._options.scheduler.max_num_seqs
+        sequences, images = self._options.scheduler.max_num_seqs, self._buffers.images
         state_bytes = self._state_form.bytes_per_sequence * sequences
         later_bytes = self._later_bytes + self._attention.decoding_bytes(sequences, sequences * self._max_model_len)
         return KvCacheSpec(
@@ -214,9 +214,10 @@ class Runner:
             max_num_batched_tokens=self._token_budget,
             windows=tuple(group.window for group in self._groups),
             embedding_size=self._facts.embedding_size or self._facts.hidden_size,
-            accepts_images=MediaKind.IMAGE in self._buffers.images.kinds,
-            accepts_videos=MediaKind.VIDEO in self._buffers.images.kinds,
-            accepts_audio=MediaKind.AUDIO in self._buffers.images.kinds,
+            accepts_images=MediaKind.IMAGE in images.kinds,
+            accepts_videos=MediaKind.VIDEO in images.kinds,
+            accepts_audio=MediaKind.AUDIO in images.kinds,
+            encoder_tokens=self._facts.encoder_tokens,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
@@ -231,9 +232,8 @@ class Runner:
         return self._drafting.bytes_per_block if self._drafting else 0
 
     def _cpu_kernels(self) -> str:
-        if self._device.type != "cpu":
-            return ""
-        return self._attention.kernels.level if self._attention.kernels else "torch"
+        kernels = self._attention.kernels
+        return "" if self._device.type != "cpu" else kernels.level if kernels else "torch"
 
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Allocates the KV cache and its host memory tier, warms up the kernels, and records steps."""
