@@ -47,6 +47,7 @@ from tests.support.tiny_models import check_greedy, make_model
 from tests.support.vision_models import make_vision_model, random_frames, random_image, reference_generate
 from tests.support.vision_models.prompts import request_of
 from tests.support.vision_models.pruning import pruned_by_hand
+from tests.support.whisper_models import make_whisper_model, spectrogram, whisper_reference, whisper_request
 
 DRAWN: list[dict[str, Any]] = [
     {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 1.0, "top_p": 0.5},
@@ -289,6 +290,19 @@ def test_audio(tmp_path: Path, family: str) -> None:
     with running_engine(folder, **LIMITS) as engine:
         found = tokens(run_requests(engine, [request, request]))
     assert found == [audio_answer(folder, messages, audios, NUM_TOKENS)[1]] * 2
+
+
+def test_whisper(tmp_path: Path) -> None:
+    """Recordings encoded on the device, whole and in chunks, and texts that go on by graphs."""
+    folder = make_whisper_model(tmp_path)
+    cases = [(spectrogram(seed), [5, 9, *range(30, 30 + length)]) for seed, length in enumerate((0, 20))]
+    count = min(NUM_TOKENS, 30)  # of 60 positions
+    requests = [whisper_request(*case, replace(SAMPLING, max_tokens=count)) for case in cases]
+    expected = [whisper_reference(folder, *case, count) for case in cases]
+    for budget in (2048, 60):
+        with running_engine(folder, **LIMITS | {"max_num_batched_tokens": budget}) as engine:
+            assert tokens(run_requests(engine, requests)) == expected
+            assert tokens(run_requests(engine, requests)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
