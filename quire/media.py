@@ -22,3 +22,14 @@ MAX_FILE_BYTES: Mapping[MediaKind, int] = MappingProxyType({
     MediaKind.IMAGE: 12 * 2**20, MediaKind.VIDEO: 40 * 2**20,
     MediaKind.AUDIO: 25 * 2**20,
 })  # fmt: skip
+
+# A multiple of all usual numbers of tokens in a block.
+_ENCODER_TOKENS = 128
+
+
+def filled_up(num_rows: int) -> int:
+    """The tokens that a prompt of an encoder-decoder model has for a recording's rows.
+
+    They fill whole blocks, so that prompts about the same recording share all of it in the prefix cache.
+    """
+    return -(-num_rows // _ENCODER_TOKENS) * _ENCODER_TOKENS

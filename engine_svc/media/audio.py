@@ -14,7 +14,7 @@ from engine_svc.media.base import EncodedImage, joined, tensor_of
 from engine_svc.media.input_checks import UnfitImage
 from engine_svc.media.rotary_positions import PlacedGrid
 from quire.images import FEATURES, Image, ImageInput
-from quire.media import MediaKind
+from quire.media import MediaKind, filled_up
 
 _MASKS = ("input_features_mask", "feature_attention_mask")
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
@@ -58,8 +58,12 @@ class AudioEncoder:
         return []
 
     def _of_encoder(self, features: torch.Tensor, mask: torch.Tensor) -> Any:
-        """What Whisper's decoder attends to, silence after the recording included; arguments as in `_of_qwen2`."""
-        return self._model.encoder(features).last_hidden_state
+        """What Whisper's decoder attends to, silence after the recording included, filled up with zeros.
+
+        Args: see `_of_qwen2`.
+        """
+        rows = self._model.encoder(features).last_hidden_state
+        return torch.nn.functional.pad(rows, (0, 0, 0, filled_up(rows.shape[1]) - rows.shape[1]))
 
     def _of_qwen2(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """What Qwen2-Audio does within its forward pass, as it has no method for that.

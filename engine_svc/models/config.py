@@ -194,8 +194,9 @@ class ModelFacts:
     rope_parameters: Mapping[str, Any]
     sliding_windows: tuple[int | None, ...]  # of each layer
     # Tokens at the beginning of each sequence that stand for an encoder's output, to which layers attend apart from
-    # text (encoder-decoder models). Text is no longer than that.
+    # text (encoder-decoder models); and the rows of that output, which are fewer. Text is no longer than these.
     encoder_tokens: int = 0
+    encoder_rows: int = 0
     # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state

@@ -28,22 +28,15 @@ class TextMetadata(NamedTuple):
 class EncoderRows:
     """Divides the rows of batches."""
 
-    def __init__(self, encoder_tokens: int, max_num_seqs: int, block_size: int, device: torch.device) -> None:
-        """
-        Args:
-            encoder_tokens: see ModelFacts.
-            block_size: tokens of a sequence in a block.
-        """
-        self._count, self._block_size = encoder_tokens, block_size
+    def __init__(self, facts: ModelFacts, max_num_seqs: int, shape: AttentionShape) -> None:
+        self._tokens, self._rows, self._block_size = facts.encoder_tokens, facts.encoder_rows, shape.block_tokens
         # Always the same memory, which recorded passes read.
-        self._lens = torch.full((max_num_seqs,), encoder_tokens, dtype=torch.int32, device=device)
+        self._lens = torch.full((max_num_seqs,), self._rows, dtype=torch.int32, device=shape.device)
 
     @classmethod
     def of(cls, facts: ModelFacts, max_num_seqs: int, shape: AttentionShape) -> EncoderRows | None:
         """For a model's batches; None if it is no encoder-decoder model."""
-        if not facts.encoder_tokens:
-            return None
-        return cls(facts.encoder_tokens, max_num_seqs, shape.block_tokens, shape.device)
+        return cls(facts, max_num_seqs, shape) if facts.encoder_tokens else None
 
     def divide(
         self, metadata: AttentionMetadata, embedded: EmbeddedRows | None
@@ -59,7 +52,7 @@ class EncoderRows:
         if embedded is None:
             return TextMetadata(metadata, self._encoded(metadata, metadata.slot_mapping[:0])), None
         new, lens = np.array(metadata.query_lens_host), np.array(metadata.seq_lens_host)
-        text = np.clip(lens - self._count, 0, new)
+        text = np.clip(lens - self._tokens, 0, new)
         ends = np.cumsum(new)
         is_text = np.arange(ends[-1]) >= np.repeat(ends - text, new)
         present = np.flatnonzero(text)  # sequences that have any
@@ -77,7 +70,7 @@ class EncoderRows:
 
     def _encoded(self, text: AttentionMetadata, slot_mapping: torch.Tensor) -> AttentionMetadata:
         count, held = len(text.seq_lens_host), text.block_table.shape[1] * self._block_size
-        lens, longest = self._lens[:count], min(self._count, held)
-        if longest < self._count:  # only while kernels warm up, with sequences of any tokens
+        lens, longest = self._lens[:count], min(self._rows, held)
+        if longest < self._rows:  # only while kernels warm up, with sequences of any tokens
             lens = lens.clamp(max=longest)
         return replace(text, seq_lens=lens, seq_lens_host=[longest] * count, slot_mapping=slot_mapping)

@@ -15,8 +15,9 @@ from quire.images import Image, ImageInput
 from quire.sampling import SamplingParameters
 from tests.support.audio_processors import NUM_MELS, save_audio_processor
 
-ENCODED = 100  # rows of the encoder, for a recording of 2 seconds
-FRAMES = 2 * ENCODED
+ROWS = 100  # of the encoder, for a recording of 2 seconds
+FRAMES = 2 * ROWS
+ENCODED = 128  # tokens of a recording
 PLACEHOLDER = 7  # any token: the engine goes by places
 
 
@@ -34,7 +35,7 @@ def make_whisper_model(folder: Path, family: str = "whisper", *, seed: int = 0) 
     config = transformers.WhisperConfig(
         vocab_size=len(tokenizer), d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=48,
         decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=96, num_mel_bins=NUM_MELS,
-        max_source_positions=ENCODED, max_target_positions=60, eos_token_id=eos, bos_token_id=eos, pad_token_id=eos,
+        max_source_positions=ROWS, max_target_positions=60, eos_token_id=eos, bos_token_id=eos, pad_token_id=eos,
         decoder_start_token_id=tokenizer.convert_tokens_to_ids("<|startoftranscript|>"),
         suppress_tokens=None, begin_suppress_tokens=None,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from tests.support.staged_executor import StagedExecutor
 from tests.support.vision_models.conversations import with_inputs
 from tests.support.whisper_models import (
     ENCODED,
+    ROWS,
     make_whisper_model,
     spectrogram,
     whisper_reference,
@@ -56,7 +57,7 @@ def expected(folder: Path) -> list[list[int]]:
     "options",
     [
         {}, IN_CHUNKS, {"cpu_kernels": "torch"}, {"attention_backend": "reference"}, {"attention_backend": "cpu"},
-        {"disable_chunked_mm_input": True, "max_num_batched_tokens": 120},
+        {"disable_chunked_mm_input": True, "max_num_batched_tokens": 140},
         {"pipeline_parallel_size": 2, "max_num_batched_tokens": 60, "cpu_threads": 1},
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
@@ -73,13 +74,23 @@ def test_answers(folder: Path, expected: list[list[int]], options: dict[str, Any
         assert all(choices[0].usage and choices[0].usage.cached_prompt_tokens for choices in again)
 
 
-def test_preempted_sequences_compute_their_recordings_again(folder: Path, expected: list[list[int]]) -> None:
-    """Blocks for the prompts of two sequences, but not for their answers, without prefix caching."""
-    requests = [whisper_request(*case, SAMPLING) for case in CASES]
-    with running_engine(folder, num_blocks=15, max_model_len=150, enable_prefix_caching=False) as engine:
+def test_another_text_about_a_recording_shares_all_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, _ = CASES[0]
+    with running_engine(folder) as engine:
+        run_requests(engine, [whisper_request(features, [5], SAMPLING)])
+        monkeypatch.setattr("engine_svc.media.audio.AudioEncoder.encode", None)
+        (choices,) = run_requests(engine, [whisper_request(features, [7, 8], SAMPLING)])
+    assert choices[0].usage and choices[0].usage.cached_prompt_tokens == ENCODED
+    assert choices[0].token_ids == whisper_reference(folder, features, [7, 8], ANSWER)
+
+
+def test_preempted_sequences_compute_their_recordings_again(folder: Path) -> None:
+    """Blocks for the prompts of three sequences, but not for their answers, without prefix caching."""
+    requests = [whisper_request(*case, replace(SAMPLING, max_tokens=30)) for case in CASES]
+    with running_engine(folder, num_blocks=28, enable_prefix_caching=False) as engine:
         found = run_requests(engine, requests)
     assert any(choices[0].usage and choices[0].usage.preemptions for choices in found)
-    assert tokens(found) == expected
+    assert tokens(found) == [whisper_reference(folder, *case, 30) for case in CASES]
 
 
 @pytest.mark.slow
@@ -135,7 +146,7 @@ def test_samples_of_one_recording_share_it(folder: Path, expected: list[list[int
 
 
 def test_prompts_without_their_recording_are_refused() -> None:
-    limits = RequestLimits(("m",), 1000, 160, 20, "fcfs", accepts_media=True, encoder_tokens=ENCODED)
+    limits = RequestLimits(("m",), 1000, 188, 20, "fcfs", accepts_media=True, encoder_tokens=ENCODED)
     features, text = CASES[0]
     validate(whisper_request(features, text, SAMPLING), limits)
     bad = [
@@ -170,7 +181,7 @@ def test_what_does_not_fit_fails_alone(folder: Path, inputs: dict[str, Any], wor
     [
         ({"enable_lora": True}, "does not support --enable-lora"),
         ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "does not support --calculate-kv-scales"),
-        ({"max_model_len": 161}, "--max-model-len 161"),
+        ({"max_model_len": 189}, "--max-model-len 189"),
     ],
 )
 def test_options_that_it_does_not_support(folder: Path, options: dict[str, Any], words: str) -> None:
@@ -180,6 +191,6 @@ def test_options_that_it_does_not_support(folder: Path, options: dict[str, Any],
 
 def test_more_text_than_rows_of_the_encoder_is_refused(tmp_path: Path) -> None:
     folder = make_whisper_model(tmp_path)
-    change_config(folder, max_target_positions=ENCODED + 1)
+    change_config(folder, max_target_positions=ROWS + 1)
     with pytest.raises(StartupError, match="expected at most max_source_positions"), running_engine(folder):
         pass
