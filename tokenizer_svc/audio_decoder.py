@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tokenizer_svc.audio_cuts import Pcm
 from tokenizer_svc.av_container import broken, check_codec, opened
 from tokenizer_svc.media_rejection import MediaRejection
 
@@ -35,8 +36,9 @@ _CODECS = {
 }  # fmt: skip
 _LEAST_RATE, _GREATEST_RATE = 4_000, 384_000  # samples a second of a file, which are brought to another rate
 _MAX_CHANNELS = 64
+_SCALE = 2**15  # of samples as whole numbers
 _MAX_PEAK = 1000.0  # of samples, which are from -1 to 1 in files that are not floating-point
-_FILLING = 0.1  # seconds beyond the limit that are cut off, as codecs fill the last of their frames
+FILLING_SECONDS = 0.1  # beyond the limit that are cut off, as codecs fill the last of their frames
 _WHAT, _BEST = "The audio", "a WAV or FLAC"
 
 
@@ -52,25 +54,47 @@ def decode_audio(file: bytes, rate: int, most_seconds: float) -> Samples:
     Raises:
         MediaRejection: it is no audio, it is too long, empty or damaged, or PyAV is not installed.
     """
+    pieces = [*_decoded(file, rate, most_seconds, f"{most_seconds:g} s, the most that this model takes")]
+    return np.concatenate(pieces)[: int(most_seconds * rate)]
+
+
+def decode_long_audio(file: bytes, rate: int, most_seconds: float) -> Pcm:
+    """The samples of a recording that is to be cut: those of `decode_audio` as whole numbers, of which two hours fit in
+    the process's memory.
+
+    Args:
+        rate, most_seconds: see `decode_audio`.
+
+    Raises:
+        MediaRejection: see `decode_audio`.
+    """
+    most = f"{most_seconds / 3600:g} hours" if most_seconds >= 3600 else f"{most_seconds:g} s"
+    found = bytearray()
+    for piece in _decoded(file, rate, most_seconds, f"{most}, the most that this server cuts into pieces"):
+        found += np.clip(np.rint(piece * _SCALE), -_SCALE, _SCALE - 1).astype(np.int16).tobytes()
+    return np.frombuffer(found, np.int16)[: int(most_seconds * rate)]
+
+
+def _decoded(file: bytes, rate: int, most_seconds: float, most: str) -> Iterator[Samples]:
+    """The samples piece by piece, at least one in all; see `decode_audio`.
+
+    Args:
+        most: the limit and whose it is, in the message.
+    """
     found = next((name for name, start in _FORMATS.items() if re.match(start, file, re.DOTALL)), None)
     if found is None:
         raise MediaRejection(
             f"{_WHAT} is not in a known format. Send a WAV, MP3, FLAC, Ogg, M4A, AAC, MP4 or WebM file."
         )
-    pieces, most = [np.zeros(0, np.float32)], int(most_seconds * rate)
-    count = 0
+    count, limit = 0, int(most_seconds * rate) + int(FILLING_SECONDS * rate)
     with opened(file, found, _CODECS, what=_WHAT, best=_BEST) as container:
         for piece in _resampled(container, rate):
-            pieces.append(piece)
             count += len(piece)
-            if count > most + int(_FILLING * rate):
-                raise MediaRejection(
-                    f"{_WHAT} is longer than {most_seconds:g} s, the most that this model takes. Send a shorter one, "
-                    "or several parts."
-                )
+            if count > limit:
+                raise MediaRejection(f"{_WHAT} is longer than {most}. Send a shorter one, or several parts.")
+            yield piece
     if not count:
         raise broken(_WHAT, "it has no samples", _BEST)
-    return np.concatenate(pieces)[:most]
 
 
 def _resampled(container: InputContainer, rate: int) -> Iterator[Samples]:

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import transformers
 
-from tokenizer_svc.audio_decoder import Samples, decode_audio
+from quire.media import filled_up
+from tokenizer_svc.audio_cuts import Pcm, piece_ends
+from tokenizer_svc.audio_decoder import FILLING_SECONDS, Samples, decode_audio, decode_long_audio
 from tokenizer_svc.audio_settings import AudioSettings, read_audio_settings
 from tokenizer_svc.log_mel import Floats, LogMel
 from tokenizer_svc.media_rejection import MediaRejection
@@ -74,6 +76,29 @@ class AudioProcessor(ABC):
             self.placeholder * count, count, {"input_features": features, self.mask_name: mask}, (), (),
             len(samples) / self._settings.sampling_rate,
         )  # fmt: skip
+
+    @property
+    def rate(self) -> int:
+        """Samples a second that the model takes."""
+        return self._settings.sampling_rate
+
+    def split(self, file: bytes, most_seconds: float) -> tuple[Pcm, list[int]]:
+        """Cuts a recording into pieces that `prepare` takes.
+
+        Args:
+            file: an audio file.
+            most_seconds: how long it may be.
+
+        Returns:
+            The samples, and where among them each piece ends.
+
+        Raises:
+            MediaRejection: it is no audio, or it is too long.
+        """
+        samples, most = decode_long_audio(file, self.rate, most_seconds), self._max_seconds()
+        if len(samples) <= int((most + FILLING_SECONDS) * self.rate):  # `prepare` takes it as it is
+            return samples, [len(samples)]
+        return samples, piece_ends(samples, self.rate, most)
 
     def _max_seconds(self) -> float:
         """The length of audio that the model takes whole."""
@@ -151,9 +176,17 @@ class _Qwen3Audio(AudioProcessor):
         return chunks * self._TOKENS_PER_CHUNK + _halved(_halved(_halved(remainder)))
 
 
+class _Whisper(_ChunkedAudio):
+    """Whisper: a single part, all of whose embeddings the model sees, those of the padding too. More fill it up."""
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return filled_up(self._settings.chunk_length * self.rate // self._settings.hop_length // 2)
+
+
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
-    "Qwen3ASRProcessor": _Qwen3Audio,
+    "Qwen3ASRProcessor": _Qwen3Audio, "WhisperProcessor": _Whisper,
 }  # fmt: skip
 
 

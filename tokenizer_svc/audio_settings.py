@@ -54,6 +54,7 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("AudioFlamingo3Processor", "<sound>", 600),
         AudioSettings("GlmAsrProcessor", "<|pad|>", 655),
         AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
+        AudioSettings("WhisperProcessor", "<|startoflm|>"),  # which its tokenizers have and prompts never use
     )
 })  # fmt: skip
 

@@ -63,6 +63,7 @@ def run(make: Callable[[Message], Answer]) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(result.pack())
             answers.flush()
+            del request, result  # each may be large, and would take memory from the next
         return
     os._exit(0)  # skips flushing stdout, which would fail again
 

@@ -28,6 +28,7 @@ from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
+from tokenizer_svc.whisper_template import built_in_templates
 
 logger = logging.getLogger(__name__)
 
@@ -103,14 +104,14 @@ def why_unconstrained(files: TokenizerFiles) -> FailedPrecondition | None:
 
 
 def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mapping[str, str]:
-    """The model's chat templates, or the one given by --chat-template.
+    """The model's chat templates, or the one given by --chat-template; the built-in one if there is none.
 
     Raises:
         StartupError: the option is neither a readable file nor a template.
     """
     chosen = options.chat_template
     if chosen is None:
-        return files.chat_templates
+        return files.chat_templates or built_in_templates(files.folder)
     if "{" in chosen:
         return {"default": chosen}
     try:

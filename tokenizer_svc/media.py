@@ -10,7 +10,7 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from quire.images import MAX_IMAGES, Image, ImageInput, check_size
 from quire.media import MediaKind
 from quire.options.multimodal import ImageProcessorOptions
 from tokenizer_svc.audio_settings import read_audio_settings
+from tokenizer_svc.audio_splitter import FILE_PARAMETER, AudioPiece, AudioSplitter
 from tokenizer_svc.byte_cache import ByteCache
 from tokenizer_svc.child import Message
 from tokenizer_svc.child_pool import ChildEnded, ChildPool, ChildTooSlow
@@ -99,6 +100,7 @@ class MediaPreparer:
             )
             for kind in MediaKind
         }  # fmt: skip
+        self._splitter = AudioSplitter(Message(setup))
         # What stands for an image, a video or an audio in rendered conversations, by the kinds that the model reads;
         # and the same with what is around it, for templates that take contents as strings.
         self.placeholders: dict[str, str] = {}
@@ -150,7 +152,16 @@ class MediaPreparer:
 
     async def close(self) -> None:
         """Ends the processes."""
-        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        await asyncio.gather(self._splitter.close(), *(pool.close() for pool in self._pools.values()))
+
+    def split(self, file: bytes) -> contextlib.AbstractAsyncContextManager[Iterator[AudioPiece]]:
+        """See AudioSplitter.split.
+
+        Raises:
+            InvalidRequest: also if the model reads no audio.
+        """
+        self._check_kinds((MediaKind.AUDIO,), FILE_PARAMETER)
+        return self._splitter.split(file)
 
     async def prepare(self, media: Sequence[Medium], settings: MediaSettings) -> list[PreparedMedium]:
         """Prepares images, videos and audio, each from the cache if it has been prepared before.
@@ -163,11 +174,7 @@ class MediaPreparer:
                 or memory, the settings do not suit the processor, or there are too many.
             Overloaded: too many wait already, or the machine is too busy.
         """
-        if self._refusal:
-            raise InvalidRequest(f"This model reads text only: {self._refusal}.", parameter=_PARAMETER)
-        for each in media:
-            if each.kind not in self._token_ids:
-                raise InvalidRequest(f"This model reads no {_ALL[each.kind]}.", parameter=_PARAMETER)
+        self._check_kinds([each.kind for each in media], _PARAMETER)
         if len(media) > MAX_IMAGES:
             raise InvalidRequest(
                 f"There are {len(media)} images, videos and audios; at most {MAX_IMAGES} are allowed.",
@@ -179,6 +186,17 @@ class MediaPreparer:
             prepared += await asyncio.gather(*(self._prepare(medium, settings) for medium in some))
             check_size([each.image for each in prepared], _PARAMETER)
         return prepared
+
+    def _check_kinds(self, kinds: Sequence[MediaKind], parameter: str) -> None:
+        """
+        Raises:
+            InvalidRequest: the model does not read one of them.
+        """
+        if self._refusal:
+            raise InvalidRequest(f"This model reads text only: {self._refusal}.", parameter=parameter)
+        for kind in kinds:
+            if kind not in self._token_ids:
+                raise InvalidRequest(f"This model reads no {_ALL[kind]}.", parameter=parameter)
 
     async def _prepare(self, medium: Medium, settings: MediaSettings) -> PreparedMedium:
         kind, (name, smaller, small) = medium.kind, _ONE[medium.kind]

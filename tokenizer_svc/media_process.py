@@ -55,6 +55,16 @@ class _Processors:
         fault = _fault(images, settings) if images is not None and settings else ""
         return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune, "fault": fault})
 
+    def split(self, request: Message) -> Message:
+        """The samples of a recording, and where each of its pieces ends. Without samples if it is a single one.
+
+        Raises:
+            MediaRejection: see AudioProcessor.split.
+        """
+        assert self._audio is not None
+        samples, ends = self._audio.split(request.payload, request.fields["most_seconds"])
+        return Message({"rate": self._audio.rate, "ends": ends}, samples.tobytes() if len(ends) > 1 else b"")
+
     def prepare(self, request: Message) -> Processed:
         """
         Raises:
@@ -85,7 +95,7 @@ def make(setup: Message) -> Answer:
     """Returns the function that prepares the media in a message's payload, or reports how prompts mark them.
 
     The fields of a message are the `kind`, the `sizes` of the files, and the `settings` and `reading` of
-    `VideoProcessor.prepare`.
+    `VideoProcessor.prepare`; or only the `most_seconds` of a recording to cut into pieces.
     """
     processors = _Processors(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
     prepare_av()
@@ -94,6 +104,8 @@ def make(setup: Message) -> Answer:
         if not request.fields:
             return processors.facts(setup.fields.get("settings", {}))
         try:
+            if "most_seconds" in request.fields:
+                return processors.split(request)
             found = processors.prepare(request)
         except MediaRejection as error:
             return Message({"error": str(error)[:_MOST_CHARACTERS], "parameter": error.parameter})

@@ -207,6 +207,15 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         constraint = await self._compiler.compile(to_asked(request))
         return tokenizer_pb2.CompileConstraintResponse(constraint=from_constraint(constraint))
 
+    async def SplitAudio(self, request: tokenizer_pb2.SplitAudioRequest, context: grpc.aio.ServicerContext) -> None:
+        async with self._media.split(request.file) as pieces:
+            for piece in pieces:
+                await context.write(
+                    tokenizer_pb2.SplitAudioResponse(
+                        start_seconds=piece.start_seconds, seconds=piece.seconds, file=piece.file
+                    )
+                )
+
     async def GetTokenizerInfo(
         self, request: tokenizer_pb2.GetTokenizerInfoRequest, context: grpc.aio.ServicerContext
     ) -> tokenizer_pb2.GetTokenizerInfoResponse:

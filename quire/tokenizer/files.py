@@ -35,6 +35,7 @@ class TokenizerFiles:
     special_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → its text
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default", and others in some models
     conversations: Path | None = None  # from which Mistral's package renders conversations, without a template
+    folder: Path | None = None  # that of the files, with others of the model
 
 
 def tokenizer_folder(options: ModelOptions) -> Path:
@@ -96,6 +97,7 @@ def _with_config(tokenizer: tokenizers.Tokenizer, definition: dict[str, Any], fo
         {key: value for key, value in config.items() if key != "chat_template"},
         special_tokens,
         _chat_templates(folder, config),
+        folder=folder,
     )
 
 

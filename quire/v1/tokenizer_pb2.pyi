@@ -259,6 +259,22 @@ class CompileConstraintResponse(_message.Message):
     constraint: _common_pb2.Constraint
     def __init__(self, constraint: _Optional[_Union[_common_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
+class SplitAudioRequest(_message.Message):
+    __slots__ = ("file",)
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    file: bytes
+    def __init__(self, file: _Optional[bytes] = ...) -> None: ...
+
+class SplitAudioResponse(_message.Message):
+    __slots__ = ("start_seconds", "seconds", "file")
+    START_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    start_seconds: float
+    seconds: float
+    file: bytes
+    def __init__(self, start_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., file: _Optional[bytes] = ...) -> None: ...
+
 class GetTokenizerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

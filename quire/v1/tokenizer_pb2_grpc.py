@@ -67,6 +67,11 @@ class TokenizerServiceStub:
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.FromString,
                 _registered_method=True)
+        self.SplitAudio = channel.unary_stream(
+                '/quire.v1.TokenizerService/SplitAudio',
+                request_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
+                _registered_method=True)
         self.GetTokenizerInfo = channel.unary_unary(
                 '/quire.v1.TokenizerService/GetTokenizerInfo',
                 request_serializer=quire_dot_v1_dot_tokenizer__pb2.GetTokenizerInfoRequest.SerializeToString,
@@ -131,6 +136,14 @@ class TokenizerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitAudio(self, request, context):
+        """Cuts a recording at quiet places into pieces that the model takes, in their order. INVALID_ARGUMENT if it is no
+        recording, is too long or takes too much time or memory, or the model reads no audio.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizerInfo(self, request, context):
         """Returns what is loaded.
         """
@@ -170,6 +183,11 @@ def add_TokenizerServiceServicer_to_server(servicer, server):
                     servicer.CompileConstraint,
                     request_deserializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.FromString,
                     response_serializer=quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.SerializeToString,
+            ),
+            'SplitAudio': grpc.unary_stream_rpc_method_handler(
+                    servicer.SplitAudio,
+                    request_deserializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.SerializeToString,
             ),
             'GetTokenizerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTokenizerInfo,
@@ -342,6 +360,33 @@ class TokenizerService:
             '/quire.v1.TokenizerService/CompileConstraint',
             quire_dot_v1_dot_tokenizer__pb2.CompileConstraintRequest.SerializeToString,
             quire_dot_v1_dot_tokenizer__pb2.CompileConstraintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitAudio(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.TokenizerService/SplitAudio',
+            quire_dot_v1_dot_tokenizer__pb2.SplitAudioRequest.SerializeToString,
+            quire_dot_v1_dot_tokenizer__pb2.SplitAudioResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,9 @@ class AudioFamily:
         token: what the prompt has for each embedding of an audio.
         tokens: special tokens.
         token_attributes: special tokens that the tokenizer has names for.
-        template: chat template; empty for the processor's own.
+        template: chat template; empty for the processor's own, if it has one.
+        ends: the end-of-sequence token.
+        times: whether there are tokens, which are not special, for the times in a chunk, 0.02 s apart.
     """
 
     name: str
@@ -44,6 +46,8 @@ class AudioFamily:
     tokens: tuple[str, ...] = ()
     token_attributes: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
+    ends: str = "<|im_end|>"
+    times: bool = False
 
 
 def _chat(audio: str) -> str:
@@ -65,6 +69,10 @@ AUDIO_FAMILIES: Mapping[str, AudioFamily] = {
         },
         template=_chat("<|audio_start|><|audio_pad|><|audio_end|>"),
     ),
+    "whisper": AudioFamily("Whisper", "<|startoflm|>", (
+        "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|zh|>", "<|translate|>", "<|transcribe|>",
+        "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
+    ), ends="<|endoftext|>", times=True),
 }  # fmt: skip
 
 
@@ -88,10 +96,13 @@ def audio_tokenizer(family: str) -> transformers.PreTrainedTokenizerFast:
     kind = AUDIO_FAMILIES[family]
     backend = byte_tokenizer(258).backend_tokenizer
     backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in kind.tokens])
+    if kind.times:
+        times = [f"<|{step / 50:.2f}|>" for step in range(50 * CHUNK_SECONDS + 1)]
+        backend.add_tokens([tokenizers.AddedToken(time, normalized=False, special=False) for time in times])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|im_end|>",
+        eos_token=kind.ends,
+        pad_token=kind.ends,
         extra_special_tokens=dict(kind.token_attributes) or list(kind.tokens),
     )
 

@@ -84,3 +84,15 @@ def whisper_reference(
             logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([found])).logits
             found.append(int(logits[0, -1].argmax()))
     return found[len(text) :]
+
+
+def likeliest_of(
+    folder: Path, features: np.ndarray[Any, np.dtype[np.float32]], text: Sequence[int], tokens: Sequence[int]
+) -> int:
+    """Which of the tokens is the likeliest after the text, in float64."""
+    model: Any = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        logits = model(
+            input_features=torch.from_numpy(features).double(), decoder_input_ids=torch.tensor([text])
+        ).logits
+    return tokens[int(logits[0, -1, tokens].argmax())]

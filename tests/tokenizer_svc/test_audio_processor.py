@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import transformers
 
+from quire.media import filled_up
 from tests.support.audio_files import RATE, Samples, audio_file, sine
 from tests.support.audio_processors import AUDIO_FAMILIES, CHUNK_SECONDS, NUM_MELS, save_audio_processor
 from tests.support.folders import FolderOf, made_once
@@ -29,6 +30,7 @@ LENGTHS = [
     CHUNK - 161, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 160, CHUNK + 161, CHUNK + 801, 2 * CHUNK, 2 * CHUNK + 1,
     3 * CHUNK - 100, 4 * CHUNK + 12_345,
 ]  # fmt: skip
+SINGLE = ("qwen2_audio", "whisper")  # those that take one chunk
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +50,18 @@ def wav(samples: Samples) -> bytes:
 
 def by_transformers(processor: Any, samples: Samples) -> tuple[str, dict[str, Any]]:
     """The text in place of the placeholder, and the inputs."""
+    if isinstance(processor, transformers.WhisperProcessor):  # which writes no prompts
+        extractor = processor.feature_extractor
+        found = extractor(samples, sampling_rate=RATE, return_tensors="np", return_attention_mask=True)
+        return token_of(processor) * filled_up(extractor.nb_max_frames // 2), dict(found)
     found = processor(text=[processor.audio_token], audio=[samples], sampling_rate=RATE, return_tensors="pt")
     return processor.tokenizer.decode(found["input_ids"][0]), {name: each.numpy() for name, each in found.items()}
+
+
+def token_of(processor: Any) -> str:
+    """The token that the prompt has for each embedding."""
+    whisper = isinstance(processor, transformers.WhisperProcessor)
+    return AUDIO_FAMILIES["whisper"].token if whisper else processor.audio_token
 
 
 def check(found: Processed, text: str, inputs: dict[str, Any], tolerance: float = 1e-4) -> None:
@@ -59,22 +71,23 @@ def check(found: Processed, text: str, inputs: dict[str, Any], tolerance: float 
     assert (features.dtype.name, found.inputs[mask_name].dtype.name) == ("float32", "bool")
     assert features.shape == inputs["input_features"].shape
     assert np.abs(features - inputs["input_features"]).max() < tolerance
-    assert np.array_equal(found.inputs[mask_name], inputs[mask_name].astype(np.bool_))
+    wanted = inputs["attention_mask" if mask_name not in inputs else mask_name]
+    assert np.array_equal(found.inputs[mask_name], wanted.astype(np.bool_))
 
 
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
 def test_lengths(folder_of: FolderOf, family: str) -> None:
     own, reference = loaded(folder_of(family)), transformers.AutoProcessor.from_pretrained(folder_of(family))
     for length in LENGTHS:
-        if family == "qwen2_audio" and length > CHUNK:
+        if family in SINGLE and length > CHUNK:
             continue
         samples = sine(length / RATE + 0.001, seed=length)[:length]
         found = own.prepare(wav(samples), {})
         check(found, *by_transformers(reference, samples))
-        assert found.num_tokens == found.text.count(reference.audio_token)
+        assert found.num_tokens == found.text.count(token_of(reference))
         assert found.seconds == length / RATE
         assert (found.pixel_scale, found.pixel_shift) == ((), ())
-    assert own.token_id == reference.audio_token_id
+    assert own.token_id == reference.tokenizer.convert_tokens_to_ids(token_of(reference))
 
 
 @pytest.mark.parametrize("family", AUDIO_FAMILIES)
@@ -126,7 +139,8 @@ def test_what_templates_write(folder_of: FolderOf, family: str, wrapped: str) ->
 
 
 @pytest.mark.parametrize(
-    ("family", "most"), [("qwen2_audio", 2), ("audioflamingo3", 600), ("glmasr", 654), ("qwen3_asr", 900)]
+    ("family", "most"),
+    [("qwen2_audio", 2), ("audioflamingo3", 600), ("glmasr", 654), ("qwen3_asr", 900), ("whisper", 2)],
 )
 def test_the_longest(folder_of: FolderOf, family: str, most: int) -> None:
     """GLM-ASR's 655 s are not a whole number of chunks, and Transformers would leave out the rest."""
@@ -137,7 +151,7 @@ def test_the_longest(folder_of: FolderOf, family: str, most: int) -> None:
 
 
 def test_the_longest_of_published_models(tmp_path: Path) -> None:
-    wanted = {"Qwen2Audio": 30, "AudioFlamingo3": 600, "GlmAsr": 630, "Qwen3ASR": 900}
+    wanted = {"Qwen2Audio": 30, "AudioFlamingo3": 600, "GlmAsr": 630, "Qwen3ASR": 900, "Whisper": 30}
     for family, kind in AUDIO_FAMILIES.items():
         save_audio_processor(tmp_path / family, family)
         file = tmp_path / family / "processor_config.json"
@@ -145,6 +159,25 @@ def test_the_longest_of_published_models(tmp_path: Path) -> None:
         fields["feature_extractor"]["chunk_length"] = 30
         file.write_text(json.dumps(fields))
         assert loaded(tmp_path / family)._max_seconds() == wanted[kind.name]
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_published_whisper_models(folder_of: FolderOf, tmp_path: Path, mels: int) -> None:
+    """They have a preprocessor file only, and 1500 embeddings for any recording, filled up to whole blocks."""
+    shutil.copytree(folder_of("whisper"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "processor_config.json").unlink()
+    extractor = transformers.WhisperFeatureExtractor(feature_size=mels)
+    fields = json.loads(extractor.to_json_string()) | {"processor_class": "WhisperProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    own = loaded(tmp_path)
+    assert own.wrapped == own.placeholder == "<|startoflm|>"
+    for seconds in (0.5, 30.0):
+        found = own.prepare(wav(sine(seconds)), {})
+        assert (found.num_tokens, found.text) == (1536, "<|startoflm|>" * 1536)
+        assert found.inputs["input_features"].shape == (1, mels, 3000)
+        assert found.inputs["input_features_mask"].sum() == 100 * seconds
+        wanted = extractor(sine(seconds), sampling_rate=RATE, return_tensors="np")["input_features"]
+        assert np.abs(found.inputs["input_features"] - wanted).max() < 1e-4
 
 
 def test_settings_of_requests_are_refused(folder_of: FolderOf) -> None:
