@@ -19,6 +19,7 @@ from gateway.requests.token_ids_only import needs_text
 from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
+from gateway.services.speech import SpeechFormats
 from gateway.services.tokenizer import Tokenizer
 from gateway.tool_parsers.base import ToolParser
 from quire.options.gateway import GatewayOptions
@@ -39,6 +40,7 @@ class GatewayContext:
     statistics: RequestStatistics
     large_requests: WorkPool  # threads for requests and answers of megabytes
     media: ConversationMedia
+    speech: SpeechFormats
     responses: Responses = field(default_factory=lambda: Responses(None))  # stored responses
     http_statistics: HttpStatistics = field(default_factory=HttpStatistics)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)

@@ -33,6 +33,7 @@ from gateway.response_store.open import open_store
 from gateway.response_store.records import Responses
 from gateway.services.fleet import Fleet
 from gateway.services.reasoning import ReasoningFormat
+from gateway.services.speech import SpeechFormats
 from gateway.services.tokenizer import Tokenizer
 from gateway.services.tokenizers import FLAG as TOKENIZER_FLAG
 from gateway.tool_parsers.registry import chosen_tool_parser
@@ -141,6 +142,7 @@ def make_context(options: GatewayOptions, security: RpcSecurityOptions, tracer: 
         statistics,
         large_requests,
         ConversationMedia(options.media),
+        SpeechFormats(tokenizer),
         Responses(open_store(options.responses)),
         reasoning=ReasoningFormat(reasoning_parser, tokenizer) if reasoning_parser else None,
         tool_parser=chosen_tool_parser(options.tools),

@@ -72,6 +72,7 @@ from gateway.protocol.transcription import (
     TranscriptionRequest,
     Translation,
     TranslationRequest,
+    VerboseTranscription,
 )
 from gateway.requests.field_schemas import add_limits
 
@@ -87,7 +88,7 @@ class _Operation:
         chunks: the types of a stream's events, if it can stream.
         queries: names and schemas of query parameters, all optional.
         ends_with_done: whether a stream ends with a `[DONE]` event.
-        may_be_plain: whether it may also answer with plain text.
+        plain: media types of texts that it may answer with instead.
         failures: status codes of its errors.
         failure: type of its error bodies.
         request_type: media type of its body.
@@ -102,7 +103,7 @@ class _Operation:
     ends_with_done: bool = True
     queries: tuple[tuple[str, dict[str, Any]], ...] = ()
     media_type: str = "application/json"
-    may_be_plain: bool = False
+    plain: tuple[str, ...] = ()
     failures: tuple[int, ...] = ()
     failure: type = ErrorResponse
     request_type: str = "application/json"
@@ -159,11 +160,13 @@ _OPERATIONS = (
     ),
     _Operation(
         "post", "/v1/audio/transcriptions", "Writes down what is said in a recording.", (TranscriptionRequest,),
-        (Transcription,), (SpeechChunk,), may_be_plain=True, failures=_REQUEST, request_type=_FORM,
+        (Transcription, VerboseTranscription), (SpeechChunk,), plain=("text/plain", "text/vtt"),
+        failures=_REQUEST, request_type=_FORM,
     ),
     _Operation(
         "post", "/v1/audio/translations", "Writes down what is said in a recording, in another language.",
-        (TranslationRequest,), (Translation,), (SpeechChunk,), may_be_plain=True, failures=_REQUEST, request_type=_FORM,
+        (TranslationRequest,), (Translation, VerboseTranscription), (SpeechChunk,), plain=("text/plain", "text/vtt"),
+        failures=_REQUEST, request_type=_FORM,
     ),
     _Operation(
         "post", "/v1/embeddings", "Returns an embedding for each input.", (EmbeddingRequest,), (EmbeddingResponse,),
@@ -335,8 +338,7 @@ def _success(operation: _Operation, schema_of: _Schemas) -> dict[str, Any]:
     content = {}
     if operation.answers:
         content[operation.media_type] = {"schema": _any_of(operation.answers, schema_of)}
-    if operation.may_be_plain:
-        content["text/plain"] = {"schema": {"type": "string"}}
+    content |= {media_type: {"schema": {"type": "string"}} for media_type in operation.plain}
     if operation.chunks:
         held = _any_of((*operation.chunks, operation.failure), schema_of)
         content["text/event-stream"] = {"schema": _event(held, ends_with_done=operation.ends_with_done)}

@@ -99,12 +99,15 @@ class Pipeline:
         return state
 
     def abort(self, request_ids: AbstractSet[str], tenant: str | None = None) -> int:
-        """Aborts the live requests with these ids, keeping their output so far; returns how many there were.
+        """Aborts the live requests with these ids, and their parts, keeping their output so far; returns how many there
+        were.
 
         Args:
             tenant: only requests of this tenant; None means of any tenant.
         """
-        found = [each for each in self._live if each.request.request_id in request_ids]
+        found = [
+            each for each in self._live if not request_ids.isdisjoint((each.request.request_id, each.request.part_of))
+        ]
         found = [each for each in found if tenant is None or each.request.tenant == tenant]
         for state in found:
             for choice in [choice for stream in state.streams for choice in stream.choices if not choice.ended]:

@@ -21,6 +21,7 @@ from gateway.answers.deltas import (
     ToolCall,
 )
 from gateway.answers.queue import AnswerQueue
+from gateway.answers.stream import UpdateSource
 from quire.errors import Cancelled
 
 _WAIT_SECONDS = 60.0
@@ -107,7 +108,7 @@ async def collect(queue: AnswerQueue, choices: int, receive: Receive) -> list[Co
     return collected
 
 
-async def updates(queue: AnswerQueue) -> AsyncIterator[ChoiceUpdate]:
+async def updates(queue: UpdateSource[ChoiceUpdate]) -> AsyncIterator[ChoiceUpdate]:
     """Yields all updates as they arrive, until the request ends; then the queue's `error` says whether it failed."""
     while (batch := await queue.next_batch(_WAIT_SECONDS)) != []:
         for update in batch or ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -14,6 +15,8 @@ _OPENINGS = (
     "The spoken content of the audio is", "The transcription of the audio is", "The content of the input audio is",
 )  # fmt: skip
 _QUOTES = ("'", '"')
+_TIME = re.compile(r"<\|\d{1,5}\.\d{1,3}\|>")
+_BEGUN_TIME = re.compile(r"<(\|(\d{1,5}(\.(\d{1,3}\|?)?)?)?)?\Z")
 
 
 def _told(text: str) -> Sequence[Delta]:
@@ -91,3 +94,20 @@ class TextInQuotes(AnswerParser):
     def _told_up_to(self, end: int) -> Sequence[Delta]:
         text, self._held = self._held[:end], self._held[end:]
         return _told(text)
+
+
+class TextWithoutTimes(AnswerParser):
+    """Drops the times that Whisper may write unasked: `<|0.00|> Hello.<|2.50|>`"""
+
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
+        self._held = ""  # may become a time
+
+    def parse(self, text: str) -> Sequence[Delta]:
+        *before, last = _TIME.split(self._held + text)
+        begun = _BEGUN_TIME.search(last)
+        self._held = begun[0] if begun else ""
+        return _told("".join(before) + last.removesuffix(self._held))
+
+    def end(self, finish: Finish) -> Sequence[Delta]:
+        return [*_told(self._held), finish]

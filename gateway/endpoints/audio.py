@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
+import contextlib
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.stream import EventStream
 from gateway.context import GatewayContext, context_of
-from gateway.endpoints import chat
 from gateway.endpoints.form import form_bytes, read_form
+from gateway.endpoints.transcriber import Transcriber
 from gateway.endpoints.transcription_answer import TranscriptionAnswer
 from gateway.errors import HttpError
 from gateway.media.conversations import NO_UPLOADS
 from gateway.protocol.transcription import TranscriptionRequest, TranslationRequest
 from gateway.requests.caller import tenant_of
+from gateway.requests.chain import AnswerChain
 from gateway.requests.field_names import told_as
-from gateway.requests.generation_request import GenerationRequest
+from gateway.requests.messages import MediaUrl
 from gateway.requests.speech_formats import FILE_URL
-from gateway.requests.transcription import transcribing, transcription_of
+from gateway.requests.transcription import check_reads_audio, transcribing, transcription_of
 from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.runners import GENERATE
 
@@ -36,25 +38,31 @@ async def translations(request: Request) -> Response | EventStream:
 async def _respond(request: Request, kind: type[TranscriptionRequest]) -> Response | EventStream:
     context = context_of(request)
     context.require_tokenizer("A transcription", "file")
-    with context.uploads.held(tenant_of(request), form_bytes(request)):
-        body, generation = await _asked(request, context, kind)
-    return await TranscriptionAnswer(context, body, await context.pipeline.start(generation)).respond(request)
+    with contextlib.ExitStack() as held:
+        held.enter_context(context.uploads.held(tenant_of(request), form_bytes(request)))
+        transcriber, chain = await _begun(request, context, kind, held)
+    return await TranscriptionAnswer(context, transcriber, chain).respond(request)
 
 
-async def _asked(
-    request: Request, context: GatewayContext, kind: type[TranscriptionRequest]
-) -> tuple[TranscriptionRequest, GenerationRequest]:
-    """Returns the form, without the recording, and the generation request that it becomes."""
+async def _begun(
+    request: Request, context: GatewayContext, kind: type[TranscriptionRequest], held: contextlib.ExitStack
+) -> tuple[Transcriber, AnswerChain]:
+    """Returns the transcription that a form asks for, and its answers, of which the first has started.
+
+    Args:
+        held: see Transcriber.begin.
+    """
     body = transcription_of(await read_form(request), kind)
     _check_size(body.file)
-    asked = transcribing(body, context.fleet.model(body.model, GENERATE))
-    uploads = NO_UPLOADS if body.file_url else {FILE_URL: body.file}
+    model = context.fleet.model(body.model, GENERATE)
+    check_reads_audio(model)
+    asked = transcribing(body, await context.speech.of(model))
     with told_as(asked.told_as):
-        generation = await chat.prepare(
-            request, asked.chat, [asked.chat.messages], uploads=uploads, parsers=asked.parsers
-        )
-    # Text may be written for minutes; the file has served.
-    return msgspec.structs.replace(body, file=b"", file_url=None), generation
+        recording = MediaUrl(body.file_url or FILE_URL, asked.task.place, MediaKind.AUDIO)
+        uploads = NO_UPLOADS if body.file_url else {FILE_URL: body.file}
+        (file,) = (await context.media.read([recording], model.media, uploads)).audios
+    transcriber = Transcriber(request, asked)
+    return transcriber, await transcriber.begin(file, held)
 
 
 def _check_size(file: bytes) -> None:

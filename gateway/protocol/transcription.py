@@ -19,7 +19,8 @@ class TranscriptionRequest(RequestFields, kw_only=True, forbid_unknown_fields=Tr
     model: str | None = None
     language: str | None = None  # code of the language that is spoken
     prompt: str | None = None
-    response_format: Literal["json", "text"] = "json"
+    # verbose_json, srt and vtt tell when the words are spoken; only models that know it write them.
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     stream: Flag = False
     stream_include_usage: Flag = False
     stream_continuous_usage_stats: Flag = False
@@ -31,7 +32,7 @@ class TranscriptionRequest(RequestFields, kw_only=True, forbid_unknown_fields=Tr
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = None  # for each piece of a recording that is longer than the model takes
 
 
 class TranslationRequest(TranscriptionRequest, kw_only=True):
@@ -58,6 +59,31 @@ class Translation(msgspec.Struct):
     """What was said, in the other language."""
 
     text: str
+
+
+class VerboseSegment(msgspec.Struct):
+    """Some words, and when they are spoken, in seconds."""
+
+    id: int
+    seek: int  # where the piece of the recording that has the words begins, in hundredths of a second
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+
+
+class VerboseTranscription(msgspec.Struct):
+    """What was said, or a translation of it, and when."""
+
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[VerboseSegment]
+    usage: Duration
 
 
 class SpeechDelta(msgspec.Struct):

@@ -79,6 +79,7 @@ class GenerationRequest:
     block_size: int = 0  # that the prompts' block keys are for
     tenant: str = ""
     session_id: str = ""
+    part_of: str | None = None  # id of the request that it is a part of; None if it is all of it
 
     @property
     def n(self) -> int:

@@ -16,17 +16,39 @@ LANGUAGES: Mapping[str, str] = MappingProxyType({
     "nl": "Dutch", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "th": "Thai",
     "tr": "Turkish", "vi": "Vietnamese", "yue": "Cantonese", "zh": "Chinese",
 })  # fmt: skip
+# Those that Whisper was trained with, in its order; it has a token for each.
+WHISPER_LANGUAGES: Mapping[str, str] = MappingProxyType({
+    "en": ENGLISH, "zh": "Chinese", "de": "German", "es": "Spanish", "ru": "Russian", "ko": "Korean", "fr": "French",
+    "ja": "Japanese", "pt": "Portuguese", "tr": "Turkish", "pl": "Polish", "ca": "Catalan", "nl": "Dutch",
+    "ar": "Arabic", "sv": "Swedish", "it": "Italian", "id": "Indonesian", "hi": "Hindi", "fi": "Finnish",
+    "vi": "Vietnamese", "he": "Hebrew", "uk": "Ukrainian", "el": "Greek", "ms": "Malay", "cs": "Czech",
+    "ro": "Romanian", "da": "Danish", "hu": "Hungarian", "ta": "Tamil", "no": "Norwegian", "th": "Thai", "ur": "Urdu",
+    "hr": "Croatian", "bg": "Bulgarian", "lt": "Lithuanian", "la": "Latin", "mi": "Maori", "ml": "Malayalam",
+    "cy": "Welsh", "sk": "Slovak", "te": "Telugu", "fa": "Persian", "lv": "Latvian", "bn": "Bengali", "sr": "Serbian",
+    "az": "Azerbaijani", "sl": "Slovenian", "kn": "Kannada", "et": "Estonian", "mk": "Macedonian", "br": "Breton",
+    "eu": "Basque", "is": "Icelandic", "hy": "Armenian", "ne": "Nepali", "mn": "Mongolian", "bs": "Bosnian",
+    "kk": "Kazakh", "sq": "Albanian", "sw": "Swahili", "gl": "Galician", "mr": "Marathi", "pa": "Punjabi",
+    "si": "Sinhala", "km": "Khmer", "sn": "Shona", "yo": "Yoruba", "so": "Somali", "af": "Afrikaans", "oc": "Occitan",
+    "ka": "Georgian", "be": "Belarusian", "tg": "Tajik", "sd": "Sindhi", "gu": "Gujarati", "am": "Amharic",
+    "yi": "Yiddish", "lo": "Lao", "uz": "Uzbek", "fo": "Faroese", "ht": "Haitian Creole", "ps": "Pashto",
+    "tk": "Turkmen", "nn": "Nynorsk", "mt": "Maltese", "sa": "Sanskrit", "lb": "Luxembourgish", "my": "Myanmar",
+    "bo": "Tibetan", "tl": "Tagalog", "mg": "Malagasy", "as": "Assamese", "tt": "Tatar", "haw": "Hawaiian",
+    "ln": "Lingala", "ha": "Hausa", "ba": "Bashkir", "jw": "Javanese", "su": "Sundanese", "yue": "Cantonese",
+})  # fmt: skip
 
 
-def language_name(field: str, code: str) -> str:
+def language_name(field: str, code: str, languages: Mapping[str, str] = LANGUAGES) -> str:
     """Returns the English name of a language.
+
+    Args:
+        languages: code → name, of those that the model knows.
 
     Raises:
         InvalidRequest: the code is not known.
     """
-    name = LANGUAGES.get(code.lower())
+    name = languages.get(code.lower())
     if name is None:
         raise InvalidRequest(
-            f"{field} is {code[:50]!r}; it must be the code of a language: {', '.join(LANGUAGES)}.", parameter=field
+            f"{field} is {code[:50]!r}; it must be the code of a language: {', '.join(languages)}.", parameter=field
         )
     return name

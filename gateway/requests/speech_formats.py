@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway.answers.parser import AnswerParser
 from gateway.answers.transcripts import TextAfterMark, TextInQuotes
+from gateway.requests.languages import LANGUAGES, language_name
 from gateway.requests.messages import PlacedPart
 from quire.errors import InvalidRequest
 
-# Names the file of the form in a message, as RFC 2392 names the parts of an e-mail.
+# Names the recording in a message, as RFC 2392 names the parts of an e-mail.
 FILE_URL = "cid:file"
 Message = dict[str, Any]
 
@@ -24,21 +25,22 @@ class SpeechTask:
 
     Attributes:
         prompt: words of the caller; empty for none.
-        language: name of the language that is spoken; empty if not known.
-        to_language: name of the language to translate it to; empty for that which is spoken.
-        url: of the recording.
+        language: code of the language that is spoken; empty if not known.
+        to_language: code of the language to translate it to; empty for that which is spoken.
+        has_times: whether it is to be told when the words are spoken.
+        place: field of the form with the recording.
     """
 
     prompt: str = ""
     language: str = ""
     to_language: str = ""
-    url: str = FILE_URL
+    has_times: bool = False
+    place: str = "file"
 
     @property
     def audio(self) -> dict[str, Any]:
         """The part of a message with the recording."""
-        place = "file" if self.url == FILE_URL else "file_url"
-        return PlacedPart(place, type="audio_url", audio_url={"url": self.url})
+        return PlacedPart(self.place, type="audio_url", audio_url={"url": FILE_URL})
 
 
 @dataclass(frozen=True)
@@ -47,24 +49,45 @@ class SpeechConversation:
 
     Attributes:
         continues: whether the answer continues the last message.
+        is_whole: whether the messages are all of the prompt: no turn is opened after them.
         parser: finds what was said in the answer; None if that is all of it.
+        languages: set if the answer is a single token instead, which tells the language that is spoken: token id →
+            code.
     """
 
     messages: list[Message]
     continues: bool = False
+    is_whole: bool = False
     parser: type[AnswerParser] | None = None
+    languages: Mapping[int, str] = field(default_factory=dict)
 
 
 class SpeechFormat(ABC):
-    """The form in which a family of models is asked."""
+    """The form in which a family of models is asked.
+
+    Attributes:
+        languages: that it was trained with: code → name.
+        knows_times: whether it tells when words are spoken.
+    """
+
+    languages: ClassVar[Mapping[str, str]] = LANGUAGES
+    knows_times: ClassVar[bool] = False
 
     @abstractmethod
     def conversation(self, task: SpeechTask) -> SpeechConversation:
         """Returns the conversation.
 
         Raises:
-            InvalidRequest: the models cannot do that.
+            InvalidRequest: the models cannot do that, or do not know a language.
         """
+
+    def name(self, field: str, code: str) -> str:
+        """Returns the name of a language; empty for none.
+
+        Raises:
+            InvalidRequest: the code is not known.
+        """
+        return language_name(field, code, self.languages) if code else ""
 
 
 @dataclass(frozen=True)
@@ -85,10 +108,11 @@ class Instructed(SpeechFormat):
 
     def conversation(self, task: SpeechTask) -> SpeechConversation:
         words = task.prompt or self.transcribe
-        if task.to_language:
-            words = f"{self.translate.format(task.to_language)} {task.prompt}".strip()
-        if task.language:
-            words = f"{words.removesuffix('.')}. The language is {task.language}."
+        language = self.name("language", task.language)
+        if to_language := self.name("to_language", task.to_language):
+            words = f"{self.translate.format(to_language)} {task.prompt}".strip()
+        if language:
+            words = f"{words.removesuffix('.')}. The language is {language}."
         text = {"type": "text", "text": words}
         content = [task.audio, text] if self.audio_first else [text, task.audio]
         return SpeechConversation([{"role": "user", "content": content}], parser=self.parser)
@@ -98,6 +122,7 @@ class Qwen3Asr(SpeechFormat):
     """Qwen3-ASR, which takes no instruction: only words to expect, and the language as the answer's beginning."""
 
     def conversation(self, task: SpeechTask) -> SpeechConversation:
+        language = self.name("language", task.language)
         if task.to_language:
             raise InvalidRequest(
                 "Qwen3-ASR does not translate: its models only write down what is said. Use "
@@ -106,9 +131,9 @@ class Qwen3Asr(SpeechFormat):
             )
         messages = [_message("system", task.prompt)] if task.prompt else []
         messages.append({"role": "user", "content": [task.audio]})
-        if not task.language:
+        if not language:
             return SpeechConversation(messages, parser=TextAfterMark)
-        begun = _message("assistant", f"language {task.language}{TextAfterMark.mark}")
+        begun = _message("assistant", f"language {language}{TextAfterMark.mark}")
         return SpeechConversation([*messages, begun], continues=True)
 
 
@@ -130,5 +155,5 @@ _OTHERS = Instructed()
 
 
 def speech_format(architecture: str) -> SpeechFormat:
-    """Returns the form in which models of the architecture are asked."""
+    """Returns the form in which models of the architecture are asked. Whisper's depends on the model's vocabulary."""
     return _FORMATS.get(architecture, _OTHERS)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
 
-from gateway.answers.parser import AnswerParser
 from gateway.protocol.chat import ChatCompletionRequest
 from gateway.protocol.transcription import TranscriptionRequest, TranslationRequest
 from gateway.requests.form import Part
-from gateway.requests.languages import language_name
 from gateway.requests.served_model import ServedModel
-from gateway.requests.speech_formats import FILE_URL, SpeechTask, speech_format
+from gateway.requests.speech_formats import SpeechConversation, SpeechFormat, SpeechTask
+from gateway.requests.whisper import ENGLISH
 from gateway.requests.wrong_field import wrong_field
 from quire.compatibility.refused_fields import Refused
 from quire.errors import InvalidRequest
@@ -28,13 +27,13 @@ T = TypeVar("T", bound=TranscriptionRequest)
 _FILE, _URL = "file", "file_url"
 _SHOWN = 50  # maximum characters of a name or value in messages
 _FORMATS = ("json", "text")
-_OTHER_FORMATS = ("verbose_json", "srt", "vtt", "diarized_json")
+_TIMED_FORMATS = ("verbose_json", "srt", "vtt")
 _NO_SPEAKERS = "Quire does not tell speakers apart"
 _ONE = "Quire writes one text for a recording, by sampling"
 # Fields of other servers that Quire does not support; their neutral values are texts.
 _REFUSED: Mapping[str, Refused] = MappingProxyType({
-    "timestamp_granularities": Refused("it needs timestamps, which this model does not give", ("segment",)),
-    "chunking_strategy": Refused("a recording is read as a whole", ("auto",)),
+    "timestamp_granularities": Refused("only segments have timestamps, and words have none", ("segment",)),
+    "chunking_strategy": Refused("Quire cuts long recordings at quiet places itself", ("auto",)),
     "include": Refused("log-probabilities are not returned"),
     "known_speaker_names": Refused(_NO_SPEAKERS),
     "known_speaker_references": Refused(_NO_SPEAKERS),
@@ -52,16 +51,55 @@ _COPIED = (
 
 @dataclass(frozen=True)
 class Transcribing:
-    """A transcription as a chat.
+    """A transcription or translation as a chat about each piece of the recording.
 
     Attributes:
-        parsers: find what was said in the answer.
-        told_as: names of the chat's fields → those of the form's.
+        body: the form, without the recording.
+        form: how the model is asked.
     """
 
-    chat: ChatCompletionRequest
-    parsers: Sequence[type[AnswerParser]]
-    told_as: Mapping[str, str]
+    body: TranscriptionRequest
+    form: SpeechFormat
+    task: SpeechTask
+
+    @property
+    def asked(self) -> SpeechConversation:
+        """The conversation: about the words, or first about the language if the model has to know it."""
+        return self.form.conversation(self.task)
+
+    @property
+    def chat(self) -> ChatCompletionRequest:
+        """The conversation as a request."""
+        asked, wants_scores = self.asked, self.body.response_format == "verbose_json"
+        return ChatCompletionRequest(
+            messages=asked.messages, add_generation_prompt=not (asked.continues or asked.is_whole),
+            continue_final_message=asked.continues, skip_special_tokens=not self.task.has_times,
+            logprobs=wants_scores, top_logprobs=0 if wants_scores else None,
+            **{name: getattr(self.body, name) for name in _COPIED},
+        )  # fmt: skip
+
+    @property
+    def question(self) -> ChatCompletionRequest:
+        """The request whose answer is a token that tells the language."""
+        asked = self.asked
+        return ChatCompletionRequest(
+            messages=asked.messages, add_generation_prompt=not asked.is_whole, model=self.body.model, temperature=0.0,
+            max_completion_tokens=1, allowed_token_ids=list(asked.languages),
+        )  # fmt: skip
+
+    @property
+    def told_as(self) -> Mapping[str, str]:
+        """Names of the chat's fields → those of the form's."""
+        return {"messages": self.task.place, _FILE: self.task.place, "max_tokens": "max_completion_tokens"}
+
+    @property
+    def language(self) -> str:
+        """Name of the text's language, in lower case. Models that are not told what is spoken know only English."""
+        return self.form.name("language", self.task.to_language or self.task.language or ENGLISH).lower()
+
+    def spoken_in(self, language: str) -> Transcribing:
+        """Returns the same for a recording in this language, given by its code."""
+        return replace(self, task=replace(self.task, language=language))
 
 
 def transcription_of(parts: Sequence[Part], kind: type[T]) -> T:
@@ -78,35 +116,54 @@ def transcription_of(parts: Sequence[Part], kind: type[T]) -> T:
     content = _content(next((part for part in parts if part.name == _FILE), None), has_url=_URL in texts)
     _check_format(texts.get("response_format", _FORMATS[0]))
     try:
-        return msgspec.convert({**texts, _FILE: content}, kind, strict=False)
+        body = msgspec.convert({**texts, _FILE: content}, kind, strict=False)
     except msgspec.ValidationError as error:
         raise wrong_field(error) from None
+    if body.stream and body.response_format in _TIMED_FORMATS:
+        raise InvalidRequest(
+            f"response_format {body.response_format!r} cannot be streamed: set stream to false, or response_format to "
+            f"{' or '.join(_FORMATS)}.",
+            parameter="response_format",
+        )
+    return body
 
 
-def transcribing(body: TranscriptionRequest, model: ServedModel) -> Transcribing:
+def transcribing(body: TranscriptionRequest, form: SpeechFormat) -> Transcribing:
     """Converts a transcription or translation to a chat.
 
+    Args:
+        form: how the model is asked.
+
     Raises:
-        InvalidRequest: the model reads no audio, does not translate, or a language is not known.
+        InvalidRequest: the model does not translate, gives no times, or does not know a language.
+    """
+    task = SpeechTask(
+        body.prompt or "",
+        body.language or "",
+        body.to_language if isinstance(body, TranslationRequest) else "",
+        body.response_format in _TIMED_FORMATS,
+        _URL if body.file_url else _FILE,
+    )
+    if task.has_times and not form.knows_times:
+        raise InvalidRequest(
+            f"response_format {body.response_format!r} needs timestamps, which this model does not give; it must be "
+            f"{' or '.join(_FORMATS)}.",
+            parameter="response_format",
+        )
+    form.conversation(task)
+    return Transcribing(msgspec.structs.replace(body, file=b"", file_url=None), form, task)
+
+
+def check_reads_audio(model: ServedModel) -> None:
+    """
+    Raises:
+        InvalidRequest: the model reads no audio.
     """
     if MediaKind.AUDIO not in model.media:
         raise InvalidRequest(
             f"The model {model.served_model_names[0]!r} reads no audio. Name one that does.",
             parameter="model",
         )
-    task = SpeechTask(
-        body.prompt or "",
-        language_name("language", body.language) if body.language else "",
-        language_name("to_language", body.to_language) if isinstance(body, TranslationRequest) else "",
-        body.file_url or FILE_URL,
-    )
-    asked = speech_format(model.architecture).conversation(task)
-    chat = ChatCompletionRequest(
-        messages=asked.messages, add_generation_prompt=not asked.continues, continue_final_message=asked.continues,
-        **{name: getattr(body, name) for name in _COPIED},
-    )  # fmt: skip
-    told_as = {"messages": _URL if body.file_url else _FILE, "max_tokens": "max_completion_tokens"}
-    return Transcribing(chat, (asked.parser,) if asked.parser else (), told_as)
 
 
 def _content(file: Part | None, *, has_url: bool) -> bytes:
@@ -161,9 +218,11 @@ def _text(part: Part) -> str:
 
 
 def _check_format(form: str) -> None:
-    if form in _FORMATS:
+    known = (*_FORMATS, *_TIMED_FORMATS)
+    if form in known:
         return
-    why = "needs timestamps, which this model does not give" if form in _OTHER_FORMATS else "is not known"
+    why = f"is refused, as {_NO_SPEAKERS}" if form == "diarized_json" else "is not known"
     raise InvalidRequest(
-        f"response_format {form[:_SHOWN]!r} {why}; it must be {' or '.join(_FORMATS)}.", parameter="response_format"
+        f"response_format {form[:_SHOWN]!r} {why}; it must be {', '.join(known[:-1])} or {known[-1]}.",
+        parameter="response_format",
     )

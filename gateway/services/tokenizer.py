@@ -1,9 +1,10 @@
-"""Text to token ids and back: the unary calls of the tokenizer service."""
+"""Text to token ids and back: the calls of the tokenizer service, apart from sessions."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ _TEXTS_AT_ONCE = 1024  # per call
 _FEW_CHARS = 2000
 _IMAGES_SECONDS = 30.0  # of which each image may take a third
 _LONG_SECONDS = 60.0  # with videos or audio, and the images
+_SPLIT_SECONDS = 120.0
 _COMPILE_SECONDS = 30.0  # includes the time for a separate backend process to start
 # Converting this many tokens takes about as long as starting a thread.
 _MANY_TOKENS = 8 * 1024
@@ -44,8 +46,28 @@ class RenderedChat:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class AudioPiece:
+    """A piece of a recording.
+
+    Attributes:
+        start_seconds: where it begins in the recording.
+        seconds: how long it is.
+        file: a WAV file; empty if the piece is the whole recording.
+    """
+
+    start_seconds: float
+    seconds: float
+    file: bytes = b""
+
+    @property
+    def end_seconds(self) -> float:
+        """Where it ends in the recording. Times come as 32-bit numbers, and are exact to milliseconds."""
+        return round(self.start_seconds + self.seconds, 3)
+
+
 class Tokenizer:
-    """The unary calls of the tokenizer service."""
+    """The calls of the tokenizer service, apart from sessions."""
 
     def __init__(self, replicas: Tokenizers, large_requests: WorkPool) -> None:
         """
@@ -228,6 +250,17 @@ class Tokenizer:
         answer: tokenizer_pb2.RenderChatResponse = await self._replicas.call("RenderChat", request, seconds)
         prompt = await self._converted(len(answer.sequence.token_ids), lambda: to_conversation_prompt(answer))
         return RenderedChat(prompt, answer.text if with_text else "")
+
+    async def split_audio(self, file: bytes) -> AsyncGenerator[AudioPiece, None]:
+        """Cuts a recording at quiet places, and yields the pieces, each of which the model takes.
+
+        Raises:
+            InvalidRequest: it is no recording, or is too long.
+        """
+        request = tokenizer_pb2.SplitAudioRequest(file=file)
+        async with contextlib.aclosing(self._replicas.stream("SplitAudio", request, _SPLIT_SECONDS)) as pieces:
+            async for piece in pieces:
+                yield AudioPiece(piece.start_seconds, piece.seconds, piece.file)
 
     async def compile_constraint(self, wanted: NamedConstraint) -> Constraint:
         """Compiles a constraint into the form that engines use.

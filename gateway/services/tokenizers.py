@@ -8,7 +8,7 @@ import functools
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence, ValuesView
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence, ValuesView
 from typing import Any
 
 import grpc
@@ -106,6 +106,23 @@ class TokenizerReplica(Replica[tokenizer_pb2.DetokenizeSessionRequest, TextFrame
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         finally:
+            self.live -= 1
+
+    async def stream(self, method: str, request: Any, timeout: float) -> AsyncGenerator[Any, None]:
+        """Makes a call with several responses, and yields them.
+
+        Raises:
+            QuireError: it failed.
+        """
+        self.live += 1
+        call = getattr(self._stub, method)(request, metadata=call_metadata(self._security), timeout=timeout)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()
             self.live -= 1
 
     def _begin(self) -> None:
@@ -216,9 +233,36 @@ class Tokenizers:
                 failed.append(replica)
                 await asyncio.sleep(min(1.0, _RETRY_SECONDS * 2 ** len(failed)))
             except DeadlineExceeded:
-                raise DeadlineExceeded(
-                    f"The tokenizer service did not answer within {seconds:g} s; try again in a moment."
-                ) from None
+                raise _too_slow(seconds) from None
+
+    async def stream(self, method: str, request: Any, seconds: float) -> AsyncGenerator[Any, None]:
+        """Makes a call with several responses, and yields them; retries at other replicas until the first has come.
+
+        Args:
+            seconds: timeout for all responses together.
+
+        Raises:
+            QuireError: it failed.
+        """
+        deadline, has_begun = time.monotonic() + seconds, False
+        failed: list[TokenizerReplica] = []
+        while True:
+            replica = await self.wait_up(deadline - time.monotonic(), failed)
+            try:
+                left = deadline - time.monotonic()
+                async with contextlib.aclosing(replica.stream(method, request, left)) as responses:
+                    async for response in responses:
+                        has_begun = True
+                        yield response
+                return
+            except Unavailable as error:
+                if has_begun:
+                    raise
+                logger.debug("tokenizer service %s: %s failed: %s", replica.address, method, error.message)
+                failed.append(replica)
+                await asyncio.sleep(min(1.0, _RETRY_SECONDS * 2 ** len(failed)))
+            except DeadlineExceeded:
+                raise _too_slow(seconds) from None
 
     def _begin(self, group: asyncio.TaskGroup, name: str, address: str) -> TokenizerReplica:
         logger.debug("tokenizer service at %s", address)
@@ -233,6 +277,10 @@ class Tokenizers:
     def _take_frame(self, frame: TextFrame) -> None:
         self._heard.set()
         self._on_frame(frame)
+
+
+def _too_slow(seconds: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"The tokenizer service did not answer within {seconds:g} s; try again in a moment.")
 
 
 def _is_literal(host: str) -> bool:

@@ -66,3 +66,13 @@ async def test_streams_are_described_by_their_events(gateway: GatewayStack) -> N
     answers = (await described(gateway))["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert set(answers) == {"application/json", "text/event-stream"}
     assert "#/components/schemas/ChatCompletionChunk" in str(answers["text/event-stream"])
+
+
+async def test_transcriptions_are_described_in_all_formats(gateway: GatewayStack) -> None:
+    document = await described(gateway)
+    for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
+        answers = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert set(answers) == {"application/json", "text/plain", "text/vtt", "text/event-stream"}
+        assert "#/components/schemas/VerboseTranscription" in str(answers["application/json"])
+    form = document["components"]["schemas"]["TranscriptionRequest"]["properties"]
+    assert set(form["response_format"]["enum"]) == {"json", "text", "verbose_json", "srt", "vtt"}

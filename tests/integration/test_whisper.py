@@ -43,11 +43,11 @@ class Served:
     stack: Stack
     folder: Path
     tokenizer: Any
+    client: openai.OpenAI
 
     @property
     def create(self) -> Any:
-        client = openai.OpenAI(base_url=f"{self.stack.url}/v1", api_key="unused", max_retries=0, timeout=60)
-        return client.audio.transcriptions.create
+        return self.client.audio.transcriptions.create
 
     def tokens(self, samples: Samples, prompt: str) -> list[int]:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
@@ -86,7 +86,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )  # fmt: skip
     try:
         running.wait_healthy()
-        yield Served(running, folder, transformers.AutoTokenizer.from_pretrained(folder))
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+            yield Served(running, folder, transformers.AutoTokenizer.from_pretrained(folder), client)
     finally:
         code = stop_stack(running)
     assert code == 0, running.log.read_text()
@@ -159,6 +160,4 @@ def test_refusals(served: Served, fields: dict[str, str], words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=re.escape(words)):
         served.create(file=named(TONE), model="listener", **fields)
     with pytest.raises(openai.BadRequestError, match="one recording"):
-        openai.OpenAI(base_url=f"{served.stack.url}/v1", api_key="unused").completions.create(
-            model="listener", prompt="Hello"
-        )
+        served.client.completions.create(model="listener", prompt="Hello")

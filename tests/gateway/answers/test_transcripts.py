@@ -9,7 +9,7 @@ import pytest
 from gateway.answers.context import NO_CONTEXT
 from gateway.answers.deltas import Content, Finish, FinishReason, Reasoning, content_of
 from gateway.answers.parser import AnswerParser
-from gateway.answers.transcripts import TextAfterMark, TextInQuotes
+from gateway.answers.transcripts import TextAfterMark, TextInQuotes, TextWithoutTimes
 
 END = Finish(FinishReason.STOP)
 OPENING = "The spoken content of the audio is"
@@ -54,8 +54,23 @@ def test_the_text_in_quotes(text: str, said: str) -> None:
     assert {parsed(TextInQuotes, pieces) for pieces in cuts(text)} == {said}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<|0.00|> Hello.<|2.50|><|2.50|> So", " Hello. So"), ("a < b <| c <|1| d <|1.0|", "a < b <| c <|1| d <|1.0|"),
+        ("<|1<|0.00|>.00|><", "<|1.00|><"), ("<|en|>a<|12345.123|>", "<|en|>a"), ("<|123456.00|>", "<|123456.00|>"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_text_without_times(text: str, said: str) -> None:
+    assert {parsed(TextWithoutTimes, pieces) for pieces in cuts(text)} == {said}
+
+
 def test_text_comes_as_soon_as_it_is_certain() -> None:
     marked, quoted = TextAfterMark(NO_CONTEXT), TextInQuotes(NO_CONTEXT)
+    timed = TextWithoutTimes(NO_CONTEXT)
+    assert timed.feed(Content("a <")) == [Content("a ")]
+    assert timed.feed(Content("b <|0.00|> c")) == [Content("<b  c")]
     assert not marked.feed(Content("language English<asr_"))
     assert marked.feed(Content("text>He")) == [Content("He")]
     assert marked.feed(Content("llo")) == [Content("llo")]
@@ -64,6 +79,6 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
     assert quoted.feed(Content(' "So".')) == [Content('". "So')]
 
 
-@pytest.mark.parametrize("kind", [TextAfterMark, TextInQuotes])
+@pytest.mark.parametrize("kind", [TextAfterMark, TextInQuotes, TextWithoutTimes])
 def test_what_others_have_found_passes(kind: type[AnswerParser]) -> None:
     assert kind(NO_CONTEXT).feed(Reasoning("a")) == (Reasoning("a"),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ import pytest_asyncio
 from benchmarks.models import byte_tokenizer
 from gateway.requests.choice_room import ChoiceRoom
 from gateway.requests.served_model import ServedModel
-from gateway.services.tokenizers import Tokenizers
 from quire.errors import InvalidRequest
 from quire.media import MAX_FILE_BYTES, MediaKind
 from quire.options.media import MediaOptions
-from quire.v1 import common_pb2, tokenizer_pb2
-from tests.support.fake_engine import FakeEngine, Request
 from tests.support.gateway_stack import GatewayStack, running_gateway
+from tests.support.renderer import Renderer, says
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,27 +36,6 @@ QWEN3 = "Qwen3ASRForConditionalGeneration"
 FLAMINGO = "AudioFlamingo3ForConditionalGeneration"
 MARK = "<asr_text>"
 MOST = MAX_FILE_BYTES[MediaKind.AUDIO]
-
-
-@dataclass
-class Renderer:
-    """Stands for the tokenizer service, as far as conversations are rendered.
-
-    Attributes:
-        asked: the requests, with their time limits.
-        error: what they fail with.
-    """
-
-    asked: list[tuple[tokenizer_pb2.RenderChatRequest, float | None]] = field(default_factory=list)
-    error: InvalidRequest | None = None
-
-    @property
-    def last(self) -> tokenizer_pb2.RenderChatRequest:
-        return self.asked[-1][0]
-
-    @property
-    def messages(self) -> Any:
-        return json.loads(self.last.messages_json)
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +56,8 @@ async def stack(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
 @pytest.fixture
 def renderer(monkeypatch: pytest.MonkeyPatch) -> Renderer:
-    found, call = Renderer(), Tokenizers.call
-
-    async def record(self: Tokenizers, method: str, request: Any, seconds: float | None = None) -> Any:
-        if method != "RenderChat":
-            return await call(self, method, request, seconds)
-        found.asked.append((request, seconds))
-        if found.error:
-            raise found.error
-        sequence = tokenizer_pb2.TokenSequence(token_ids=[32])
-        return tokenizer_pb2.RenderChatResponse(text="A", sequence=sequence, audio_seconds=2.25)
-
-    monkeypatch.setattr(Tokenizers, "call", record)
+    found = Renderer()
+    found.replace_in(monkeypatch)
     return found
 
 
@@ -105,21 +72,6 @@ def model(stack: GatewayStack, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
 
     monkeypatch.setattr(stack.context.fleet, "model", changed)
     return changes
-
-
-def says(monkeypatch: pytest.MonkeyPatch, token_ids: Sequence[int]) -> None:
-    """Makes the engine write these tokens, three in each step."""
-
-    def step(self: FakeEngine, request: Request) -> None:
-        end = request.produced[0] + 3
-        piece = token_ids[request.produced[0] : end]
-        delta = request.outbox.post().deltas.add(stream_id=request.stream_id, token_ids=piece)
-        request.produced[0] = end
-        if end >= len(token_ids):
-            delta.finish_reason, request.stopped[0] = common_pb2.FINISH_REASON_STOP, len(token_ids)
-        self._note_end(request, delta)
-
-    monkeypatch.setattr(FakeEngine, "_step", step)
 
 
 async def spoken(stack: GatewayStack, path: str = TRANSCRIPTIONS, files: Any = SPEECH, **fields: Any) -> httpx.Response:
@@ -214,7 +166,7 @@ async def test_qwen3_asr(
     language: str, begun: Any,
 ) -> None:  # fmt: skip
     model["architecture"] = QWEN3
-    says(monkeypatch, tokenizer.encode(f"{'' if begun else f'language English{MARK}'}Hello.<|im_end|>"))
+    says(monkeypatch, lambda request: tokenizer.encode(f"{'' if begun else f'language English{MARK}'}Hello.<|im_end|>"))
     response = await spoken(stack, language=language, prompt="Quire", max_completion_tokens="99")
     assert response.json()["text"] == "Hello."
     assert [message["role"] for message in renderer.messages] == ["system", "user", *(["assistant"] if begun else [])]
@@ -230,7 +182,7 @@ async def test_audio_flamingo(
     stack: GatewayStack, tokenizer: Any, renderer: Renderer, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model["architecture"] = FLAMINGO
-    says(monkeypatch, tokenizer.encode('The spoken content of the audio is "Hello.".<|im_end|>'))
+    says(monkeypatch, lambda request: tokenizer.encode('The spoken content of the audio is "Hello.".<|im_end|>'))
     response = await spoken(stack, max_completion_tokens="99")
     assert response.json()["text"] == "Hello."
     assert [part["type"] for part in renderer.messages[0]["content"]] == ["text", "audio"]
@@ -273,8 +225,11 @@ async def test_usage_in_streams(stack: GatewayStack, renderer: Renderer) -> None
     [
         ({"response_format": "verbose_json"}, "'verbose_json' needs timestamps, which this", "response_format"),
         ({"response_format": "srt"}, "needs timestamps", "response_format"),
-        ({"response_format": "xml"}, "'xml' is not known; it must be json or text", "response_format"),
-        ({"timestamp_granularities[]": ["segment", "word"]}, "timestamp_granularities is refused: it needs timestamps",
+        ({"response_format": "vtt", "stream": "true"}, "'vtt' cannot be streamed", "response_format"),
+        ({"response_format": "xml"}, "'xml' is not known; it must be json, text, verbose_json, srt or vtt",
+         "response_format"),
+        ({"response_format": "diarized_json"}, "does not tell speakers apart", "response_format"),
+        ({"timestamp_granularities[]": ["segment", "word"]}, "only segments have timestamps",
          "timestamp_granularities"),
         ({"chunking_strategy": '{"type": "server_vad"}'}, "chunking_strategy is refused", "chunking_strategy"),
         ({"include[]": "logprobs"}, "include is refused", "include"),
@@ -296,7 +251,7 @@ async def test_wrong_fields(
     stack: GatewayStack, renderer: Renderer, path: str, fields: dict[str, Any], words: str, parameter: str
 ) -> None:
     assert await refused(stack, words, path=path, **fields) == parameter
-    assert not renderer.asked
+    assert not renderer.asked and (not renderer.files or parameter in ("temperature", "max_completion_tokens"))
 
 
 async def test_to_language_is_for_translations(stack: GatewayStack, renderer: Renderer) -> None:

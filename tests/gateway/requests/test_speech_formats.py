@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.answers.transcripts import TextAfterMark, TextInQuotes
-from gateway.requests.languages import LANGUAGES, language_name
+from gateway.requests.languages import LANGUAGES, WHISPER_LANGUAGES, language_name
 from gateway.requests.speech_formats import FILE_URL, SpeechTask, speech_format
 from quire.errors import InvalidRequest
 
@@ -28,15 +28,15 @@ def text(words: str) -> dict[str, Any]:
     [
         (GLM, SpeechTask(), "Please transcribe this audio into text"),
         (GLM, SpeechTask(prompt="Write it down"), "Write it down"),
-        (GLM, SpeechTask(to_language="English"), "Translate the speech to English."),
+        (GLM, SpeechTask(to_language="en"), "Translate the speech to English."),
         (FLAMINGO, SpeechTask(), "Transcribe the input speech."),
         (MUSIC, SpeechTask(prompt="Write the lyrics."), "Write the lyrics."),
-        (FLAMINGO, SpeechTask(to_language="English"), "Translate any foreign text you hear to English."),
+        (FLAMINGO, SpeechTask(to_language="en"), "Translate any foreign text you hear to English."),
         (QWEN2, SpeechTask(), "Transcribe the speech."),
-        (QWEN2, SpeechTask(to_language="German"), "Translate the speech to German."),
-        ("SomeOther", SpeechTask(language="German"), "Transcribe the speech. The language is German."),
-        ("SomeOther", SpeechTask(prompt="Listen.", language="German"), "Listen. The language is German."),
-        ("SomeOther", SpeechTask("Names: Ann.", "German", "English"),
+        (QWEN2, SpeechTask(to_language="de"), "Translate the speech to German."),
+        ("SomeOther", SpeechTask(language="de"), "Transcribe the speech. The language is German."),
+        ("SomeOther", SpeechTask(prompt="Listen.", language="de"), "Listen. The language is German."),
+        ("SomeOther", SpeechTask("Names: Ann.", "de", "en"),
          "Translate the speech to English. Names: Ann. The language is German."),
     ],
 )  # fmt: skip
@@ -52,17 +52,19 @@ def test_qwen3_asr() -> None:
     user = {"role": "user", "content": [AUDIO]}
     found = speech_format(QWEN3).conversation(SpeechTask())
     assert (found.messages, found.continues, found.parser) == ([user], False, TextAfterMark)
-    found = speech_format(QWEN3).conversation(SpeechTask("Quire", "Chinese"))
+    found = speech_format(QWEN3).conversation(SpeechTask("Quire", "zh"))
     system = {"role": "system", "content": [text("Quire")]}
     begun = {"role": "assistant", "content": [text("language Chinese<asr_text>")]}
     assert (found.messages, found.continues, found.parser) == ([system, user, begun], True, None)
     with pytest.raises(InvalidRequest, match="Qwen3-ASR does not translate") as caught:
-        speech_format(QWEN3).conversation(SpeechTask(to_language="English"))
+        speech_format(QWEN3).conversation(SpeechTask(to_language="en"))
     assert caught.value.parameter == "model"
 
 
 def test_languages_have_codes() -> None:
     assert [language_name("language", code) for code in ("en", "ZH", "yue")] == ["English", "Chinese", "Cantonese"]
     assert list(LANGUAGES) == sorted(LANGUAGES) and len(LANGUAGES) == 30
+    names = [language_name("language", code, WHISPER_LANGUAGES) for code in ("en", "HT", "yue")]
+    assert (names, len(set(WHISPER_LANGUAGES.values()))) == (["English", "Haitian Creole", "Cantonese"], 100)
     with pytest.raises(InvalidRequest, match="to_language is 'English'; it must be the code of a language: ar, cs"):
         language_name("to_language", "English")
