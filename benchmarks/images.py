@@ -145,8 +145,8 @@ def report(measures: Sequence[Measure]) -> str:
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for figure, by_server in found.items():
         cells = [
-            f"{statistics.median(values):.4g} ({', '.join(f'{value:.4g}' for value in values)})"
-            for values in by_server.values()
+            f"{statistics.median(values):.4g} ({', '.join(f'{value:.4g}' for value in values)})" if values else ""
+            for values in (by_server[name] for name in names)
         ]
         lines.append(f"| {figure} | {' | '.join(cells)} |")
     return "\n".join(lines)

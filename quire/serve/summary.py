@@ -49,7 +49,7 @@ def format_summary(
         },
         **({} if tokenizer else {"tokenizer": f"none ({SKIP_FLAG}): token ids in, token ids out"}),
         **({} if log == "-" else {"log": log}),
-        "try": _curl(url, _example(model, tokenizer), api_key),
+        "try": _curl(url, _recording(model) if model.accepts_audio and tokenizer else _example(model, tokenizer), api_key),
     }
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
@@ -85,10 +85,15 @@ def _states(model: common_pb2.ModelInfo) -> str:
     return f"{size}; no prefix caching, because a state exists only for a sequence's last token"
 
 
-def _example(
+def _example(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> tuple[str, str]:
+    """Path and contents of an example request that the server can answer."""
+    path, body = _json_example(model, tokenizer)
+    return path, f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _json_example(
     model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None
 ) -> tuple[str, dict[str, object]]:
-    """Path and body of an example request that the server can answer."""
     name = model.served_model_names[0]
     if model.runner == POOLING:
         embeds = "pooling" if model.pooling.is_late_interaction else "v1/embeddings"
@@ -104,8 +109,18 @@ def _example(
     return "v1/completions", body | {"prompt": "Hello"}
 
 
-def _curl(url: str, example: tuple[str, Mapping[str, object]], api_key: bool) -> str:
-    path, body = example
+def _recording(model: common_pb2.ModelInfo) -> tuple[str, str]:
+    """Path and contents of an example request to a model that writes recordings down."""
+    return "v1/audio/transcriptions", f"-F file=@speech.mp3 -F model={shlex.quote(model.served_model_names[0])}"
+
+
+def _curl(url: str, example: tuple[str, str], api_key: bool) -> str:
+    """A command for a request.
+
+    Args:
+        example: path and contents.
+    """
+    path, contents = example
     key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if api_key else ""
     place = f"--unix-socket {shlex.quote(file)} http://{HOST}" if (file := socket_path(url)) else url
-    return f"curl {place}/{path} -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
+    return f"curl {place}/{path}{key} {contents}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from quire.serve.summary import format_summary
-from quire.v1 import common_pb2
+from quire.v1 import common_pb2, tokenizer_pb2
 
 
-def summary(model: common_pb2.ModelInfo) -> str:
+def summary(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None = None) -> str:
     return format_summary(
-        model, workers=1, seconds=2.0, url="http://here", router="r:1", services={}, tokenizer=None, api_key=False,
+        model, workers=1, seconds=2.0, url="http://here", router="r:1", services={}, tokenizer=tokenizer, api_key=False,
         log="-", parsers={},
     )  # fmt: skip
 
@@ -43,5 +43,8 @@ def test_of_models_that_read_images() -> None:
 
 
 def test_of_models_that_read_audio() -> None:
-    assert "audio        read in conversations, and transcribed" in summary(model_info(accepts_audio=True))
+    text = summary(model_info(accepts_audio=True), tokenizer_pb2.GetTokenizerInfoResponse())
+    assert "audio        read in conversations, and transcribed" in text
+    assert "curl http://here/v1/audio/transcriptions -F file=@speech.mp3 -F model=m" in text
+    assert "curl http://here/v1/completions" in summary(model_info(accepts_audio=True))
     assert "audio" not in summary(model_info(accepts_videos=True))
