@@ -49,7 +49,7 @@ def format_summary(
         },
         **({} if tokenizer else {"tokenizer": f"none ({SKIP_FLAG}): token ids in, token ids out"}),
         **({} if log == "-" else {"log": log}),
-        "try": _curl(url, _recording(model) if model.accepts_audio and tokenizer else _example(model, tokenizer), api_key),
+        "try": _curl(url, _example(model, tokenizer), api_key),
     }
     width = max(len(name) for name in rows)
     head = click.style(f"Quire {quire.__version__} is ready after {seconds:.1f} s", bold=True)
@@ -87,6 +87,8 @@ def _states(model: common_pb2.ModelInfo) -> str:
 
 def _example(model: common_pb2.ModelInfo, tokenizer: tokenizer_pb2.GetTokenizerInfoResponse | None) -> tuple[str, str]:
     """Path and contents of an example request that the server can answer."""
+    if model.accepts_audio and tokenizer:
+        return "v1/audio/transcriptions", f"-F file=@speech.mp3 -F model={shlex.quote(model.served_model_names[0])}"
     path, body = _json_example(model, tokenizer)
     return path, f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
@@ -107,11 +109,6 @@ def _json_example(
     if tokenizer.has_chat_template:
         return "v1/chat/completions", body | {"messages": [{"role": "user", "content": "Hello!"}]}
     return "v1/completions", body | {"prompt": "Hello"}
-
-
-def _recording(model: common_pb2.ModelInfo) -> tuple[str, str]:
-    """Path and contents of an example request to a model that writes recordings down."""
-    return "v1/audio/transcriptions", f"-F file=@speech.mp3 -F model={shlex.quote(model.served_model_names[0])}"
 
 
 def _curl(url: str, example: tuple[str, str], api_key: bool) -> str:
