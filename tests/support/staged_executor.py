@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -85,8 +86,12 @@ class StagedExecutor(Executor):
             with self._turn:
                 runner.allocate(num_blocks, num_host_blocks)
 
-        with ThreadPoolExecutor(len(self.runners)) as threads:
-            list(threads.map(allocate, self.runners))
+        # Threads that have computed with MKL must not end at the same time: its clean-up of threads may never return.
+        with contextlib.ExitStack() as ending:
+            threads = [ending.enter_context(ThreadPoolExecutor(1)) for _ in self.runners]
+            ended = [each.submit(allocate, runner) for each, runner in zip(threads, self.runners, strict=True)]
+            for each in ended:
+                each.result()
 
     def submit(self, plan: StepPlan) -> None:
         self._agreement.begin(plan)
