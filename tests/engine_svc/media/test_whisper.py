@@ -20,7 +20,6 @@ from tests.support.native import needs_native
 from tests.support.pooled_models import change_config
 from tests.support.recorder import Recorder, record_prompts
 from tests.support.run_engine import GREEDY, outcomes, run_requests, running_engine, tokens
-from tests.support.staged_executor import StagedExecutor
 from tests.support.vision_models.conversations import with_inputs
 from tests.support.whisper_models import (
     ENCODED,
@@ -58,7 +57,7 @@ def expected(folder: Path) -> list[list[int]]:
     [
         {}, IN_CHUNKS, {"cpu_kernels": "torch"}, {"attention_backend": "reference"}, {"attention_backend": "cpu"},
         {"disable_chunked_mm_input": True, "max_num_batched_tokens": 140},
-        {"pipeline_parallel_size": 2, "max_num_batched_tokens": 60, "cpu_threads": 1},
+        pytest.param({"pipeline_parallel_size": 2, "max_num_batched_tokens": 60}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -66,8 +65,7 @@ def expected(folder: Path) -> list[list[int]]:
 def test_answers(folder: Path, expected: list[list[int]], options: dict[str, Any]) -> None:
     """Together and in chunks that split recordings, with and without what the prefix cache has of them."""
     requests = [whisper_request(*case, SAMPLING) for case in CASES]
-    executor = StagedExecutor() if "pipeline_parallel_size" in options else None
-    with running_engine(folder, executor=executor, **options) as engine:
+    with running_engine(folder, **options) as engine:
         assert tokens(run_requests(engine, requests)) == expected
         again = run_requests(engine, requests)
         assert tokens(again) == expected
