@@ -44,12 +44,14 @@ from engine_svc.quantization.registry import check_dequantized, create_method, s
 from engine_svc.recurrence.base import StateForm, StateShape
 from engine_svc.recurrence.registry import create_recurrence
 from quire.errors import StartupError
+from quire.media import MediaKind
 from quire.options.cache import STATE_DTYPES, CacheOptions
 from quire.options.engine import EngineOptions
 from quire.options.experts import ExpertOptions
 from quire.options.kernels import CPU_LEVELS
 from quire.options.lora import LoraOptions
 from quire.options.model_form import DTYPES, ModelFormOptions
+from quire.options.multimodal import most
 from quire.options.speculative import HEAD_METHODS, LOOKUP_METHODS
 from quire.registry import registry
 
@@ -272,6 +274,7 @@ def _check_crossing(config: ModelConfig, options: EngineOptions) -> None:
         "--decode-context-parallel-size": options.parallel.decode_context_parallel_size > 1,
         "--speculative-config with a draft model":
             speculation is not None and speculation.chosen_method not in LOOKUP_METHODS,
+        "--limit-mm-per-prompt audio=0": not most(options.images.limit_mm_per_prompt, MediaKind.AUDIO),
     }  # fmt: skip
     if wrong := [name for name, given in refused.items() if given]:
         raise StartupError(f"{config.architecture} does not support {wrong[0]}. Leave it out.")

@@ -179,6 +179,7 @@ def test_what_does_not_fit_fails_alone(folder: Path, inputs: dict[str, Any], wor
     [
         ({"enable_lora": True}, "does not support --enable-lora"),
         ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "does not support --calculate-kv-scales"),
+        ({"limit_mm_per_prompt": "audio=0"}, "does not support --limit-mm-per-prompt audio=0"),
         ({"max_model_len": 189}, "--max-model-len 189"),
     ],
 )
