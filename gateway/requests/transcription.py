@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ class Transcribing:
     form: SpeechFormat
     task: SpeechTask
 
-    @property
+    @cached_property
     def asked(self) -> SpeechConversation:
         """The conversation: about the words, or first about the language if the model has to know it."""
         return self.form.conversation(self.task)
