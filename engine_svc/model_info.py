@@ -44,6 +44,7 @@ class ModelInfo:
     accepts_videos: bool = False
     accepts_audio: bool = False
     encoder_tokens: int = 0
+    bidirectional_images: bool = False
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -68,6 +69,7 @@ class ModelInfo:
             prompt_embeds_size=self.prompt_embeds_size,
             accepts_media=self.accepts_images or self.accepts_videos or self.accepts_audio,
             encoder_tokens=self.encoder_tokens,
+            max_image_tokens=self.max_num_batched_tokens if self.bidirectional_images else None,
         )
 
     def summary(self) -> str:
@@ -138,6 +140,7 @@ def make_model_info(
         accepts_videos=spec.accepts_videos,
         accepts_audio=spec.accepts_audio,
         encoder_tokens=spec.encoder_tokens,
+        bidirectional_images=spec.bidirectional_images,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

@@ -250,6 +250,7 @@ def _facts(info: ModelInfo, spec: KvCacheSpec, size: KvCacheSize) -> EngineFacts
         num_host_blocks=size.num_host_blocks,
         block_size=spec.block_size,
         num_stages=spec.num_stages,
+        bidirectional_images=spec.bidirectional_images,
         windows=spec.windows,
         shares_blocks=not spec.state_bytes,
         max_model_len=size.max_model_len,

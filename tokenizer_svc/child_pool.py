@@ -18,7 +18,9 @@ from tokenizer_svc.child import HEADER, TAKEN, Message
 
 logger = logging.getLogger(__name__)
 
-_START_SECONDS = 20.0
+# Transformers takes seconds to import, and many times that from a cold disk or on a busy machine. A process that ends
+# is noticed at once.
+_START_SECONDS = 120.0
 # Work that exceeded its time limit but got less than this share of it in CPU time was not slow itself.
 _LEAST_SHARE = 0.05
 

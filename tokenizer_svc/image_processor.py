@@ -84,10 +84,15 @@ class ImageProcessor:
             raise MediaRejection(
                 f"The model's image processor does not accept the image{with_them}: {error}", at_fault
             ) from error
-        inputs = {name: _sendable(name, each) for name, each in found.items() if _is_array(each)}
+        inputs = {name: _sendable(name, each) for name, each in found.items() if self._is_sent(name, each)}
         inputs[PIXELS] = self._once(inputs[PIXELS])
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return Processed(text, tokens.count(self.image_token_id), inputs, scale, shift)
+
+    def _is_sent(self, name: str, value: Any) -> bool:
+        """Whether the model takes this; some things are for the prompt alone."""
+        is_array = isinstance(value, np.ndarray) and value.dtype.kind in "buif"
+        return is_array and name not in self._processor.unused_input_names
 
     def _processed(self, image: Image.Image, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         processor = self._processor
@@ -121,10 +126,6 @@ class ImageProcessor:
         if chosen("do_normalize", True):
             mean, deviation = np.array(chosen("image_mean", mean)), np.array(chosen("image_std", deviation))
         return scale_and_shift(factor, mean, deviation)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "buif"
 
 
 def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

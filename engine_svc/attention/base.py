@@ -165,7 +165,17 @@ class Prepared:
     """Metadata shared by the layers of a step; backends add what they derive from it, for their own use only."""
 
     metadata: AttentionMetadata
+    parts: tuple[QueryPart, ...] = field(default=(), kw_only=True)  # if there are any, queries attend part by part
     expansion: Expansion | None = field(default=None, kw_only=True)  # None if the whole batch attends in one way
+
+
+@dataclass(frozen=True)
+class QueryPart:
+    """Some queries of a batch, which attend in a way of their own."""
+
+    rows: torch.Tensor  # int64 [part], their rows among the queries of the batch
+    prepared: Prepared  # for a batch of these queries; caches keys and values of all new tokens, of the first part only
+    bidirectional: bool  # see AttentionOptions
 
 
 class ExpandVectors(Protocol):
@@ -385,12 +395,29 @@ class AttentionBackend(ABC):
     ) -> torch.Tensor:
         """Attends to whole sequences, together with the ranks that cache their other parts, if there are any."""
         if self.context is None:
-            return self.attend(query, key, value, cache, prepared, options)
+            return self._attend_parts(query, key, value, cache, prepared, options)
         queries = self.context.gather(query)
         lse = queries.new_empty(queries.shape[:2], dtype=torch.float32)
         without = dataclasses.replace(options, sinks=None)  # sinks count only once, when all parts are merged
-        output = self.attend(queries, key, value, cache, prepared, without, lse)
+        output = self._attend_parts(queries, key, value, cache, prepared, without, lse)
         return self.context.merge(output, lse, options.sinks)
+
+    def _attend_parts(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, prepared: Prepared,
+        options: AttentionOptions, lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Like `attend`, if need be part by part."""
+        if not prepared.parts:
+            return self.attend(query, key, value, cache, prepared, options, lse)
+        output = torch.empty_like(query)
+        for part in prepared.parts:
+            own = dataclasses.replace(options, bidirectional=part.bidirectional)
+            own_lse = None if lse is None else lse[part.rows]
+            output[part.rows] = self.attend(query[part.rows], key, value, cache, part.prepared, own, own_lse)
+            if lse is not None and own_lse is not None:
+                lse[part.rows] = own_lse
+            key, value = key[:0], value[:0]
+        return output
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
         """Divides a layer's keys and values by these scales before caching them, from now on.

@@ -282,7 +282,7 @@ class TritonBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.rotate_and_forward. A single kernel rotates, and writes keys and values to the cache."""
-        if self._scales is not None or self.context is not None or rotation.norms_are_last:
+        if self._scales is not None or self.context is not None or prepared.parts or rotation.norms_are_last:
             return super().rotate_and_forward(heads, rotation, cache, prepared, options)
         slots = Slots(cache, prepared.metadata.slot_mapping)
         rotate(heads, rotation.table_rows, rotation.num_query, rotation.norms, rotation.interleaved, slots)

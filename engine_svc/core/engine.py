@@ -49,6 +49,7 @@ class EngineFacts(KvCacheFacts):
 
     max_model_len: int  # at most the tokens of one sequence that the blocks hold
     eos_token_ids: frozenset[int] = frozenset()
+    bidirectional_images: bool = False  # see ModelFacts
 
 
 class Engine:
@@ -90,8 +91,9 @@ class Engine:
         adapters = AdapterSlots(lora.max_loras, lora.host_places) if lora.enable_lora else None
         budget = facts.max_num_batched_tokens
         self._scheduler = Scheduler(
-            self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages
-        )
+            self._kv_cache, options.scheduler, budget, drafter, lookahead, adapters, facts.num_stages,
+            whole_images=facts.bidirectional_images,
+        )  # fmt: skip
         self._statistics = EngineStatistics()
         self._requests = LiveRequests(self._scheduler, clock, self._statistics)
         self._processor = StepProcessor(

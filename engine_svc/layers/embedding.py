@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_svc.layers.context import AddToEmbeddings, LayerContext, PackedLayer
@@ -38,6 +40,8 @@ class EmbeddedRows:
     images: ImageExtras | None = None
     # int64, the other rows, which are text, if layers attend to the values apart: see ModelFacts.encoder_tokens.
     text: torch.Tensor | None = None
+    # int64, on the host: those of images whose tokens attend in both directions, see ModelFacts.bidirectional_images.
+    both_ways: npt.NDArray[np.int64] | None = None
 
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """The embeddings [tokens, hidden_size] of a batch, with these rows replaced by their values times `scale`."""

@@ -15,7 +15,7 @@ _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 _PREFIXES = ("model.", "language_model.", "text_model.", "model.")
 _OF_IMAGES = (
     "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.",
-    "vision_projection.", "connector.", "image_newline", "audio_tower.",
+    "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 

@@ -57,8 +57,11 @@ class InputChecks:
         self.is_apart_in_time = config.model_type in _APART_IN_TIME
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
-            self._channels, self._frames = vision.in_channels, vision.temporal_patch_size
-            self._patch_values = vision.in_channels * vision.patch_size**2  # of one frame
+            self._is_flat = hasattr(vision, "in_channels")  # whether a patch is a row of values
+            self._channels = vision.in_channels if self._is_flat else vision.num_channels
+            self._frames = getattr(vision, "temporal_patch_size", 1)
+            self._side_of_patch = vision.patch_size
+            self._patch_values = self._channels * vision.patch_size**2  # of one frame
         self._side: int | None = vision.image_size if vision.model_type in _OF_ONE_SIZE else None
 
     def check(self, inputs: Mapping[str, ImageInput], image: Image) -> None:
@@ -88,7 +91,9 @@ class InputChecks:
     def _check_patches(self, pixels: ImageInput, image: Image) -> None:
         frames, rows, columns = self.grid(image)
         count = frames * rows * columns * self._merge_size**2
-        wanted = [(count, self._patch_values * number) for number in (1, self._frames)]
+        wanted: list[tuple[int, ...]] = [(count, self._patch_values * number) for number in (1, self._frames)]
+        if not self._is_flat:
+            wanted = [(count, self._channels, self._side_of_patch, self._side_of_patch)]
         if pixels.shape not in wanted:
             raise _wrong_shape(pixels, f"{list(wanted[0])}, as {GRID} says, or of {self._frames} frames")
         _check_channels(image, self._channels)

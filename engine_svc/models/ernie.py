@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (Baidu): Llama with neighboring values rotated with each other."""
+"""ERNIE 4.5, dense (Baidu): Llama with neighboring values rotated with each other. PaddleOCR-VL's rotates as Llama."""
 
 from __future__ import annotations
 
@@ -13,5 +13,6 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     bias = bool(config.get("use_bias"))
     return base_config(
         config, head_dim=config.get("head_dim") or 128, qkv_bias=bias, output_bias=bias, mlp_bias=bias,
-        rope_interleaved=True, tie_word_embeddings=config.get("tie_word_embeddings", True),
+        rope_interleaved=config.get("model_type") != "paddleocr_vl_text",
+        tie_word_embeddings=config.get("tie_word_embeddings", True),
     )  # fmt: skip

@@ -38,7 +38,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attention_softcap=config.get("attn_logit_softcapping"),
         logits_softcap=config.get("final_logit_softcapping"),
         qk_norm="head" if is_gemma3 else "none", norm_placement="around",
-        **_common(config),
+        bidirectional_images=is_gemma3 and _reads_images(config), **_common(config),
     )  # fmt: skip
 
 
@@ -54,6 +54,18 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
         "norm_offset": 1.0,
         "tie_word_embeddings": config.get("tie_word_embeddings", True),
     }
+
+
+def _reads_images(config: Mapping[str, Any]) -> bool:
+    """Whether the model has images, whose tokens attend to all of their image, beyond any window.
+
+    Raises:
+        ValueError: an image is longer than the windows.
+    """
+    tokens, window = config.get("mm_tokens_per_image") or 0, config["sliding_window"]
+    if "vision_config" in config and tokens > window:
+        raise ValueError(f"mm_tokens_per_image is {tokens}, more than the sliding_window of {window}")
+    return "vision_config" in config
 
 
 def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,11 @@ _NORMS = {
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Biases are on query, key and value."""
     is_glm4 = config["architectures"][0] == "Glm4ForCausalLM"
+    reads_images = "vision_config" in config
+    default_size = config["hidden_size"] // config["num_attention_heads"] if reads_images else 128
     return base_config(
         {"partial_rotary_factor": 0.5, **config},
-        head_dim=config.get("head_dim") or 128, qkv_bias=bool(config.get("attention_bias", True)),
+        head_dim=config.get("head_dim") or default_size, qkv_bias=bool(config.get("attention_bias", True)),
         norm_eps=config.get("rms_norm_eps", 1.5625e-7), rope_interleaved=True,
         norm_placement="around" if is_glm4 else "before", module_names=_NORMS if is_glm4 else {},
     )  # fmt: skip

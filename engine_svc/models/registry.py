@@ -115,6 +115,11 @@ ENCODERS = {
 # Vision-language models whose images Quire encodes (see media/encoder.py), and the architectures of their text models.
 IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
@@ -122,6 +127,7 @@ IMAGE_MODELS = frozenset({
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -152,8 +158,13 @@ AUDIO_MODELS = frozenset({
 })  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "paddleocr_vl_text": "Ernie4_5ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
@@ -165,12 +176,14 @@ TEXT_TYPES = {
     "whisper": "WhisperForConditionalGeneration",
 }
 # Fields that the configuration of a type of text model does not have, although its layers are another family's.
-_IMPLIED = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+_IMPLIED = {
+    "glm4v_text": {"attention_bias": True}, "glm_ocr_text": {"attention_bias": False},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+}  # fmt: skip
 
 # For other multimodal models, by architecture and type of text model: the architecture of the text model, which runs
 # alone.
 TEXT_MODELS = {
-    ("Gemma3ForConditionalGeneration", "gemma3_text"): "Gemma3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",

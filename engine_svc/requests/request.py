@@ -79,3 +79,4 @@ class RequestLimits:
     accepts_media: bool = False  # images, videos or audio
     # Tokens that each prompt begins with and that stand for its only recording; 0 means that prompts are as they like.
     encoder_tokens: int = 0
+    max_image_tokens: int | None = None  # most tokens of an image; None means any number

@@ -123,6 +123,13 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
     if request.prompt_embeds is not None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
     check_images(request.images, len(request.prompt_token_ids))
+    longest = max(image.num_tokens for image in request.images)
+    if limits.max_image_tokens is not None and longest > limits.max_image_tokens:
+        raise InvalidRequest(
+            f"An image takes {longest} tokens, and this model computes an image in one step; steps have at most "
+            f"{limits.max_image_tokens}. Start the engine with --max-num-batched-tokens {longest} or more.",
+            parameter="images",
+        )
 
 
 def _check_encoded(request: GenerationRequest, encoder_tokens: int) -> None:

@@ -72,6 +72,11 @@ class FlatBatch:
         """New tokens of all sequences."""
         return self.query_start[-1]
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether it has no images whose tokens attend in both directions, so that it may be cut anywhere."""
+        return self.embedded is None or self.embedded.both_ways is None
+
     @cached_property
     def output_start(self) -> npt.NDArray[np.int32]:
         """int32 [sequences + 1]: prefix sums of each sequence's number of output rows."""

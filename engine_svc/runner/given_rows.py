@@ -20,6 +20,7 @@ class GivenRows(NamedTuple):
     embeddings: torch.Tensor  # [rows, hidden_size], on the host or on the device
     deep: torch.Tensor | None = None  # see EncodedImage
     positions: npt.NDArray[np.int64] | None = None  # [3, rows], for images in models whose tokens have three
+    both_ways: bool = False  # an image whose tokens attend in both directions: see ModelFacts.bidirectional_images
 
 
 def put_together(given: Sequence[GivenRows], device: torch.device) -> EmbeddedRows | None:
@@ -27,7 +28,11 @@ def put_together(given: Sequence[GivenRows], device: torch.device) -> EmbeddedRo
     if not given:
         return None
     there = [to_device(each.embeddings, device) if each.embeddings.is_cpu else each.embeddings for each in given]
-    return EmbeddedRows(_rows(given, device), torch.cat(there), _extras(given, device))
+    both_ways = [each.rows for each in given if each.both_ways]
+    return EmbeddedRows(
+        _rows(given, device), torch.cat(there), _extras(given, device),
+        both_ways=np.concatenate(both_ways) if both_ways else None,
+    )  # fmt: skip
 
 
 def _rows(given: Sequence[GivenRows], device: torch.device) -> torch.Tensor:

@@ -32,12 +32,13 @@ class _Held:
 class ImageRows:
     """The images of all slots. For models that read text only, every method is a no-op."""
 
-    def __init__(self, encoder: MediaEncoder | None, device: torch.device) -> None:
+    def __init__(self, encoder: MediaEncoder | None, device: torch.device, *, both_ways: bool = False) -> None:
         """
         Args:
             encoder: None for models that read text only.
+            both_ways: see ModelFacts.bidirectional_images.
         """
-        self._encoder = encoder
+        self._encoder, self._device, self._both_ways = encoder, device, both_ways
         self._store = None if encoder is None else ImageStore(encoder, device)
         self._held: dict[int, list[_Held]] = {}  # by slot
         self._rotary: dict[int, RotaryPositions] = {}  # by slot, in models whose tokens have three positions
@@ -89,6 +90,11 @@ class ImageRows:
             self._held[sequence.slot] = held
         return ""
 
+    def hold_blank(self, slot: int, num_tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
+        """Makes the first tokens of a slot's sequence count as an image, so that kernels for images warm up."""
+        blank = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=self._device)
+        self._held[slot] = [_Held(np.arange(num_tokens), EncodedImage(blank, None))]
+
     def turned(
         self, positions: npt.NDArray[np.int64], slots: Sequence[int], starts: Sequence[int]
     ) -> npt.NDArray[np.int64]:
@@ -122,7 +128,7 @@ class ImageRows:
                     embeddings, deep = encoded.embeddings[first:last], encoded.deep
                     deep = None if deep is None else deep[first:last]
                     turns = None if rotary is None else rotary.of(places)
-                    found.append(GivenRows(places - begin + start, embeddings, deep, turns))
+                    found.append(GivenRows(places - begin + start, embeddings, deep, turns, self._both_ways))
             start += sequence.num_new_tokens
         return found
 

@@ -13,6 +13,7 @@ from engine_svc.models.attention import AnyLayerCache, CrossCache, LayerCache, l
 from engine_svc.models.decoder import Decoder
 from engine_svc.runner.batch import Inputs
 from engine_svc.runner.encoder_rows import EncoderRows
+from engine_svc.runner.image_parts import ImageParts
 from engine_svc.runner.recorded import Forward
 from engine_svc.runner.states import StateCache
 
@@ -41,7 +42,7 @@ class ForwardPasses:
         if self._encoder_rows is not None:
             caches, embedded = self._crossing_caches(self._encoder_rows, inputs, embedded)
         else:
-            caches = self._layer_caches(inputs)
+            caches = self._layer_caches(inputs, embedded)
 
         def forward() -> torch.Tensor:
             self._present.count = inputs.present
@@ -53,9 +54,13 @@ class ForwardPasses:
 
         return forward
 
-    def _layer_caches(self, inputs: Inputs) -> list[AnyLayerCache]:
+    def _layer_caches(self, inputs: Inputs, embedded: EmbeddedRows | None) -> list[AnyLayerCache]:
         """The cache of each layer of the stage."""
         layers, prepare = self._model.stage.layers, self._attention.prepare
+        images = None
+        if embedded is not None and embedded.both_ways is not None:
+            images = ImageParts(self._attention, embedded.both_ways)
+            prepare = images.prepare
         attended = {
             layer: LayerCache(cache, ready)
             for group, ready in zip(self._groups, map(prepare, inputs.metadata), strict=True)
@@ -63,7 +68,11 @@ class ForwardPasses:
         }
         if inputs.outputs is not None and layers[-1] in attended:
             cache, ready = attended[layers[-1]]
-            attended[layers[-1]] = LayerCache(cache, prepare(inputs.outputs.as_queries(ready.metadata)))
+            if images is not None:
+                last = images.prepare_outputs(ready.metadata, inputs.outputs)
+            else:
+                last = prepare(inputs.outputs.as_queries(ready.metadata))
+            attended[layers[-1]] = LayerCache(cache, last)
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
 

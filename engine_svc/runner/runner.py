@@ -102,7 +102,8 @@ class Runner:
         max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
-            self._dtype, self._attention.shape.part, ImageRows(loaded.images, device),
+            self._dtype, self._attention.shape.part,
+            ImageRows(loaded.images, device, both_ways=self._facts.bidirectional_images),
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
@@ -172,7 +173,7 @@ class Runner:
         if not self._records_steps:
             return 0
         measured = MeasuredCapture(CudaCapture(), lambda: held_by(self._device))
-        return measured.total(self.make_graphs(measured, self._query_len, most=2))
+        return measured.total(self.make_graphs(measured, self._options.speculative.most_query_len, most=2))
 
     def release_caches(self) -> None:
         """Frees the KV cache, states, the host memory tier and recorded steps; `allocate` must be called next."""
@@ -218,6 +219,7 @@ class Runner:
             accepts_videos=MediaKind.VIDEO in images.kinds,
             accepts_audio=MediaKind.AUDIO in images.kinds,
             encoder_tokens=self._facts.encoder_tokens,
+            bidirectional_images=self._facts.bidirectional_images,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
@@ -294,6 +296,9 @@ class Runner:
             self.step(prefill)
         for plan in others:
             self.step(plan)
+        if self._facts.bidirectional_images and self._buffers.images.kinds:
+            self._buffers.images.hold_blank(0, max(1, tokens - 1), self._facts.hidden_size, self._dtype)
+            self.step(msgspec.structs.replace(prefill, new_sequences=[]))
         recorded, self._recorded = self._recorded, None  # which has none of the paths that tails are for
         for count, context in self._attention.tails:
             if count <= self._token_budget and count + context <= self._max_model_len:
@@ -319,7 +324,7 @@ class Runner:
             return
         if self._device.type == "cuda":
             begin = time.perf_counter()
-            count = self.make_graphs(CudaCapture(), self._query_len)
+            count = self.make_graphs(CudaCapture(), self._options.speculative.most_query_len)
             logger.info("recorded %d CUDA graphs in %.1f s", count, time.perf_counter() - begin)
         elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
             kernels, room = self._attention.kernels, self._room(self._token_budget)
@@ -328,12 +333,6 @@ class Runner:
             )
             if self._drafting:
                 self._drafting.note_steps(kernels, room)
-
-    @property
-    def _query_len(self) -> int:
-        """The most new tokens of a decoding sequence: one, and its draft tokens."""
-        speculation = self._options.speculative.chosen()
-        return 1 + speculation.most_tokens if speculation else 1
 
     @torch.inference_mode()
     def make_graphs(self, capture: Capture, query_len: int = 1, most: int | None = None) -> int:
@@ -399,9 +398,8 @@ class Runner:
             if self._answers is not None:
                 self._answers.expect(sequence)
         batch = self._flatten(plan)
-        is_cut = self.passes.begin(
-            plan.num_tokens, cuts=self._halves.wants(plan, has_adapters=self._adapters.is_used(batch))
-        )
+        is_divisible = batch.is_divisible and not self._adapters.is_used(batch)
+        is_cut = self.passes.begin(plan.num_tokens, cuts=self._halves.wants(plan, is_divisible=is_divisible))
         batch = dataclasses.replace(batch, received=self._link.receive(batch.num_tokens))
         if is_cut:
             batch = self._buffers.cut(batch)

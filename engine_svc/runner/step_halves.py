@@ -33,10 +33,11 @@ class StepHalves:
             self._options.dbo_decode_token_threshold, self._options.dbo_prefill_token_threshold,
         )  # fmt: skip
 
-    def wants(self, plan: StepPlan, *, has_adapters: bool) -> bool:
+    def wants(self, plan: StepPlan, *, is_divisible: bool) -> bool:
         """Whether to split a step into two halves.
 
-        Steps with adapter rows are never split, because the adapter layers hold the row mapping of a single batch.
+        Steps with adapter rows are not divisible, because the adapter layers hold the row mapping of a single batch; see
+        also FlatBatch.is_divisible.
         """
         decodes_only = all(each.num_new_tokens == each.num_sampled_positions for each in plan.scheduled)
-        return self._is_on and not has_adapters and self._options.cuts(plan.num_tokens, decodes_only=decodes_only)
+        return self._is_on and is_divisible and self._options.cuts(plan.num_tokens, decodes_only=decodes_only)

@@ -46,6 +46,8 @@ class Scheduler:
         lookahead: int = 0,
         adapters: AdapterSlots | None = None,
         num_stages: int = 1,
+        *,
+        whole_images: bool = False,
     ) -> None:
         """
         Args:
@@ -53,12 +55,15 @@ class Scheduler:
             lookahead: positions after its known tokens for which a sequence gets blocks, if enough are free.
             adapters: None means that no adapters are served.
             num_stages: pipeline stages, each of which may have a step under way while another step is planned.
+            whole_images: a step computes whole images only: see ModelFacts.bidirectional_images.
         """
         self.adapters = adapters or AdapterSlots()
         self.images = ImageEncodings(token_budget)
         self._kv_cache = kv_cache
         self._options = options
-        self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, options.enable_chunked_prefill)
+        self._whole_images = whole_images
+        splits_prompts = options.enable_chunked_prefill and not whole_images
+        self._shares = StepShares(num_stages, token_budget, options.max_num_seqs, splits_prompts)
         self._drafter = drafter
         self._lookahead = lookahead
         self.is_paused = False  # steps run no sequences; transfers and adapter changes continue
@@ -191,7 +196,10 @@ class Scheduler:
                 if missing > 1 or self._is_drafting:
                     # A long prompt leaves one token for every later sequence, so that no stream stalls.
                     share = max(1, batch.budget - (len(self._running) - index - 1))
-                    count = self._count(sequence, sequence.num_computed_tokens, missing, share)
+                    count = self._count(sequence, sequence.num_computed_tokens, missing, share, batch.budget)
+                    if not count:
+                        index += 1
+                        continue
                     drafts = self._draft(sequence, share - count) if count == missing else _NO_DRAFTS
                     wanted = self._wanted(sequence)
                 end = sequence.num_computed_tokens + count + len(drafts)
@@ -243,20 +251,29 @@ class Scheduler:
         room = min(end + max(wanted, self._lookahead), sequence.max_length)
         return room if room > end and self._kv_cache.can_extend(sequence.table, room) else end
 
-    def _count(self, sequence: Sequence, computed: int, missing: int, most: int) -> int:
+    def _count(self, sequence: Sequence, computed: int, missing: int, most: int, left: int) -> int:
         """Tokens that a sequence computes in a step: a long prompt is limited, to leave budget for others.
 
+        0 means that an image comes next for which the step has too few tokens left.
+
         Args:
-            most: tokens left in the step.
+            most: tokens that the sequence should take at most.
+            left: tokens left in the step, which it may take for an image that must be computed whole.
         """
         count = min(missing, most)
         if self._is_long(missing):
             count = min(count, self._options.long_prefill_token_threshold)
-        if count == missing or not self._options.disable_chunked_mm_input:
+        if count == missing or not (self._options.disable_chunked_mm_input or self._whole_images):
             return count
-        split = (image.offset for image in sequence.owner.request.images if image.offset < computed + count < image.end)
-        begin = next(split, 0)
-        return begin - computed if begin > computed else count  # an image that fills the step cannot be kept whole
+        images = sequence.owner.request.images
+        split = next((image for image in images if image.offset < computed + count < image.end), None)
+        if split is None:
+            return count
+        if split.offset > computed:
+            return split.offset - computed
+        if not self._whole_images:
+            return count  # an image that fills the step cannot be kept whole
+        return split.end - computed if split.end - computed <= left else 0
 
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing
@@ -291,8 +308,8 @@ class Scheduler:
             missing = len(sequence.token_ids) - computed
             if missing > batch.budget and not self._options.enable_chunked_prefill:
                 break
-            count = self._count(sequence, computed, missing, batch.budget)
-            if missing > count and batch.partial_prefills >= self._options.max_num_partial_prefills:
+            count = self._count(sequence, computed, missing, batch.budget, batch.budget)
+            if not count or (missing > count and batch.partial_prefills >= self._options.max_num_partial_prefills):
                 break
             if not self._make_room(sequence, found):
                 break

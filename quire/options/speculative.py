@@ -178,6 +178,12 @@ class SpeculativeOptions:
         "it.", minimum=0, maximum=MAX_SPECULATIVE_TOKENS,
     )  # fmt: skip
 
+    @property
+    def most_query_len(self) -> int:
+        """The most new tokens of a decoding sequence: one, and its draft tokens."""
+        speculation = self.chosen()
+        return 1 + speculation.most_tokens if speculation else 1
+
     def chosen(self) -> SpeculativeConfig | None:
         """How tokens are drafted; None if they are not.
 

@@ -69,6 +69,7 @@ def running_engine(
                 windows=spec.windows, num_stages=spec.num_stages, shares_blocks=not spec.state_bytes,
                 max_model_len=size_kv_cache(spec, chosen).max_model_len,
                 max_num_batched_tokens=spec.max_num_batched_tokens, eos_token_ids=frozenset(eos_token_ids),
+                bidirectional_images=spec.bidirectional_images,
             ),
             clock,
             drafter=drafter,

@@ -57,9 +57,9 @@ def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> Process
     assert reference.tokenizer.encode(prepared.text, add_special_tokens=False) == ids
     assert reference.tokenizer.decode(ids) == prepared.text
     assert prepared.num_tokens == ids.count(own.image_token_id) > 0
-    for name in ("attention_mask", "mm_token_type_ids"):
+    for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
         expected.pop(name, None)
-    assert set(prepared.inputs) - {"num_patches"} == set(expected)  # for the text only
+    assert set(prepared.inputs) == set(expected)
     for name, values in expected.items():
         found, wanted = prepared.inputs[name], np.asarray(values)
         if name == "pixel_values":

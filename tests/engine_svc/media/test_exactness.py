@@ -23,6 +23,7 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 TEXT = [{"role": "user", "content": [{"type": "text", "text": "Just text, and more than a block of it."}]}]
 IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45, 3)]
+WHOLE_IMAGES = ("gemma3",)  # whose 16 tokens attend in both directions
 WITHOUT_PREFIX_CACHE = ("qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
 
 
@@ -42,6 +43,19 @@ def references(folder: Path) -> list[tuple[list[int], list[int]]]:
     return [reference_generate(folder, messages, images, ANSWER) for messages, images in cases]
 
 
+def test_an_image_and_its_crops(tmp_path: Path) -> None:
+    """Gemma 3's pan and scan: the crops of a wide image follow it, each an image of its own, with text between them."""
+    folder, images = make_vision_model(tmp_path, "gemma3"), [random_image(120, 40, 1)]
+    settings = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 3}
+    request = request_of(folder, MESSAGES[:1], images, replace(GREEDY, max_tokens=ANSWER), settings)
+    prompt, answer = reference_generate(folder, MESSAGES[:1], images, ANSWER, settings=settings)
+    assert request.prompt_token_ids == prompt
+    assert request.images[0].num_tokens > 4 * 16
+    with running_engine(folder, max_num_batched_tokens=request.images[0].num_tokens) as engine:
+        assert tokens(run_requests(engine, [request])) == [answer]
+        assert tokens(run_requests(engine, [request])) == [answer]
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_families(family: str, tmp_path: Path) -> None:
     """Together and in small chunks that split images, with and without what the prefix cache has of them."""
@@ -49,7 +63,8 @@ def test_families(family: str, tmp_path: Path) -> None:
     requests, expected = requests_of(folder), references(folder)
     assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
     answers = [answer for _, answer in expected]
-    for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
+    chunk = 7 if family not in WHOLE_IMAGES else 19
+    for options in ({}, {"max_num_batched_tokens": chunk, "max_num_seqs": 4, "block_size": 4}):
         with running_engine(folder, **options) as engine:
             assert tokens(run_requests(engine, requests)) == answers
             again = run_requests(engine, requests)

@@ -218,6 +218,9 @@ GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
     "more patches than the grid has": (
         "qwen2_5_vl", inputs(pixel_values=np.ones((20_000, 2 * 3 * 49), np.uint8)), "or of 2 frames",
     ),
+    "patches of another size": (
+        "paddleocr_vl", inputs(pixel_values=np.ones((16, 3, 700, 700), np.uint8)), "takes [48, 3, 7, 7], as image_grid",
+    ),
     "shifts of channels that do not exist": (
         "internvl",
         lambda request: with_image(

@@ -49,6 +49,9 @@ def test_what_is_refused() -> None:
     assert "overlaps another one" in refused(IMAGE, IMAGE.at(4, 3))
     assert "outside the prompt's 10 tokens" in refused(IMAGE.at(8, 3))
     assert "outside the prompt's 0 tokens" in refused(IMAGE, prompt_token_ids=[])
+    assert "--max-num-batched-tokens 5 or more" in refused(
+        IMAGE, IMAGE.at(5, 5), limits=replace(LIMITS, max_image_tokens=4)
+    )
     assert "0 tokens at 2 is empty" in refused(IMAGE.at(2, 0))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, data=bytes(11)),)))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, dtype="float16"),)))

@@ -38,15 +38,15 @@ def plan(*sequences: tuple[int, int]) -> StepPlan:
 )
 def test_thresholds(sequences: list[tuple[int, int]], is_cut: bool) -> None:
     halves = StepHalves(DualBatchOptions(enable_dbo=True), TWO)
-    assert halves.wants(plan(*sequences), has_adapters=False) == is_cut
-    assert not halves.wants(plan(*sequences), has_adapters=True)
-    assert not StepHalves(DualBatchOptions(), TWO).wants(plan(*sequences), has_adapters=False)
+    assert halves.wants(plan(*sequences), is_divisible=True) == is_cut
+    assert not halves.wants(plan(*sequences), is_divisible=False)
+    assert not StepHalves(DualBatchOptions(), TWO).wants(plan(*sequences), is_divisible=True)
 
 
 def test_halves_are_never_empty() -> None:
     halves = StepHalves(DualBatchOptions(True, 0, 0), TWO)
-    assert not halves.wants(plan((1, 1)), has_adapters=False)
-    assert halves.wants(plan((1, 1), (1, 1)), has_adapters=False)
+    assert not halves.wants(plan((1, 1)), is_divisible=True)
+    assert halves.wants(plan((1, 1), (1, 1)), is_divisible=True)
 
 
 def test_a_sequence_may_be_in_both_halves() -> None:

@@ -22,9 +22,12 @@ def sequence(arrival: int, prompt: int, rank: int = 0, images: tuple[Image, ...]
     return live.sequences[0]
 
 
-def scheduler(blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, **options: int) -> Scheduler:
+def scheduler(
+    blocks: int = 100, budget: int = 16, seqs: int = 4, chunked: bool = True, whole_images: bool = False,
+    **options: int,
+) -> Scheduler:  # fmt: skip
     chosen = SchedulerOptions(max_num_seqs=seqs, enable_chunked_prefill=chunked, **options)
-    return Scheduler(make_manager(blocks, 4), chosen, budget)
+    return Scheduler(make_manager(blocks, 4), chosen, budget, whole_images=whole_images)
 
 
 def apply(batch: Batch) -> None:
@@ -57,6 +60,33 @@ def test_images_are_not_split_between_steps_if_that_is_wanted() -> None:
     images = (image(10, 9), image(22, 20), image(43, 16))
     assert chunks(scheduler(), sequence(1, 60, images=images)) == [16, 16, 16, 12]
     assert chunks(scheduler(disable_chunked_mm_input=True), sequence(1, 60, images=images)) == [10, 12, 16, 5, 16, 1]
+
+
+def test_images_whose_tokens_attend_in_both_directions_are_never_split() -> None:
+    """Steps end before them, and limits for long prompts do not count within them."""
+    images = (image(10, 9), image(22, 12), image(43, 16))
+    assert chunks(scheduler(whole_images=True), sequence(1, 60, images=images)) == [10, 12, 16, 5, 16, 1]
+    limited = scheduler(whole_images=True, long_prefill_token_threshold=8)
+    assert chunks(limited, sequence(1, 30, images=images[:1])) == [8, 2, 9, 8, 3]
+
+
+def test_an_image_waits_for_a_step_that_has_room_for_all_of_it() -> None:
+    """Meanwhile others go on, those after it in order too."""
+    subject = scheduler(whole_images=True)
+    decoding = sequence(0, 2)
+    subject.add(decoding)
+    subject.add(sequence(1, 20, images=(image(2, 16),)))
+    subject.images.end(dict.fromkeys(subject.schedule().plan().images.begun, ""))
+    apply(last := subject.schedule())
+    assert counts(last) == {0: 1, 1: 2}
+    subject.add(sequence(2, 3))
+    steps = []
+    for _ in range(3):
+        steps.append(counts(last := subject.schedule()))
+        apply(last)
+    subject.finish(decoding)
+    steps.append(counts(subject.schedule()))
+    assert steps == [{0: 1, 2: 3}, {0: 1, 2: 1}, {0: 1, 2: 1}, {1: 16}]
 
 
 def test_running_first_then_waiting_within_the_budget() -> None:

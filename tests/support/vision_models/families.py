@@ -120,6 +120,25 @@ _QWEN3_5: dict[str, Any] = {
     **_QWEN3_VIDEOS,
 }
 
+_GLM_ROPE = _rope(1, 2, 1, partial_rotary_factor=0.5)
+_GLM: dict[str, Any] = {
+    "processor": "Glm4vProcessor",
+    "image_processor": "Glm4vImageProcessor",
+    "template": templates.GLM4V,
+    "vision": _QWEN_VISION | {"intermediate_size": 96, "image_size": _SIDE},
+    "config": {"tie_word_embeddings": False},
+    "token_ids": {
+        "image_token_id": "<|image|>", "video_token_id": "<|video|>", "image_start_token_id": "<|begin_of_image|>",
+        "image_end_token_id": "<|end_of_image|>", "video_start_token_id": "<|begin_of_video|>",
+        "video_end_token_id": "<|end_of_video|>",
+    },
+    "tokens": (
+        "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|begin_of_image|>", "<|end_of_image|>",
+        "<|image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|video|>",
+    ),
+    "image_fields": {"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 6272}},
+}
+
 FAMILIES: dict[str, Family] = {
     "llava": Family(
         "Llava", "LlavaProcessor", "CLIPImageProcessor", templates.LLAVA,
@@ -244,6 +263,59 @@ FAMILIES: dict[str, Family] = {
         ),
         image_fields={"size": _SQUARE, "min_patches": 1, "max_patches": 4},
         processor_fields={"patch_size": 7, "img_size": _SIDE, "downsample_factor": 2},
+    ),
+    "gemma3": Family(
+        "Gemma3", "Gemma3Processor", "Gemma3ImageProcessor", templates.GEMMA3,
+        text=_TEXT | {
+            "model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window": 20, "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        vision=_SIGLIP | {"image_size": 2 * _SIDE},
+        config={"mm_tokens_per_image": 16, "tie_word_embeddings": False},
+        token_ids={
+            "image_token_index": "<image_soft_token>", "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+        },
+        tokens=(
+            "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>",
+        ),
+        token_attributes={
+            "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>",
+        },
+        image_fields={"size": {"height": 2 * _SIDE, "width": 2 * _SIDE}},
+        processor_fields={"image_seq_length": 16},
+    ),
+    "glm4v": Family("Glm4v", **_GLM | {"text": _TEXT | _GLM_ROPE | {"head_dim": None}}),
+    "glm46v": Family(
+        "Glm46V", **_GLM | {
+            "processor": "Glm46VProcessor", "image_processor": "Glm46VImageProcessor",
+            "text": _TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
+            "vision": _GLM["vision"] | {"model_type": "glm4v_vision"},
+        },
+    ),
+    "glm4v_moe": Family(
+        "Glm4vMoe", **_GLM | {
+            "text": _TEXT | _GLM_ROPE | {
+                "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 1,
+                "topk_group": 1, "n_shared_experts": 1,
+            },
+        },
+    ),
+    "glm_ocr": Family(
+        "GlmOcr", **_GLM | {"text": _TEXT | _rope(2, 3, 3, partial_rotary_factor=0.5) | {"head_dim": 32}},
+    ),
+    "paddleocr_vl": Family(
+        "PaddleOCRVL", "PaddleOCRVLProcessor", "PaddleOCRVLImageProcessor", templates.PADDLE_OCR,
+        text=_TEXT | _rope(2, 3, 3),
+        vision=_VISION | {"spatial_merge_size": 2, "image_size": 2 * _SIDE},
+        config={"tie_word_embeddings": False},
+        token_ids={"image_token_id": "<|IMAGE_PLACEHOLDER|>", "video_token_id": "<|VIDEO_PLACEHOLDER|>"},
+        tokens=(
+            "<|begin_of_sentence|>", "<|IMAGE_START|>", "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_END|>",
+            "<|VIDEO_PLACEHOLDER|>",
+        ),
+        token_attributes={"image_token": "<|IMAGE_PLACEHOLDER|>"},
+        image_fields={"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 3136}},
     ),
     "qwen2_vl": Family(
         "Qwen2VL", "Qwen2VLProcessor", "Qwen2VLImageProcessor", templates.QWEN2_VL,

@@ -65,20 +65,22 @@ def reference_generate(
     nested: bool = False,
     videos: Sequence[Frames] = (),
     places: Sequence[Places] | None = None,
+    settings: Mapping[str, Any] = {},
 ) -> tuple[list[int], list[int]]:
     """The prompt's token ids, with all of the images' placeholders, and those of the likeliest continuation.
 
     The images and videos are those of the messages' parts, in order; a video is taken whole and has a frame a
     second, unless `places` tells otherwise. Generation doesn't stop at end-of-sequence tokens.
     `nested` tells that several images belong together, as `processor.apply_chat_template` does. Only LLaVA-OneVision
-    cares: it doesn't split them into tiles then.
+    cares: it doesn't split them into tiles then. `settings` are for the image processor.
     """
     processor = reference_processor(folder, with_videos=bool(videos))
     text = processor.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     given = ([list(images)] if nested else list(images)) if images else None
     inputs = processor(
-        text=[text], images=given, add_special_tokens=False, return_tensors="pt", **_video_arguments(videos, places)
-    ).to(dtype)
+        text=[text], images=given, add_special_tokens=False, return_tensors="pt", **settings,
+        **_video_arguments(videos, places),
+    ).to(dtype)  # fmt: skip
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     ).eval()
