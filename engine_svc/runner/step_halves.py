@@ -36,8 +36,9 @@ class StepHalves:
     def wants(self, plan: StepPlan, *, is_divisible: bool) -> bool:
         """Whether to split a step into two halves.
 
-        Steps with adapter rows are not divisible, because the adapter layers hold the row mapping of a single batch; see
-        also FlatBatch.is_divisible.
+        Args:
+            is_divisible: see FlatBatch.is_divisible. Steps with adapter rows are not, because the adapter layers hold
+                the row mapping of a single batch.
         """
         decodes_only = all(each.num_new_tokens == each.num_sampled_positions for each in plan.scheduled)
         return self._is_on and is_divisible and self._options.cuts(plan.num_tokens, decodes_only=decodes_only)

@@ -74,7 +74,11 @@ def test_steps_cut_in_half(vision_folder: VisionFolder, family: str) -> None:
     ("family", "partition"),
     # What is added after Qwen3-VL's first layers belongs to one stage, or each stage adds some of it.
     [
-        ("gemma3", "1,2"), ("llava", "1,1"), ("qwen2_5_vl", "1,1"), ("qwen3_vl", "2,1"), ("qwen3_vl", "1,2"),
+        ("gemma3", "1,2"),
+        ("llava", "1,1"),
+        ("qwen2_5_vl", "1,1"),
+        ("qwen3_vl", "2,1"),
+        ("qwen3_vl", "1,2"),
         ("qwen3_vl", "1,1,1"),
     ],
 )
@@ -218,6 +222,4 @@ def test_an_engine_that_slept(vision_folder: VisionFolder, family: str, level: S
 
 def test_ranks_that_share_contexts(vision_folder: VisionFolder) -> None:
     """An image's tokens see all of it, whichever rank has cached which."""
-    check(
-        vision_folder("gemma3"), executor=TensorExecutor(), tensor_parallel_size=4, decode_context_parallel_size=2
-    )
+    check(vision_folder("gemma3"), executor=TensorExecutor(), tensor_parallel_size=4, decode_context_parallel_size=2)
