@@ -61,7 +61,7 @@ class ImageParts:
             query_lens, seq_lens = (ends - begins)[own], lens[own]
             starts = np.concatenate(([0], np.cumsum(query_lens)))
             slots = metadata.slot_mapping if not parts else metadata.slot_mapping[:0]
-            rows, there, *others = to_device_together(
+            rows, there, starts_there, lens_there = to_device_together(
                 [
                     np.flatnonzero(is_image == of_images), sequences[own], starts.astype(np.int32),
                     seq_lens.astype(np.int32),
@@ -69,7 +69,7 @@ class ImageParts:
                 slots.device,
             )  # fmt: skip
             alone = AttentionMetadata(
-                *others, metadata.block_table[there], slots, query_lens.tolist(), seq_lens.tolist()
+                starts_there, lens_there, metadata.block_table[there], slots, query_lens.tolist(), seq_lens.tolist()
             )
             parts.append(QueryPart(rows, self._attention.prepare(alone), of_images))
         return Prepared(metadata, parts=tuple(parts))
