@@ -108,12 +108,13 @@ def test_kernels_of_a_gpu(
 
     if not batch_invariant:
         monkeypatch.setattr(Runner, "allocate", allocate_with_graphs)
-    requests = [whisper_request(*case, SAMPLING) for case in CASES]
+    few = 3  # tokens: Triton's interpreter takes a second for each
+    requests = [whisper_request(*case, replace(SAMPLING, max_tokens=few)) for case in CASES]
     with running_engine(folder, attention_backend="triton", max_num_seqs=4, batch_invariant=batch_invariant) as engine:
-        assert tokens(run_requests(engine, requests)) == expected
-        assert tokens(run_requests(engine, requests)) == expected
+        for _ in range(2):
+            assert tokens(run_requests(engine, requests)) == [answer[:few] for answer in expected]
     if not batch_invariant:
-        assert recorder.replays >= 2 * ANSWER
+        assert recorder.replays >= 2 * few
 
 
 @needs_native

@@ -109,7 +109,7 @@ def test_the_language_model_among_others(tmp_path: Path) -> None:
         "patch_size": 14,
     }  # fmt: skip
     torch.manual_seed(0)
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     prompts = random_prompts(5, 40)
     for model_impl in ("quire", "transformers"):
