@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from tokenizer_svc.video import VideoFacts
 _DEFAULT_FRAMES = 32
 _MAX_FRAMES = 768
 # For models that are trained with so many frames a second.
-_DEFAULT_RATE, _GREATEST_RATE, _LEAST_FRAMES = 2.0, 30.0, 4
+DEFAULT_RATE, _GREATEST_RATE, _LEAST_FRAMES = 2.0, 30.0, 4
 _MAX_ASPECT_RATIO = 200
+# For GLM-4.6V: frames a second of videos of up to so many seconds; no video counts as longer than the last of these.
+_RATES = ((30, 6.0), (300, 2.0), (2400, 1.0))
+_LONGEST_SECONDS, _MOST_FRAMES_OF_LONG_ONES = _RATES[-1][0], 640
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -51,7 +54,7 @@ def frames_a_second(facts: VideoFacts, reading: Mapping[str, Any]) -> float | No
     Args:
         reading: as in `spread_evenly`; fps is 2 by default.
     """
-    rate: float = reading.get("fps", _DEFAULT_RATE)
+    rate: float = reading.get("fps", DEFAULT_RATE)
     if "num_frames" in reading or rate < 0 or facts.is_list:
         return None
     count = facts.num_frames / facts.fps * min(rate, _GREATEST_RATE)
@@ -67,6 +70,44 @@ def in_pairs(facts: VideoFacts, count: float) -> list[int]:
 def to_the_last(facts: VideoFacts, count: float) -> list[int]:
     """The places of frames from the first to the last: for Qwen3-VL."""
     return np.linspace(0, facts.num_frames - 1, int(count)).round().astype(int).tolist()  # type: ignore[no-any-return]  # numpy says Any
+
+
+def some_a_second(facts: VideoFacts, rate: float, most_seconds: int) -> list[int]:
+    """The places of so many frames a second, in pairs: for GLM-4.1V. A video that is longer than the most seconds has
+    as many frames as one of that length."""
+    seconds, last = facts.duration, facts.num_frames - 1
+    rate = min(rate, _GREATEST_RATE, _MAX_FRAMES / min(seconds, most_seconds))
+    if seconds <= most_seconds:
+        count = max(math.floor(seconds * rate), 1)
+        return _paired([min(last, math.ceil(index * facts.fps / rate)) for index in range(count)])
+    if (count := int(most_seconds * rate)) >= facts.num_frames:
+        return _paired(range(facts.num_frames))
+    return _paired([min(last, math.ceil(time * facts.fps)) for time in np.linspace(0, seconds, count)])
+
+
+def fewer_of_long_ones(facts: VideoFacts) -> list[int]:
+    """The places of frames, in pairs: six a second of a short video, one of a long one. For GLM-4.6V."""
+    seconds = min(facts.duration, _LONGEST_SECONDS)
+    rate = next(rate for most, rate in _RATES if seconds <= most)
+    count = min(int(seconds * rate), _MOST_FRAMES_OF_LONG_ONES)
+    found: list[int] = []
+    next_time, interval = 0.0, 1 / facts.fps
+    for index in range(facts.num_frames if facts.num_frames >= count else 0):
+        if index * interval >= next_time:
+            next_time += 1 / rate
+            found.append(index)
+            if next_time >= int(facts.duration):
+                break
+    if len(found) != count:
+        first, last = (found[0], found[-1]) if 0 < len(found) < count else (0, facts.num_frames - 1)
+        found = np.linspace(first, last, count, dtype=int).tolist()
+    return _paired(found)
+
+
+def _paired(indices: Iterable[int]) -> list[int]:
+    """The distinct ones; the last one twice if their number is odd."""
+    found = list(dict.fromkeys(indices)) or [0]
+    return found + found[-1:] * (len(found) % 2)
 
 
 def times_of(indices: Sequence[int], fps: float, frames_per_patch: int) -> list[float]:

@@ -23,14 +23,17 @@ from tokenizer_svc.processed import Processed
 from tokenizer_svc.video import VideoFacts
 from tokenizer_svc.video_decoder import open_video
 from tokenizer_svc.video_frames import (
+    DEFAULT_RATE,
     Pixels,
     by_channels,
+    fewer_of_long_ones,
     fitting_size,
     fitting_volume,
     frames_a_second,
     in_pairs,
     in_patches,
     resized,
+    some_a_second,
     spread_evenly,
     times_of,
     to_the_last,
@@ -195,6 +198,43 @@ class _Qwen3Videos(VideoProcessor):
         return {PIXELS: patches, "image_grid_thw": grid}, text
 
 
+class _Glm41Videos(_Qwen3Videos):
+    """GLM-4.1V and 4.5V: patches of two frames, each an image, behind which stands the second of its first frame."""
+
+    has_own_token = False
+
+    def _chosen(self, facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+        """See VideoProcessor."""
+        if frames_a_second(facts, reading) is None:
+            return spread_evenly(facts, reading)
+        return some_a_second(facts, reading.get("fps", DEFAULT_RATE), self._settings.max_duration)
+
+    def _inputs(
+        self, frames: Pixels, settings: VideoSettings, facts: VideoFacts, indices: Sequence[int]
+    ) -> tuple[Inputs, str]:
+        """See VideoProcessor."""
+        patches, grid = in_patches(frames, settings.patch_size, settings.merge_size, settings.temporal_patch_size)
+        times = [index / facts.fps for index in indices[:: settings.temporal_patch_size]]
+        tokens = self._processor.image_token * (len(patches) // len(times) // settings.merge_size**2)
+        text = "".join(f"<|begin_of_image|>{tokens}<|end_of_image|>{self._written(time)}" for time in times)
+        return {PIXELS: patches, "image_grid_thw": grid}, text
+
+    def _written(self, time: float) -> str:
+        return str(int(time))
+
+
+class _Glm46Videos(_Glm41Videos):
+    """GLM-4.6V: fewer frames of long videos, and their times in tenths of seconds."""
+
+    def _chosen(self, facts: VideoFacts, reading: Mapping[str, Any]) -> list[int]:
+        """See VideoProcessor."""
+        is_chosen = facts.is_list or reading.keys() & {"fps", "num_frames"}
+        return spread_evenly(facts, reading) if is_chosen else fewer_of_long_ones(facts)
+
+    def _written(self, time: float) -> str:
+        return f"{time:.1f} seconds"
+
+
 class _InternVideos(VideoProcessor):
     """InternVL: each frame is an image with a number."""
 
@@ -222,7 +262,8 @@ class _OnevisionVideos(VideoProcessor):
 
 _CLASSES: Mapping[str, type[VideoProcessor]] = {
     "Qwen2VLProcessor": _Qwen2Videos, "Qwen2_5_VLProcessor": _Qwen25Videos, "Qwen3VLProcessor": _Qwen3Videos,
-    "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
+    "Glm4vProcessor": _Glm41Videos, "Glm46VProcessor": _Glm46Videos, "InternVLProcessor": _InternVideos,
+    "LlavaOnevisionProcessor": _OnevisionVideos,
 }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ _PART, _FILES = (
 )
 _EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 # What requests may not change: the encoder was made for it.
-_FIXED = frozenset({"patch_size", "merge_size", "temporal_patch_size"})
+_FIXED = frozenset({"patch_size", "merge_size", "temporal_patch_size", "max_duration"})
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class VideoSettings:
 
     Attributes:
         size: height and width of a frame; or the least and the greatest area as shortest_edge and longest_edge, of a
-            frame for Qwen2-VL's processor, of all frames together for Qwen3-VL's.
+            frame for Qwen2-VL's processor, of all frames together for Qwen3-VL's and GLM's.
+        max_duration: seconds of a video whose frames are taken at the usual rate, by GLM-4.1V's processor.
     """
 
     size: Mapping[str, int]
@@ -46,6 +47,7 @@ class VideoSettings:
     rescale_factor: float = 1 / 255
     do_rescale: bool = True
     do_normalize: bool = True
+    max_duration: int = 300
 
     def changed(self, changes: Mapping[str, Any]) -> VideoSettings:
         """The settings with those of a request.
@@ -76,6 +78,10 @@ DEFAULTS: Mapping[str, VideoSettings] = MappingProxyType({
     ),
     "Qwen3VLProcessor": VideoSettings(
         {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}, _HALF, _HALF, patch_size=16
+    ),
+    **dict.fromkeys(
+        ("Glm4vProcessor", "Glm46VProcessor"),
+        VideoSettings({"shortest_edge": 112 * 112, "longest_edge": 2 * 30_000 * 28 * 28}, patch_size=14),
     ),
     "InternVLProcessor": VideoSettings(_SQUARE),
     "LlavaOnevisionProcessor": VideoSettings(_SQUARE),

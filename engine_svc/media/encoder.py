@@ -57,7 +57,8 @@ class ImageEncoder:
         moved = {name: self._moved(each, image) for name, each in given.items()}
         if VIDEO_PIXELS in moved:
             return self._of(self._model.get_video_features(**moved))
-        parts = [self._of(self._model.get_image_features(**part)) for part in _parts(moved)]
+        apart = _parts(moved, by_frames=self._checks.is_apart_in_time)
+        parts = [self._of(self._model.get_image_features(**part)) for part in apart]
         deep = [each.deep for each in parts if each.deep is not None]
         embeddings = torch.cat([each.embeddings for each in parts])
         if self._merge_size and (count := self._checks.num_kept(image)):
@@ -107,17 +108,23 @@ class ImageEncoder:
         return pixels
 
 
-def _parts(inputs: Mapping[str, torch.Tensor]) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other."""
-    if (grid := inputs.get(GRID)) is None or len(inputs[PIXELS]) <= _MOST_PATCHES:
+def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other.
+
+    Args:
+        by_frames: each frame has a grid of its own, as if it were an image.
+    """
+    grid = inputs.get(GRID)
+    if grid is None or not (by_frames or len(inputs[PIXELS]) > _MOST_PATCHES):
         yield inputs
         return
     frames, rows, columns = grid[0].tolist()
     count = max(1, _MOST_PATCHES // (rows * columns))
     for first in range(0, frames, count):
         some = slice(first * rows * columns, (first + count) * rows * columns)
-        part = torch.tensor([[min(count, frames - first), rows, columns]], device=grid.device)
-        yield {**inputs, PIXELS: inputs[PIXELS][some], GRID: part}
+        own = min(count, frames - first)
+        grids = [[1, rows, columns]] * own if by_frames else [[own, rows, columns]]
+        yield {**inputs, PIXELS: inputs[PIXELS][some], GRID: torch.tensor(grids, device=grid.device)}
 
 
 def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:

@@ -28,7 +28,9 @@ _OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
 # Models that treat videos in another way than images, and so take their pixels by another name.
 _OF_VIDEOS = frozenset({"llava_onevision"})
 # See InputChecks.is_apart_in_time.
-_APART_IN_TIME = frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+_APART_IN_TIME = frozenset(
+    {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+)
 
 INPUTS = frozenset({PIXELS, VIDEO_PIXELS, _MASK, *_SHAPES})
 

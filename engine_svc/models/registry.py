@@ -139,6 +139,10 @@ IMAGE_MODELS = frozenset({
 })  # fmt: skip
 # Those of them that read videos too.
 VIDEO_MODELS = frozenset({
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",

@@ -14,11 +14,13 @@ from tests.support.vision_models.video_reference import video_processor_class
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.video import VideoFacts
 from tokenizer_svc.video_frames import (
+    fewer_of_long_ones,
     fitting_size,
     fitting_volume,
     frames_a_second,
     in_pairs,
     in_patches,
+    some_a_second,
     spread_evenly,
     times_of,
     to_the_last,
@@ -77,6 +79,21 @@ def test_frames_a_second(num_frames: int, fps: float, rate: float) -> None:
     # Theirs are computed in float32, in which there may be one more behind the end.
     assert found == pytest.approx(second[: len(found)], abs=1)
     assert len(second) - len(found) in (0, 1)
+
+
+@pytest.mark.parametrize("num_frames", [*range(1, 60), 451, 600, 899, 901, 7200, 9001, 72_000, 100_000])
+@pytest.mark.parametrize(("fps", "rate"), [(10.0, 2), (30.0, 2), (29.97, 1), (1.0, 2), (12.5, 0.5), (24.0, 2.5)])
+def test_frames_of_glm(num_frames: int, fps: float, rate: float) -> None:
+    """As Transformers' processors choose them: GLM-4.1V's, and GLM-4.6V's, whose rate depends on the duration alone."""
+    whole = VideoFacts(num_frames, fps, 64, 48)
+    about = VideoMetadata(total_num_frames=num_frames, fps=fps, duration=whole.duration)
+    first, second = (video_processor_class(f"Glm{name}VideoProcessor")() for name in ("4v", "46V"))
+    assert some_a_second(whole, rate, 300) == first.sample_frames(about, fps=rate).tolist()
+    assert fewer_of_long_ones(whole) == (second.sample_frames(about).tolist() or [0, 0])
+
+
+def test_no_more_frames_of_glm_than_of_others() -> None:
+    assert 700 < len(some_a_second(facts(5000), 30, 300)) <= 770
 
 
 def test_a_number_of_frames_comes_first() -> None:

@@ -81,7 +81,7 @@ def test_families(folder_of: FolderOf, family: str, count: int) -> None:
     found = prepared(folder, frames)
     check(found, *by_transformers(folder, frames, facts))
     config = json.loads((folder / "config.json").read_text())
-    names = ("image_token_id",) if family == "internvl" else ("video_token_id", "video_token_index")
+    names = ("image_token_id",) if family.startswith(("internvl", "glm")) else ("video_token_id", "video_token_index")
     videos = ImageProcessor(folder).videos
     assert videos is not None
     assert videos.token_id in [config.get(name) for name in names]

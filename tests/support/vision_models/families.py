@@ -149,6 +149,8 @@ _GLM: dict[str, Any] = {
         "<|video|>",
     ),
     "image_fields": {"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 6272}},
+    "video_processor": "Glm4vVideoProcessor",
+    "video_fields": {"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 12000}},
 }
 
 FAMILIES: dict[str, Family] = {
@@ -301,6 +303,7 @@ FAMILIES: dict[str, Family] = {
     "glm46v": Family(
         "Glm46V", **_GLM | {
             "processor": "Glm46VProcessor", "image_processor": "Glm46VImageProcessor",
+            "video_processor": "Glm46VVideoProcessor",
             "text": _TEXT | _GLM_ROPE | {"model_type": "glm4v_text"},
             "vision": _GLM["vision"] | {"model_type": "glm4v_vision"},
         },

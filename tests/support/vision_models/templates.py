@@ -166,6 +166,7 @@ GLM4V = (
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}{{ '<|begin_of_image|><|image|><|end_of_image|>' }}"
+    "{% elif content['type'] == 'video' %}{{ '<|begin_of_video|><|video|><|end_of_video|>' }}"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
     "{% endfor %}{% endif %}"
     "{% endfor %}"

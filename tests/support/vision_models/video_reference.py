@@ -49,6 +49,7 @@ def _classes() -> Mapping[str, type[Any]]:
             name: getattr(importlib.import_module(f"transformers.models.{family}.video_processing_{family}"), name)
             for family, name in (
                 ("qwen2_vl", "Qwen2VLVideoProcessor"), ("qwen3_vl", "Qwen3VLVideoProcessor"),
+                ("glm4v", "Glm4vVideoProcessor"), ("glm46v", "Glm46VVideoProcessor"),
                 ("internvl", "InternVLVideoProcessor"), ("llava_onevision", "LlavaOnevisionVideoProcessor"),
             )
         }  # fmt: skip
