@@ -97,7 +97,7 @@ class InputChecks:
         if not self._is_flat:
             wanted = [(count, self._channels, self._side_of_patch, self._side_of_patch)]
         if pixels.shape not in wanted:
-            raise _wrong_shape(pixels, f"{list(wanted[0])}, as {GRID} says, or of {self._frames} frames")
+            raise _wrong_shape(pixels, f"{' or '.join(str([*shape]) for shape in wanted)}, as {GRID} says")
         _check_channels(image, self._channels)
 
     def _check_video(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:

@@ -28,7 +28,8 @@ from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer, ask
 
 # One position for each token; three positions; three positions, and embeddings added after several layers.
-families = pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+CAUSAL = ["llava", "qwen2_5_vl", "qwen3_vl"]  # steps may compute a part of an image, and no layer has a window
+families = pytest.mark.parametrize("family", ["gemma3", *CAUSAL])
 # Of the same size, so that prompts with them have the same token ids.
 ONE, OTHER, THIRD = (random_image(60, 40, seed) for seed in (1, 2, 3))
 BLOCK = 4
@@ -107,7 +108,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_svc.media.store.ThreadPoolExecutor", _AtOnce)
 
 
-@families
+@pytest.mark.parametrize("family", CAUSAL)
 @pytest.mark.usefixtures("at_once")
 def test_wherever_the_cached_part_ends(vision_folder: VisionFolder, family: str) -> None:
     """Before, within, between and after images: an earlier request is canceled after each of its steps."""
@@ -167,7 +168,7 @@ def preempted(plans: list[StepPlan], request: GenerationRequest) -> list[tuple[i
     return found
 
 
-@families
+@pytest.mark.parametrize("family", CAUSAL)
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("caching", [True, False])
 def test_preempted_ones_are_computed_again(
@@ -191,6 +192,19 @@ def test_preempted_ones_are_computed_again(
             after |= {image.offset < kept < image.end for image in asked.images}
     assert True in at, "none was preempted within an image"
     assert (True in after) == caching, "none began again within an image"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_whole_images_are_computed_again(vision_folder: VisionFolder, caching: bool) -> None:
+    """Three choices have room for the prompt that they share, but not for their answers."""
+    folder, parts = vision_folder("gemma3"), (ONE, "and", OTHER, "?")
+    request = ask(folder, *parts, sampling=replace(LIKELIEST, n=3, max_tokens=30))
+    with running_engine(
+        folder, 70, block_size=BLOCK, max_num_batched_tokens=17, max_num_seqs=4, enable_prefix_caching=caching
+    ) as engine:
+        (choices,) = run_requests(engine, [request])
+    assert [choice.token_ids for choice in choices] == [answer(folder, *parts, count=30)] * 3
+    assert any(choice.usage and choice.usage.preemptions for choice in choices)
 
 
 @families
@@ -218,7 +232,7 @@ def alone(engine: Engine, folder: Path, *conversations: tuple[Part, ...]) -> lis
     return [count for _, count in found]
 
 
-@families
+@pytest.mark.parametrize("family", CAUSAL)
 def test_blocks_come_back_from_the_host(vision_folder: VisionFolder, family: str) -> None:
     """The device has room for about one conversation at a time."""
     folder = vision_folder(family)
@@ -232,7 +246,7 @@ def test_blocks_come_back_from_the_host(vision_folder: VisionFolder, family: str
         assert engine.load().used_host_blocks > 0
 
 
-@families
+@pytest.mark.parametrize("family", CAUSAL)
 def test_a_shared_folder_carries_blocks_to_other_workers(
     vision_folder: VisionFolder, tmp_path: Path, family: str
 ) -> None:
@@ -299,7 +313,7 @@ def test_of_images_those_that_came_last_are_kept(vision_folder: VisionFolder, en
             assert encoded() == is_new
 
 
-@families
+@pytest.mark.parametrize("family", CAUSAL)
 def test_an_image_larger_than_a_step_is_encoded_once(
     vision_folder: VisionFolder, encoded: Encoded, family: str
 ) -> None:
