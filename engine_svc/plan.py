@@ -231,7 +231,7 @@ class KvCacheSpec(msgspec.Struct, frozen=True, array_like=True):
     accepts_videos: bool = False
     accepts_audio: bool = False
     encoder_tokens: int = 0  # see ModelFacts
-    bidirectional_images: bool = False  # see ModelFacts
+    bidirectional_images: bool = False  # see ModelFacts.whole_image_tokens
     cpu_kernels: str = ""  # on a CPU: the level of the C++ kernels, or torch
     batch_invariant: bool = False  # results of a sequence do not depend on the rest of the batch
     state_bytes: int = 0  # states of recurrent layers for all sequences that may run, on one rank

@@ -49,7 +49,7 @@ class EngineFacts(KvCacheFacts):
 
     max_model_len: int  # at most the tokens of one sequence that the blocks hold
     eos_token_ids: frozenset[int] = frozenset()
-    bidirectional_images: bool = False  # see ModelFacts
+    bidirectional_images: bool = False  # see ModelFacts.whole_image_tokens
 
 
 class Engine:

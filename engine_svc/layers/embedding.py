@@ -40,7 +40,7 @@ class EmbeddedRows:
     images: ImageExtras | None = None
     # int64, the other rows, which are text, if layers attend to the values apart: see ModelFacts.encoder_tokens.
     text: torch.Tensor | None = None
-    # int64, on the host: those of images whose tokens attend in both directions, see ModelFacts.bidirectional_images.
+    # int64, on the host: those of images whose tokens attend in both directions, see ModelFacts.whole_image_tokens.
     both_ways: npt.NDArray[np.int64] | None = None
 
     def put(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

@@ -197,8 +197,8 @@ class ModelFacts:
     # text (encoder-decoder models); and the rows of that output, which are fewer. Text is no longer than these.
     encoder_tokens: int = 0
     encoder_rows: int = 0
-    # Tokens of an image attend to all of it, also to those after them, so that one step must compute the whole image.
-    bidirectional_images: bool = False
+    # Tokens of an image, if they attend to all of it, also to those after them: one step must compute the whole image.
+    whole_image_tokens: int = 0
     # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state

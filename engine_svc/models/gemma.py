@@ -38,7 +38,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attention_softcap=config.get("attn_logit_softcapping"),
         logits_softcap=config.get("final_logit_softcapping"),
         qk_norm="head" if is_gemma3 else "none", norm_placement="around",
-        bidirectional_images=is_gemma3 and _reads_images(config), **_common(config),
+        whole_image_tokens=_image_tokens(config) if is_gemma3 else 0, **_common(config),
     )  # fmt: skip
 
 
@@ -56,16 +56,16 @@ def _common(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _reads_images(config: Mapping[str, Any]) -> bool:
-    """Whether the model has images, whose tokens attend to all of their image, beyond any window.
+def _image_tokens(config: Mapping[str, Any]) -> int:
+    """Tokens of an image, which attend to all of it, beyond any window; 0 if the model reads text only.
 
     Raises:
         ValueError: an image is longer than the windows.
     """
-    tokens, window = config.get("mm_tokens_per_image") or 0, config["sliding_window"]
-    if "vision_config" in config and tokens > window:
-        raise ValueError(f"mm_tokens_per_image is {tokens}, more than the sliding_window of {window}")
-    return "vision_config" in config
+    tokens: int = config.get("mm_tokens_per_image", 256) if "vision_config" in config else 0
+    if tokens > config["sliding_window"]:
+        raise ValueError(f"mm_tokens_per_image is {tokens}, more than the sliding_window, {config['sliding_window']}")
+    return tokens
 
 
 def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class GivenRows(NamedTuple):
     embeddings: torch.Tensor  # [rows, hidden_size], on the host or on the device
     deep: torch.Tensor | None = None  # see EncodedImage
     positions: npt.NDArray[np.int64] | None = None  # [3, rows], for images in models whose tokens have three
-    both_ways: bool = False  # an image whose tokens attend in both directions: see ModelFacts.bidirectional_images
+    both_ways: bool = False  # an image whose tokens attend in both directions: see ModelFacts.whole_image_tokens
 
 
 def put_together(given: Sequence[GivenRows], device: torch.device) -> EmbeddedRows | None:

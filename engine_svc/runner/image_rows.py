@@ -36,7 +36,7 @@ class ImageRows:
         """
         Args:
             encoder: None for models that read text only.
-            both_ways: see ModelFacts.bidirectional_images.
+            both_ways: see ModelFacts.whole_image_tokens.
         """
         self._encoder, self._device, self._both_ways = encoder, device, both_ways
         self._store = None if encoder is None else ImageStore(encoder, device)

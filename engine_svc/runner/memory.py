@@ -78,12 +78,13 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def token_budget(device: torch.device) -> int:
-    """Default for the most tokens of a step.
+def token_budget(device: torch.device, whole_image_tokens: int = 0, max_num_seqs: int = 0) -> int:
+    """Default for the most tokens of a step: enough for a whole image beside all sequences that decode.
 
     The smallest number at which matrix products run at full rate: more would only make the prompts of a burst wait for
     each other.
     """
+    least = whole_image_tokens + max_num_seqs if whole_image_tokens else 0
     if device.type == "cpu":
-        return 256
-    return 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048
+        return max(256, least)
+    return max(least, 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048)

@@ -95,15 +95,17 @@ class Runner:
         self._model, self._facts, self._attention = loaded.model, loaded.facts, loaded.attention
         self._dtype, self._max_model_len = loaded.dtype, loaded.max_model_len
         self._batch_invariant = loaded.batch_invariant
-        self._token_budget = options.scheduler.max_num_batched_tokens or token_budget(device)
+        max_num_seqs = options.scheduler.max_num_seqs
+        self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
+        default_budget = token_budget(device, self._whole_image_tokens, max_num_seqs)
+        self._token_budget = options.scheduler.max_num_batched_tokens or default_budget
         stage = self._model.stage
         self._groups = group_layers(self._facts.attention_windows, stage.layers)
         self._group_size = max(len(group.layers) for group in self._groups)
-        max_num_seqs = options.scheduler.max_num_seqs
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
             self._dtype, self._attention.shape.part,
-            ImageRows(loaded.images, device, both_ways=self._facts.bidirectional_images),
+            ImageRows(loaded.images, device, both_ways=self._whole_image_tokens > 0),
         )  # fmt: skip
         self._link = StageLink(groups, stage, self._facts.hidden_size, self._buffers, device, self._dtype)
         self._num_stages = groups.layout.pipeline
@@ -219,7 +221,7 @@ class Runner:
             accepts_videos=MediaKind.VIDEO in images.kinds,
             accepts_audio=MediaKind.AUDIO in images.kinds,
             encoder_tokens=self._facts.encoder_tokens,
-            bidirectional_images=self._facts.bidirectional_images,
+            bidirectional_images=self._whole_image_tokens > 0,
             cpu_kernels=self._cpu_kernels(),
             batch_invariant=self._batch_invariant,
             state_bytes=state_bytes,
@@ -296,7 +298,7 @@ class Runner:
             self.step(prefill)
         for plan in others:
             self.step(plan)
-        if self._facts.bidirectional_images and self._buffers.images.kinds:
+        if self._whole_image_tokens:
             self._buffers.images.hold_blank(0, max(1, tokens - 1), self._facts.hidden_size, self._dtype)
             self.step(msgspec.structs.replace(prefill, new_sequences=[]))
         recorded, self._recorded = self._recorded, None  # which has none of the paths that tails are for

@@ -55,7 +55,7 @@ class Scheduler:
             lookahead: positions after its known tokens for which a sequence gets blocks, if enough are free.
             adapters: None means that no adapters are served.
             num_stages: pipeline stages, each of which may have a step under way while another step is planned.
-            whole_images: a step computes whole images only: see ModelFacts.bidirectional_images.
+            whole_images: a step computes whole images only: see ModelFacts.whole_image_tokens.
         """
         self.adapters = adapters or AdapterSlots()
         self.images = ImageEncodings(token_budget)

@@ -15,7 +15,7 @@ class SchedulerOptions:
 
     max_num_batched_tokens: int | None = option(
         None, "Token budget of one step. Default: 256 on a CPU, 2048 on a GPU (8192 on one with at least 64 GiB of "
-        "memory).",
+        "memory); more if a step needs it to compute a whole image beside all decoding sequences.",
         minimum=1,
     )  # fmt: skip
     max_num_seqs: int = option(256, "Maximum number of sequences running at once.", minimum=1, maximum=4096)

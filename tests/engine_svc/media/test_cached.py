@@ -207,6 +207,20 @@ def test_whole_images_are_computed_again(vision_folder: VisionFolder, caching: b
     assert any(choice.usage and choice.usage.preemptions for choice in choices)
 
 
+def test_a_prompt_goes_on_within_a_whole_image(vision_folder: VisionFolder) -> None:
+    """Its other choices, and the same prompt again, find the blocks that end in the middle of the image."""
+    folder, parts, block = vision_folder("gemma3"), ("What is this?", ONE), 32
+    request = ask(folder, *parts, sampling=replace(LIKELIEST, n=3))
+    assert request.images[0].offset < block < request.images[0].end
+    assert block <= request.num_prompt_tokens - 1 < 2 * block
+    with running_engine(folder, block_size=block) as engine:
+        for cached_tokens in (0, block):
+            (choices,) = run_requests(engine, [request])
+            assert [choice.token_ids for choice in choices] == [answer(folder, *parts)] * 3
+            (usage,) = (choice.usage for choice in choices if choice.usage)
+            assert usage.cached_prompt_tokens == cached_tokens
+
+
 @families
 @pytest.mark.parametrize("caching", [True, False])
 def test_ones_that_moved_go_on(vision_folder: VisionFolder, family: str, caching: bool) -> None:
