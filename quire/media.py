@@ -15,6 +15,9 @@ class MediaKind(enum.StrEnum):
     AUDIO = "audio"
 
 
+# The variable of chat templates that asks Voxtral for the words of an audio, which is then all of the conversation. Its
+# value is the code of their language, or empty.
+TRANSCRIPTION = "transcription"
 # Limit for all files of a conversation: a message on the wire has room for this and the rest of a request.
 MAX_FILES_BYTES = 48 * 2**20
 # Limits for one file, such as a PNG.

@@ -14,6 +14,10 @@ from quire.bounds import check_token_ids
 from quire.errors import InvalidRequest
 
 MAX_MARK_TOKENS = 16
+# Variables of chat templates: how much to think, and whether, in templates that have such a switch. Those of DeepSeek,
+# Granite and Kimi use the second one.
+EFFORT = "reasoning_effort"
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True):

@@ -37,20 +37,9 @@ class AudioProcessor(ABC):
     mask_name = "input_features_mask"
     around = ("", "")
 
-    def __init__(self, folder: Path, settings: AudioSettings) -> None:
-        """
-        Args:
-            folder: of the tokenizer.
-
-        Raises: various exceptions if Transformers cannot load the tokenizer, or it lacks the token.
-        """
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    def __init__(self, placeholder: str, token_id: int, settings: AudioSettings) -> None:
+        self.placeholder, self.token_id = placeholder, token_id
         self._settings = settings
-        self.placeholder: str = getattr(tokenizer, "audio_token", None) or settings.audio_token
-        token_id = tokenizer.convert_tokens_to_ids(self.placeholder)
-        if token_id is None or token_id == tokenizer.unk_token_id:
-            raise ValueError(f"the tokenizer has no token {self.placeholder}")
-        self.token_id: int = token_id
         before, after = self.around
         self.wrapped = f"{before}{self.placeholder}{after}"
         self._log_mel = LogMel(settings.feature_size, settings.sampling_rate, settings.n_fft, settings.hop_length)
@@ -195,9 +184,17 @@ def load_audio_processor(folder: Path) -> AudioProcessor | None:
 
     Args:
         folder: with the model's files.
+
+    Raises: various exceptions if Transformers cannot load the tokenizer, or it lacks the placeholder.
     """
-    settings = read_audio_settings(folder)
-    return _CLASSES[settings.processor_class](folder, settings) if settings else None
+    if (settings := read_audio_settings(folder)) is None:
+        return None
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    placeholder: str = getattr(tokenizer, "audio_token", None) or settings.audio_token
+    token_id = tokenizer.convert_tokens_to_ids(placeholder)
+    if token_id is None or token_id == tokenizer.unk_token_id:
+        raise ValueError(f"the tokenizer has no token {placeholder}")
+    return _CLASSES[settings.processor_class](placeholder, token_id, settings)
 
 
 def _halved(num_frames: int) -> int:

@@ -75,7 +75,9 @@ async def _serve(
         conversations=str(files.conversations or "") if options.chat_template is None else "",
     )
     compiler = ConstraintCompiler(place, options.structured_outputs, why_unconstrained(files))
-    media = MediaPreparer(Path(place.folder) if place.folder else None, options.images)
+    media = MediaPreparer(
+        Path(place.folder) if place.folder else None, options.images, files.media if files.conversations else None
+    )
     servicer = TokenizerServicer(name, files, renderer, compiler, media, options, metrics)
     metrics.watch_streams(lambda: sum(session.num_streams for session in tuple(servicer.sessions)))
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(servicer, grpc_server.server)

@@ -79,17 +79,23 @@ class MediaSettings:
 class MediaPreparer:
     """Prepares images, videos and audio as the model's processor does. Used from one event loop."""
 
-    def __init__(self, folder: Path | None, options: ImageProcessorOptions) -> None:
+    def __init__(
+        self, folder: Path | None, options: ImageProcessorOptions,
+        of_mistral: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             folder: of the tokenizer; None for one that is in no folder.
+            of_mistral: settings that take the place of the folder's, see `tekken_media`.
         """
-        self._folder, self._refusal = folder, _refusal(folder)
+        has_files = any(folder is not None and (folder / name).is_file() for name in _FILES)
+        self._refusal = _refusal(has_files if of_mistral is None else bool(of_mistral))
+        self._first_kind = _first_kind(folder) if of_mistral is None else MediaKind(min(of_mistral, default="image"))
         self._own = MediaSettings(options.mm_processor_kwargs, options.media_io_kwargs)
         self._known: ByteCache[bytes, PreparedMedium] = ByteCache(int(options.mm_processor_cache_gb * 2**30))
         setup = {
             "folder": str(folder), "settings": options.mm_processor_kwargs,
-            "video_pruning_rate": options.video_pruning_rate,
+            "video_pruning_rate": options.video_pruning_rate, "of_mistral": of_mistral,
         }  # fmt: skip
         self._pruning_rate = options.video_pruning_rate
         self._pools = {
@@ -120,7 +126,7 @@ class MediaPreparer:
 
     async def _start_first(self) -> None:
         try:
-            pool = self._pools[_first_kind(self._folder)]
+            pool = self._pools[self._first_kind]
             await pool.start()
             self.use((await pool.ask(Message())).fields)
         except (Unavailable, ChildEnded, ChildTooSlow):
@@ -241,7 +247,30 @@ class MediaPreparer:
         # The longest first, so that one that begins like another is not taken for it.
         longest_first = sorted(kinds, key=len, reverse=True)
         between = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
-        wanted = [kinds[placeholder] for placeholder in between[1::2]]
+        ordered = self._ordered([kinds[placeholder] for placeholder in between[1::2]], media)
+        between[1::2] = [each.text for each in ordered]
+        return "".join(between), ordered
+
+    def ordered(self, token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[PreparedMedium]:
+        """All media in the order of their places in a rendered conversation, each of which has a token of its kind.
+
+        Args: see `insert`.
+
+        Raises: see `insert`.
+        """
+        kinds = {token_id: kind for kind, token_id in self._token_ids.items()}
+        return self._ordered([kinds[token] for token in token_ids if token in kinds], media)
+
+    def replaced(self, token_ids: Sequence[int], inserted: Sequence[Sequence[int]]) -> list[int]:
+        """Replaces each token that stands for an image, a video or an audio in a rendered conversation.
+
+        Args:
+            inserted: the tokens that take the place of each.
+        """
+        own, waiting = set(self._token_ids.values()), iter(inserted)
+        return [each for token in token_ids for each in (next(waiting) if token in own else (token,))]
+
+    def _ordered(self, wanted: Sequence[MediaKind], media: Sequence[PreparedMedium]) -> list[PreparedMedium]:
         for kind, placeholder in self.placeholders.items():
             number, count = wanted.count(MediaKind(kind)), sum(each.kind == kind for each in media)
             if number != count:
@@ -251,9 +280,7 @@ class MediaPreparer:
                     parameter=_PARAMETER,
                 )
         waiting = {kind: iter([each for each in media if each.kind is kind]) for kind in MediaKind}
-        ordered = [next(waiting[kind]) for kind in wanted]
-        between[1::2] = [each.text for each in ordered]
-        return "".join(between), ordered
+        return [next(waiting[kind]) for kind in wanted]
 
     def place(self, token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[Image]:
         """The images, videos and audios at their places among a prompt's tokens.
@@ -300,9 +327,9 @@ def prepared_medium(kind: MediaKind, answer: Message) -> PreparedMedium:
     return PreparedMedium(kind, fields["text"], fields["num_tokens"], image, fields["seconds"])
 
 
-def _refusal(folder: Path | None) -> str:
+def _refusal(has_settings: bool) -> str:
     """Why media cannot be prepared; empty if they can."""
-    if folder is None or not any((folder / name).is_file() for name in _FILES):
+    if not has_settings:
         return "it comes without a processor for anything else"
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:

@@ -17,7 +17,11 @@ from tokenizer_svc.media_rejection import MediaRejection
 if TYPE_CHECKING:
     from tokenizer_svc.audio_processor import AudioProcessor
     from tokenizer_svc.image_processor import ImageProcessor
+    from tokenizer_svc.mistral_media import MistralImages
     from tokenizer_svc.processed import Processed
+    from tokenizer_svc.video_processor import VideoProcessor
+
+    Images = ImageProcessor | MistralImages
 
 _MOST_CHARACTERS = 2000  # of an error
 
@@ -25,19 +29,31 @@ _MOST_CHARACTERS = 2000  # of an error
 class _Processors:
     """Those of the model: of images and maybe videos, or of audio."""
 
-    def __init__(self, folder: Path, video_pruning_rate: float) -> None:
+    def __init__(self, setup: Mapping[str, Any]) -> None:
         """
+        Args:
+            setup: see MediaPreparer.
+
         Raises: various exceptions if Transformers cannot load them.
         """
+        self._images: Images | None = None
+        self._audio: AudioProcessor | None = None
+        if of_mistral := setup.get("of_mistral"):
+            from tokenizer_svc.mistral_media import load_mistral_media
+
+            self._images, self._audio = load_mistral_media(of_mistral)
+        else:
+            self._load(Path(setup["folder"]), setup.get("video_pruning_rate", 0.0))
+        self._videos: VideoProcessor | None = self._images.videos if self._images else None
+
+    def _load(self, folder: Path, video_pruning_rate: float) -> None:
         from tokenizer_svc.audio_processor import load_audio_processor  # imports Transformers
 
-        self._audio: AudioProcessor | None = load_audio_processor(folder)
-        self._images: ImageProcessor | None = None
+        self._audio = load_audio_processor(folder)
         if self._audio is None:
             from tokenizer_svc.image_processor import ImageProcessor
 
             self._images = ImageProcessor(folder, video_pruning_rate)
-        self._videos = self._images.videos if self._images else None
 
     def facts(self, settings: Mapping[str, Any]) -> Message:
         """How prompts mark media: the placeholder, the text for it where a template takes strings, and the token.
@@ -83,7 +99,7 @@ class _Processors:
         return self._videos.prepare(files, settings, request.fields["reading"])
 
 
-def _fault(images: ImageProcessor, settings: Mapping[str, Any]) -> str:
+def _fault(images: Images, settings: Mapping[str, Any]) -> str:
     try:
         images.check(settings)
     except MediaRejection as error:
@@ -97,7 +113,7 @@ def make(setup: Message) -> Answer:
     The fields of a message are the `kind`, the `sizes` of the files, and the `settings` and `reading` of
     `VideoProcessor.prepare`; or only the `most_seconds` of a recording to cut into pieces.
     """
-    processors = _Processors(Path(setup.fields["folder"]), setup.fields.get("video_pruning_rate", 0.0))
+    processors = _Processors(setup.fields)
     prepare_av()
 
     def answer(request: Message) -> Message:

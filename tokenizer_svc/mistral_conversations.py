@@ -8,13 +8,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from mistral_common.audio import Audio
+from mistral_common.protocol.instruct.chunk import RawAudio
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.protocol.transcription.request import TranscriptionRequest
+from mistral_common.tokens.tokenizers.audio import AudioEncoder, AudioEncoding
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+from mistral_common.tokens.tokenizers.image import ImageEncoder, ImageEncoding
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
+from quire.media import TRANSCRIPTION, MediaKind
+from quire.reasoning import EFFORT, THINKING_SWITCHES
 from tokenizer_svc.chat_template import TemplateRejection, too_long
 from tokenizer_svc.developer_role import without_developers
 from tokenizer_svc.rendered import Rendered
+
+# What stands for an image or an audio in a message for the package, which must not look into it.
+_PLACES: Mapping[str, Mapping[str, Any]] = {
+    MediaKind.IMAGE: {"type": "image_url", "image_url": {"url": "image"}},
+    MediaKind.AUDIO: {"type": "audio_url", "audio_url": {"url": "audio"}},
+}
+# Variables that may be set. Those about thinking have no effect, as in templates without such a switch: what models
+# think is up to their system prompts.
+_KNOWN = {TRANSCRIPTION, EFFORT, *THINKING_SWITCHES}
+
+
+class _ImagePlace(ImageEncoder):
+    """Gives every image a single token, which is replaced once the image is prepared elsewhere."""
+
+    def __call__(self, content: Any) -> ImageEncoding:
+        return ImageEncoding([self.special_ids.img], np.empty(0))
+
+
+class _AudioPlace(AudioEncoder):
+    """Gives every audio a single token, and the one before it."""
+
+    def __call__(self, content: Any) -> AudioEncoding:
+        # Nobody looks at its samples. With any, it would need libsndfile.
+        return AudioEncoding([self.begin_audio_token, self.audio_token], Audio.__new__(Audio))
 
 
 class MistralConversations:
@@ -28,6 +60,11 @@ class MistralConversations:
         """
         self._tokenizer = MistralTokenizer.from_file(path)
         self._max_chars = max_chars
+        own: Any = self._tokenizer.instruct_tokenizer
+        if (images := own.image_encoder) is not None:
+            own.image_encoder = _ImagePlace(images.image_config, images.special_ids)
+        if (audio := own.audio_encoder) is not None:
+            own.audio_encoder = _AudioPlace(audio.audio_config, audio.special_ids)
 
     def render(
         self,
@@ -41,23 +78,28 @@ class MistralConversations:
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
-        """See `ChatTemplates.render`. Conversations with images are refused.
+        """See `ChatTemplates.render`. Texts stay where they are among images and audio.
 
         Raises:
             TemplateRejection: the conversation cannot be rendered.
         """
-        if template or variables:
+        if template or variables.keys() - _KNOWN:
             raise TemplateRejection(
                 "chat_template and chat_template_kwargs are not supported: this server renders conversations with "
                 "mistral-common (--tokenizer-mode mistral).",
                 "chat_template" if template else "chat_template_kwargs",
             )
-        _check_texts(messages)
+        known = [_with_places(message, placeholders) for message in without_developers(messages)]
         try:
-            request = ChatCompletionRequest.from_openai(
-                messages=without_developers(messages), tools=tools, continue_final_message=continue_final_message
-            )
-            tokens = self._tokenizer.encode_chat_completion(request).tokens
+            if TRANSCRIPTION in variables:
+                tokens = self._transcription(known, variables[TRANSCRIPTION])
+            else:
+                request = ChatCompletionRequest.from_openai(
+                    messages=known, tools=tools, continue_final_message=continue_final_message
+                )
+                tokens = self._tokenizer.encode_chat_completion(request).tokens
+        except TemplateRejection:
+            raise
         except Exception as error:  # the package may raise anything; the conversation does not have the form it needs
             raise TemplateRejection(f"mistral-common rejects the conversation: {str(error)[:1500]}") from error
         text = self._tokenizer.decode(tokens, special_token_policy=SpecialTokenPolicy.KEEP)
@@ -65,18 +107,45 @@ class MistralConversations:
             raise too_long(self._max_chars)
         return Rendered(text, tuple(tokens))
 
+    def _transcription(self, messages: list[dict[str, Any]], language: str) -> list[int]:
+        """The prompt for the words of the audio that the messages have, see `quire.media`.
 
-def _check_texts(messages: list[dict[str, Any]]) -> None:
-    """Accepts only text, because the package would fetch images from wherever a message says, including local files.
+        Raises:
+            TemplateRejection: they have something else.
+        """
+        if [message.get("content") for message in messages] != [[_PLACES[MediaKind.AUDIO]]]:
+            raise TemplateRejection(
+                f"chat_template_kwargs has {TRANSCRIPTION}, which is for conversations with nothing but an audio.",
+                "chat_template_kwargs",
+            )
+        # Not checked, because the package knows no formats where libsndfile is missing.
+        audio = RawAudio.model_construct(data="audio", format="wav")
+        request = TranscriptionRequest(model="", audio=audio, language=language or None)
+        tokens: list[int] = self._tokenizer.encode_transcription(request).tokens
+        return tokens
+
+
+def _with_places(message: dict[str, Any], placeholders: Mapping[str, str]) -> dict[str, Any]:
+    """A message for the package, which would fetch images from wherever a message says, including local files.
+
+    Args:
+        placeholders: by the types of parts that are prepared elsewhere.
 
     Raises:
-        TemplateRejection: a part of a message is something other than text.
+        TemplateRejection: a part of the message is something else, and no text.
     """
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            if kind not in ("text", "thinking"):
-                raise TemplateRejection(
-                    f"messages has content of the type {kind!r}; only text is supported with --tokenizer-mode mistral."
-                )
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        kind = str(part.get("type") if isinstance(part, dict) else type(part).__name__)
+        if kind in placeholders and kind in _PLACES:
+            part = _PLACES[kind]
+        elif kind not in ("text", "thinking"):
+            raise TemplateRejection(
+                f"messages has content of the type {kind!r}, which this model does not read, or which cannot stand "
+                "here with --tokenizer-mode mistral."
+            )
+        parts.append(part)
+    return {**message, "content": parts}

@@ -25,7 +25,7 @@ from quire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
 from tokenizer_svc.encoder import Encoded, EncodeOptions, Encoder
 from tokenizer_svc.fill_in_middle import with_hole
-from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium
+from tokenizer_svc.media import MediaPreparer, MediaSettings, Medium, PreparedMedium
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.pairs import EncodedPair
 from tokenizer_svc.rendered import Rendered
@@ -162,16 +162,32 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         rendered = await self._render(
             request, placeholders=self._media.wrapped, interleaves=self._options.images.interleave_mm_strings
         )
-        options = dataclasses.replace(self._encode_options(request), block_size=0)
-        text, prepared = self._media.insert(rendered.text, prepared)
-        self._check_chars([text])
-        (encoded,) = await self._encoder.encode([text], options)
-        self._metrics.encoded_tokens.inc(len(encoded.token_ids))
-        images = self._media.place(encoded.token_ids, prepared)
+        token_ids, placed = await self._with_media(rendered, prepared, self._encode_options(request))
+        images = self._media.place(token_ids, placed)
         options = dataclasses.replace(self._encode_options(request), contents=contents_of(images))
-        finished = self._encoder.finish(encoded.token_ids, options)
+        finished = self._encoder.finish(token_ids, options)
         seconds = sum(each.seconds for each in prepared)
         return await self._beside([finished], _render_response, rendered.text, finished, from_images(images), seconds)
+
+    async def _with_media(
+        self, rendered: Rendered, media: Sequence[PreparedMedium], options: EncodeOptions
+    ) -> tuple[Sequence[int], Sequence[PreparedMedium]]:
+        """The tokens of a conversation, and its images, videos and audios in the order of their places.
+
+        Raises:
+            InvalidRequest: the template does not place them, or the text is too long.
+        """
+        options = dataclasses.replace(options, block_size=0)
+        if rendered.token_ids is None:
+            text, media = self._media.insert(rendered.text, media)
+            self._check_chars([text])
+            (encoded,) = await self._encoder.encode([text], options)
+            self._metrics.encoded_tokens.inc(len(encoded.token_ids))
+            return encoded.token_ids, media
+        media = self._media.ordered(rendered.token_ids, media)
+        options = dataclasses.replace(options, add_special_tokens=False)
+        inserted = await self._encoder.encode([each.text for each in media], options)
+        return self._media.replaced(rendered.token_ids, [each.token_ids for each in inserted]), media
 
     async def DetokenizeSession(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,24 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StartupError(f"{path} cannot be read: it is not a JSON object.")
     return content
+
+
+@contextlib.contextmanager
+def converting(file: str) -> Iterator[None]:
+    """Converts a file's content.
+
+    Args:
+        file: its name, for messages.
+
+    Raises:
+        StartupError: the content lacks something, or has something of another type.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise StartupError(f"{file} lacks {error}.") from error
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+        raise StartupError(f"{file} has an invalid value: {error}.") from error
 
 
 def _special_float(content: dict[str, Any]) -> dict[str, Any] | float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine_svc.config_formats.base import converting
+from engine_svc.config_formats.mistral_media import with_media
 from quire.errors import StartupError
 
 _NAMES = {
@@ -25,9 +27,7 @@ _DEFAULTS = {
     "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _REFUSED = {
-    "vision_encoder": "images", "multimodal": "images or audio", "q_lora_rank": "compressed attention",
-    "qk_nope_head_dim": "compressed attention", "llama_4_scaling": "queries scaled by their positions",
-    "use_biases": "biases",
+    "q_lora_rank": "compressed attention", "qk_nope_head_dim": "compressed attention", "use_biases": "biases",
 }  # fmt: skip
 
 
@@ -35,8 +35,13 @@ def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
     """Converts the content of params.json to that of config.json.
 
     Raises:
-        StartupError: it has settings that Quire does not support in this format.
+        StartupError: it has settings that Quire does not support in this format, lacks one, or has one of another type.
     """
+    with converting("params.json"):
+        return _converted(params)
+
+
+def _converted(params: dict[str, Any]) -> dict[str, Any]:
     for name, meaning in _REFUSED.items():
         if params.get(name):
             raise StartupError(
@@ -50,7 +55,9 @@ def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
     config |= _quantization(params.get("quantization"))
     if yarn := params.get("yarn"):
         config["rope_parameters"] = _rope(yarn, config.pop("rope_theta"))
-    return config
+    if scaling := params.get("llama_4_scaling"):
+        config |= _growing_queries(scaling, config)
+    return with_media(params, config)
 
 
 def _experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -79,6 +86,16 @@ def _rope(yarn: Mapping[str, Any], theta: float) -> dict[str, Any]:
     found = {"rope_type": "yarn", "rope_theta": theta, "mscale_all_dim": 1.0}
     found |= {ours: yarn[name] for name, ours in _YARN.items() if name in yarn}
     return found if yarn.get("apply_scale", True) else found | {"attention_factor": 1.0}
+
+
+def _growing_queries(scaling: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Ministral 3."""
+    if config["model_type"] != "mistral":
+        raise StartupError("params.json has both moe and llama_4_scaling, which is not supported.")
+    rope = config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    own = {"llama_4_scaling_beta": scaling["beta"]}
+    own["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": rope | own}
 
 
 def _quantization(settings: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
+from engine_svc.loader.names import is_of_text
 from engine_svc.models.registry import takes_audio, takes_images, takes_media, takes_videos
 from quire.media import MediaKind
 from quire.options.engine import EngineOptions
@@ -67,7 +68,7 @@ def load_encoder_of(
     from engine_svc.media.encoder_model import load_encoder
 
     seed = (options.generation.seed or 0) if source.is_random else None
-    tensors = None if source.is_random else all_tensors(source)
+    tensors = None if source.is_random else all_tensors(source, is_of_text)
     model = load_encoder(folder, config, dtype, device, tensors, seed)
     return (AudioEncoder if MediaKind.AUDIO in kinds else ImageEncoder)(model, kinds, dtype, device)
 

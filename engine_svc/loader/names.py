@@ -18,6 +18,7 @@ _OF_IMAGES = (
     "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
+_OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.")
 
 
 def parameter_name(
@@ -61,3 +62,8 @@ def is_of_another(target: str, num_layers: int) -> bool:
     """Whether a parameter belongs to a layer after the model's own (multi-token prediction), or to a vision model."""
     layer = _LAYER.match(target)
     return target.startswith(_OF_IMAGES) or (layer is not None and int(layer[1]) >= num_layers)
+
+
+def is_of_text(name: str) -> bool:
+    """Whether a tensor belongs to the text model of one that reads media too. Of some text models, none seems to."""
+    return parameter_name(name, {})[0].startswith(_OF_TEXT)

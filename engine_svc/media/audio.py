@@ -38,8 +38,13 @@ class AudioEncoder:
         self._model = model
         self._dtype, self._device = dtype, device
         self._checks = _AudioChecks(config if is_whole else config.audio_config)
-        own = self._of_encoder if is_whole else self._of_qwen2
-        self._features: Callable[[torch.Tensor, torch.Tensor], Any] = getattr(model, "get_audio_features", own)
+        self._features: Callable[[torch.Tensor, torch.Tensor], Any]
+        if is_whole:
+            self._features = self._of_encoder
+        elif config.model_type == "voxtral":
+            self._features = self._of_voxtral
+        else:
+            self._features = getattr(model, "get_audio_features", self._of_qwen2)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
@@ -64,6 +69,13 @@ class AudioEncoder:
         """
         rows = self._model.encoder(features).last_hidden_state
         return torch.nn.functional.pad(rows, (0, 0, 0, filled_up(rows.shape[1]) - rows.shape[1]))
+
+    def _of_voxtral(self, features: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Of Voxtral, which hears the silence that fills an audio up.
+
+        Args: see `_of_qwen2`.
+        """
+        return self._model.get_audio_features(features)
 
     def _of_qwen2(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """What Qwen2-Audio does within its forward pass, as it has no method for that.

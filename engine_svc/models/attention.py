@@ -56,7 +56,7 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], for layers that do not rotate
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], see Temperature
     output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
     encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
 
@@ -89,6 +89,7 @@ class Attention(torch.nn.Module):
         )  # fmt: skip
         self._clip = config.qkv_clip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
+        self._scales_queries = config.temperature is not None and config.temperature.rotating == self._rotates
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, parts, bias=config.qkv_bias, context=context.at("qkv_proj"), layout=config.qkv_layout
         )
@@ -129,7 +130,9 @@ class Attention(torch.nn.Module):
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [outputs, query heads * head_dim]."""
         where = cache.cache, cache.prepared, self.options
-        scales = None if self._rotates else step.query_scales
+        scales = step.query_scales if self._scales_queries else None
+        if self._rotates and scales is not None:  # may come before the rotation, as there are no norms in between
+            heads[:, : self._heads] *= scales
         if self._rotates or (self._head_norms is not None and scales is None):
             return step.attention.rotate_and_forward(heads, self._rotation(step), *where).flatten(1)
         together, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)

@@ -62,10 +62,11 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Scales queries by position, with factor log(1 + floor((position + 1) / floor)) * growth + 1 (Llama 4)."""
+    """Scales queries by position, with factor log(1 + floor(position / floor)) * growth + 1 (Llama 4)."""
 
     floor: float
     growth: float
+    rotating: bool = False  # of layers that rotate; else of those that do not, which count positions from one
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class ModelConfig(ModelFacts):
     gates_attention: bool = False  # a gate for each value of the attention's output
     gates_heads: bool = False  # a gate for each head of the attention's output
     windows_are_chunks: bool = False
-    temperature: Temperature | None = None  # of layers that do not rotate
+    temperature: Temperature | None = None
     rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart
     no_rope_layers: frozenset[int] = frozenset()  # layers that do not rotate
     first_position: int = 0  # the first text token's row in the table of positions

@@ -186,7 +186,7 @@ class Decoder(torch.nn.Module):
         temperature = self.config.temperature
         if temperature is None:
             return None
-        steps = torch.floor((positions.float() + 1) / temperature.floor)
+        steps = torch.floor((positions.float() + (not temperature.rotating)) / temperature.floor)
         return (torch.log1p(steps) * temperature.growth + 1)[:, None, None]
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:

@@ -65,6 +65,7 @@ ARCHITECTURES = {
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MiniMaxText01ForCausalLM": "engine_svc.models.minimax",
+    "Ministral3ForCausalLM": "engine_svc.models.ministral3",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
     "MptForCausalLM": "engine_svc.models.mpt",
@@ -158,6 +159,7 @@ AUDIO_MODELS = frozenset({
     "GlmAsrForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen3ASRForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
     "WhisperForConditionalGeneration",
 })  # fmt: skip
 TEXT_TYPES = {
@@ -167,6 +169,7 @@ TEXT_TYPES = {
     "glm4v_text": "Glm4ForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "paddleocr_vl_text": "Ernie4_5ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

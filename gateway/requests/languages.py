@@ -35,6 +35,10 @@ WHISPER_LANGUAGES: Mapping[str, str] = MappingProxyType({
     "bo": "Tibetan", "tl": "Tagalog", "mg": "Malagasy", "as": "Assamese", "tt": "Tatar", "haw": "Hawaiian",
     "ln": "Lingala", "ha": "Hausa", "ba": "Bashkir", "jw": "Javanese", "su": "Sundanese", "yue": "Cantonese",
 })  # fmt: skip
+# Voxtral takes codes of ISO 639-1, which knows Javanese by another one.
+VOXTRAL_LANGUAGES: Mapping[str, str] = MappingProxyType({
+    code: name for code, name in WHISPER_LANGUAGES.items() if len(code) == 2 and code != "jw"
+})  # fmt: skip
 
 
 def language_name(field: str, code: str, languages: Mapping[str, str] = LANGUAGES) -> str:

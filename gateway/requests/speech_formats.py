@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from gateway.answers.parser import AnswerParser
 from gateway.answers.transcripts import TextAfterMark, TextInQuotes
-from gateway.requests.languages import LANGUAGES, language_name
+from gateway.requests.languages import LANGUAGES, VOXTRAL_LANGUAGES, language_name
 from gateway.requests.messages import PlacedPart
 from quire.errors import InvalidRequest
+from quire.media import TRANSCRIPTION
 
 # Names the recording in a message, as RFC 2392 names the parts of an e-mail.
 FILE_URL = "cid:file"
@@ -51,6 +52,7 @@ class SpeechConversation:
         continues: whether the answer continues the last message.
         is_whole: whether the messages are all of the prompt: no turn is opened after them.
         parser: finds what was said in the answer; None if that is all of it.
+        variables: of the chat template.
         languages: set if the answer is a single token instead, which tells the language that is spoken: token id →
             code.
     """
@@ -59,6 +61,7 @@ class SpeechConversation:
     continues: bool = False
     is_whole: bool = False
     parser: type[AnswerParser] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
     languages: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -137,6 +140,21 @@ class Qwen3Asr(SpeechFormat):
         return SpeechConversation([*messages, begun], continues=True)
 
 
+class Voxtral(Instructed):
+    """Voxtral, which has a mode for transcriptions, without words of the caller. For anything else, it is told so."""
+
+    languages = VOXTRAL_LANGUAGES
+
+    def conversation(self, task: SpeechTask) -> SpeechConversation:
+        """See SpeechFormat."""
+        self.name("language", task.language)
+        if task.prompt or task.to_language:
+            return super().conversation(task)
+        return SpeechConversation(
+            [{"role": "user", "content": [task.audio]}], variables={TRANSCRIPTION: task.language.lower()}
+        )
+
+
 def _message(role: str, text: str) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
@@ -150,6 +168,7 @@ _FORMATS: Mapping[str, SpeechFormat] = MappingProxyType({
     "MusicFlamingoForConditionalGeneration": _FLAMINGO,
     "Qwen2AudioForConditionalGeneration": Instructed(),
     "Qwen3ASRForConditionalGeneration": Qwen3Asr(),
+    "VoxtralForConditionalGeneration": Voxtral(),
 })  # fmt: skip
 _OTHERS = Instructed()
 

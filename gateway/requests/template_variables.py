@@ -7,10 +7,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.options.reasoning import REASONING_EFFORTS
-
-# Template variables that turn thinking on and off, in templates that have such a switch: those of DeepSeek, Granite and
-# Kimi use the second one.
-_THINKING_SWITCHES = ("enable_thinking", "thinking")
+from quire.reasoning import EFFORT, THINKING_SWITCHES
 
 
 def template_variables(
@@ -34,25 +31,23 @@ def template_variables(
     """
     given = ({"documents": documents} if documents else {}) | dict(kwargs or {})
     switch = switch_of(given)
-    usual = {
-        name: value for name, value in (defaults or {}).items() if switch is None or name not in _THINKING_SWITCHES
-    }
+    usual = {name: value for name, value in (defaults or {}).items() if switch is None or name not in THINKING_SWITCHES}
     if reasoning_effort is None:
-        return ({"reasoning_effort": default_effort} if default_effort else {}) | usual | given
+        return ({EFFORT: default_effort} if default_effort else {}) | usual | given
     if reasoning_effort not in REASONING_EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",
             parameter="reasoning_effort",
         )
     on = reasoning_effort != "none" if switch is None else bool(switch)
-    return usual | {"reasoning_effort": reasoning_effort} | thinking_switched(on) | given
+    return usual | {EFFORT: reasoning_effort} | thinking_switched(on) | given
 
 
 def thinking_switched(on: bool) -> dict[str, Any]:
     """Returns the variables that turn thinking on or off."""
-    return dict.fromkeys(_THINKING_SWITCHES, on)
+    return dict.fromkeys(THINKING_SWITCHES, on)
 
 
 def switch_of(variables: Mapping[str, Any]) -> Any:
     """Returns the value of the first switch among the variables; None if there is none."""
-    return next((variables[name] for name in _THINKING_SWITCHES if variables.get(name) is not None), None)
+    return next((variables[name] for name in THINKING_SWITCHES if variables.get(name) is not None), None)

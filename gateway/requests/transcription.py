@@ -74,7 +74,8 @@ class Transcribing:
         asked, wants_scores = self.asked, self.body.response_format == "verbose_json"
         return ChatCompletionRequest(
             messages=asked.messages, add_generation_prompt=not (asked.continues or asked.is_whole),
-            continue_final_message=asked.continues, skip_special_tokens=not self.task.has_times,
+            continue_final_message=asked.continues, chat_template_kwargs=dict(asked.variables) or None,
+            skip_special_tokens=not self.task.has_times,
             logprobs=wants_scores, top_logprobs=0 if wants_scores else None,
             **{name: getattr(self.body, name) for name in _COPIED},
         )  # fmt: skip

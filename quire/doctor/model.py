@@ -55,10 +55,10 @@ def model(options: StackOptions) -> Iterator[Finding]:
 
 
 def _tokenizer(options: StackOptions, folder: Path) -> Iterator[Finding]:
-    file = "tekken.json" if options.model.tokenizer_mode == "mistral" else "tokenizer.json"
+    files = ("tekken.json",) if options.model.tokenizer_mode == "mistral" else ("tokenizer.json", "tekken.json")
     elsewhere = options.model.tokenizer is not None or options.gateway.skip_tokenizer_init
-    if not elsewhere and not (folder / file).exists():
-        yield problem("tokenizer", f"{folder} has no {file}. Name another folder with --tokenizer.")
+    if not elsewhere and not any((folder / file).exists() for file in files):
+        yield problem("tokenizer", f"{folder} has no {files[0]}. Name another folder with --tokenizer.")
 
 
 def _on_a_hub(name: str) -> Finding:

@@ -38,9 +38,10 @@ class ModelOptions:
         None, "Branch, tag or commit of a hub tokenizer. Default: --revision if the tokenizer is the model's."
     )
     tokenizer_mode: str = option(
-        "auto", "How the tokenizer is read: auto (tokenizer.json), mistral (tekken.json; conversations are formatted "
-        "by the package mistral-common) or custom (the one that an installed package registers under the name given by "
-        "--tokenizer). slow is refused: slow tokenizers no longer exist.", choices=TOKENIZER_MODES,
+        "auto", "How the tokenizer is read: auto (tokenizer.json; like mistral if there is only tekken.json), mistral "
+        "(tekken.json; conversations are formatted by the package mistral-common) or custom (the one that an installed "
+        "package registers under the name given by --tokenizer). slow is refused: slow tokenizers no longer exist.",
+        choices=TOKENIZER_MODES,
     )  # fmt: skip
     served_model_name: tuple[str, ...] = option(
         (), "Names under which the API serves the model; answers contain the first. Takes several words. Default: the "

@@ -36,6 +36,8 @@ class TokenizerFiles:
     chat_templates: dict[str, str] = field(default_factory=dict)  # "default", and others in some models
     conversations: Path | None = None  # from which Mistral's package renders conversations, without a template
     folder: Path | None = None  # that of the files, with others of the model
+    # If conversations come from Mistral's package: see `tekken_media`.
+    media: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def tokenizer_folder(options: ModelOptions) -> Path:

@@ -11,6 +11,8 @@ from quire.extras import needed
 from quire.options.model import TOKENIZER_MODES, ModelOptions
 from quire.registry import load_plugin, registry
 from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files, tokenizer_folder
+from quire.tokenizer.tekken import FILE as TEKKEN
+from quire.tokenizer.tekken import read_tekken
 
 _PLUGINS = "quire.tokenizers"
 
@@ -38,8 +40,12 @@ def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
     Raises:
         StartupError: it does not exist.
     """
-    folder = "" if model.tokenizer_mode == "custom" else str(tokenizer_folder(model))
-    return TokenizerPlace(model.tokenizer_mode, model.tokenizer or "", folder)
+    if (mode := model.tokenizer_mode) == "custom":
+        return TokenizerPlace(mode, model.tokenizer or "", "")
+    folder = tokenizer_folder(model)
+    if mode == "auto" and not (folder / "tokenizer.json").is_file() and (folder / TEKKEN).is_file():
+        mode = "mistral"
+    return TokenizerPlace(mode, model.tokenizer or "", str(folder))
 
 
 def _own(place: TokenizerPlace) -> TokenizerFiles:
@@ -54,8 +60,6 @@ def _slow(place: TokenizerPlace) -> TokenizerFiles:
 
 
 def _mistral(place: TokenizerPlace) -> TokenizerFiles:
-    from quire.tokenizer.tekken import read_tekken
-
     with needed("--tokenizer-mode mistral", "mistral-common", "mistral"):
         import mistral_common  # noqa: F401  (writes conversations, in another process)
     return read_tekken(Path(place.folder))

@@ -16,14 +16,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from quire.errors import StartupError
+from quire.media import MediaKind
 from quire.tokenizer.files import TokenizerFiles
 from quire.tokenizer.token_bytes import spelling_of
 
 FILE = "tekken.json"
+# Tokens of images and audio.
+IMAGE, IMAGE_BREAK, IMAGE_END, AUDIO = "[IMG]", "[IMG_BREAK]", "[IMG_END]", "[AUDIO]"
 # Special tokens of files that name none.
 _FIRST = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", IMAGE, "<pad>", IMAGE_BREAK, IMAGE_END, "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
 _NAMED = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -39,6 +42,7 @@ def read_tekken(folder: Path) -> TokenizerFiles:
     try:
         content = json.loads(path.read_bytes())
         tokenizer = _tokenizer(content)
+        media = tekken_media(content, tokenizer)
     except FileNotFoundError:
         raise StartupError(
             f"--tokenizer-mode mistral: {folder} has no {FILE}. Tokenizers in tokenizer.model files are not "
@@ -47,7 +51,25 @@ def read_tekken(folder: Path) -> TokenizerFiles:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     special = {name: text for name, text in _NAMED.items() if tokenizer.token_to_id(text) is not None}
-    return TokenizerFiles(tokenizer, json.loads(tokenizer.to_str()), {}, special, {}, conversations=path)
+    return TokenizerFiles(tokenizer, json.loads(tokenizer.to_str()), {}, special, {}, conversations=path, media=media)
+
+
+def tekken_media(content: Mapping[str, Any], tokenizer: tokenizers.Tokenizer) -> dict[str, dict[str, Any]]:
+    """The settings of how images and audio are prepared, by kind, with the `token_id` of each of their embeddings.
+
+    Args:
+        content: of tekken.json. Older files have those of images under another name.
+    """
+    found = {
+        MediaKind.IMAGE: (content.get("image") or content.get("multimodal"), IMAGE),
+        MediaKind.AUDIO: (content.get("audio"), AUDIO),
+    }  # fmt: skip
+    ids = {kind: tokenizer.token_to_id(token) for kind, (_, token) in found.items()}
+    return {
+        kind: {**settings, "token_id": ids[kind]}
+        for kind, (settings, _) in found.items()
+        if settings and ids[kind] is not None
+    }
 
 
 def _tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,27 @@ _NAMES = (
     ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"), ("self_attn.v_proj", "attention.wv"),
     ("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"), ("mlp.down_proj", "feed_forward.w2"),
     ("mlp.up_proj", "feed_forward.w3"), ("block_sparse_moe.gate", "gate"), ("block_sparse_moe.experts", "experts"),
+)  # fmt: skip
+_WHISPER = "mm_whisper_embeddings.whisper_encoder."
+_VISION_NAMES = (
+    ("attention.q_proj", "attention.wq"), ("attention.k_proj", "attention.wk"), ("attention.v_proj", "attention.wv"),
+    ("attention.o_proj", "attention.wo"), ("feed_forward.gate_proj", "feed_forward.w1"),
+    ("feed_forward.down_proj", "feed_forward.w2"), ("feed_forward.up_proj", "feed_forward.w3"),
+    ("vision_tower", "vision_encoder"),
+)  # fmt: skip
+_AUDIO_NAMES = (
+    ("audio_tower.conv1", f"{_WHISPER}conv_layers.0"), ("audio_tower.conv2", f"{_WHISPER}conv_layers.1"),
+    ("audio_tower.layer_norm", f"{_WHISPER}transformer.norm"), ("audio_tower", f"{_WHISPER}transformer"),
+    ("self_attn_layer_norm", "attention_norm"), ("final_layer_norm", "ffn_norm"), ("self_attn.q_proj", "attention.wq"),
+    ("self_attn.k_proj", "attention.wk"), ("self_attn.v_proj", "attention.wv"), ("self_attn.out_proj", "attention.wo"),
+    ("fc1", "feed_forward.w1"), ("fc2", "feed_forward.w2"),
+    ("multi_modal_projector.linear_1", "mm_whisper_embeddings.audio_language_projection.0"),
+    ("multi_modal_projector.linear_2", "mm_whisper_embeddings.audio_language_projection.2"),
+)  # fmt: skip
+_PROJECTOR_NAMES = (
+    ("multi_modal_projector.linear_1", "vision_language_adapter.w_in"),
+    ("multi_modal_projector.linear_2", "vision_language_adapter.w_out"),
+    ("multi_modal_projector.patch_merger", "patch_merger"), ("multi_modal_projector.norm", "pre_mm_projector_norm"),
 )  # fmt: skip
 
 
@@ -44,16 +65,29 @@ def as_mistral(source: Path, folder: Path) -> Path:
 def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
     """Writes the weights under Mistral's names, and a params.json with only the numbers of heads."""
     heads = {"attention.wq": config["num_attention_heads"], "attention.wk": config["num_key_value_heads"]}
+    hears = "audio_config" in config
     written = {}
     for name, tensor in tensors.items():
-        renamed = name
-        for ours, theirs in _NAMES:
-            renamed = renamed.replace(ours, theirs)
-        count = next((count for module, count in heads.items() if module in renamed), 0)
-        written[renamed] = _interleave(tensor, count) if count else tensor
+        renamed, own = name.replace("language_model.model.", "model."), heads
+        if "_tower." in name or "multi_modal_projector." in name:
+            renamed = _renamed(name.removeprefix("model."), _AUDIO_NAMES if hears else _VISION_NAMES + _PROJECTOR_NAMES)
+            own = {} if hears else dict.fromkeys(heads, config["vision_config"]["num_attention_heads"])
+        else:
+            renamed = _renamed(renamed.removeprefix("language_model."), _NAMES)
+        if hears and renamed.startswith("tok_embeddings"):
+            renamed = f"mm_whisper_embeddings.{renamed}"
+        count = next((count for module, count in own.items() if module in renamed), 0)
+        if not renamed.endswith("embed_positions.weight"):
+            written[renamed] = _interleave(tensor, count) if count else tensor
     save_file(written, folder / "consolidated.safetensors")
     params = {"n_heads": heads["attention.wq"], "n_kv_heads": heads["attention.wk"]}
     (folder / "params.json").write_text(json.dumps(params))
+
+
+def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:
+    for ours, theirs in names:
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _interleave(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -143,6 +143,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
     "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen2-moe": (

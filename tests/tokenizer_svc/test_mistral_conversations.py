@@ -7,12 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from mistral_common.audio import Audio
+from mistral_common.protocol.instruct.chunk import RawAudio
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
+from mistral_common.protocol.transcription.request import TranscriptionRequest
+from mistral_common.tokens.tokenizers import image as mistral_image
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from quire.errors import InvalidRequest
-from tests.support.tekken import write_tekken
+from tests.support.tekken import AUDIO, IMAGES, write_media_tekken, write_tekken
 from tokenizer_svc.rendered import Rendered
 from tokenizer_svc.renderer import ChatRenderer
 
@@ -59,6 +64,12 @@ async def test_they_are_mistrals_tokens(renderer: ChatRenderer, tekken: Path) ->
     assert rendered.text.endswith("[/INST]Once")
 
 
+async def test_thinking_is_not_its_matter(renderer: ChatRenderer) -> None:
+    """The gateway always sends the server's default."""
+    variables = {"reasoning_effort": "high", "enable_thinking": False, "thinking": False}
+    assert await render(renderer, ASKED, variables=variables) == await render(renderer, ASKED)
+
+
 async def test_developers_are_systems(renderer: ChatRenderer) -> None:
     developed = [{**ASKED[0], "role": "developer"}, ASKED[1]]
     assert await render(renderer, developed) == await render(renderer, ASKED)
@@ -82,10 +93,16 @@ async def test_what_looks_like_a_control_token_is_none(renderer: ChatRenderer) -
             {},
             "content of the type 'image_url'",
         ),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "type 'image', which this model does not read"),
+        (
+            [{"role": "user", "content": [{"type": "video"}]}],
+            {"placeholders": {"video": "[IMG]"}},
+            "type 'video', which this model does not read",
+        ),
         (
             [{"role": "user", "content": [{"type": "image"}]}],
-            {"placeholders": {"image": "[IMG]"}, "interleaves": False},
-            "type 'image'; only text is supported with --tokenizer-mode mistral",
+            {"placeholders": {"image": "[IMG]"}},
+            "Make sure to define a image encoder",
         ),
         ([{"role": "user", "content": 400 * "x"}], {}, "more than 300 characters"),
         (ASKED, {"template": "x"}, "--tokenizer-mode mistral"),
@@ -98,3 +115,57 @@ async def test_what_cannot_be_written(
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
         await render(renderer, messages, **changes)
+
+
+# Mistral's token for each embedding, and those that take the place of the only one: an image has one for its end too.
+MEDIA = {"image": (10, [10, 13]), "audio": (24, [24] * 25)}
+# As Mistral's package takes them. Reading files needs OpenCV or libsndfile there, but the tokens do not.
+CHUNKS = {
+    "image": {
+        "type": "image_url",
+        "image_url": {"url": "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs="},
+    },
+    "audio": {"type": "audio_url", "audio_url": {"url": "any"}},
+}
+
+
+def with_medium(kind: str, medium: Any) -> list[dict[str, Any]]:
+    texts = [{"type": "text", "text": text} for text in ("Look.", "Not [IMG] nor [AUDIO].")]
+    return [{"role": "user", "content": [texts[0], medium, texts[1]]}]
+
+
+def expanded(rendered: Rendered, kind: str) -> list[int]:
+    single, tokens = MEDIA[kind]
+    assert rendered.token_ids is not None
+    place = rendered.token_ids.index(single)
+    return [*rendered.token_ids[:place], *tokens, *rendered.token_ids[place + 1 :]]
+
+
+@pytest.mark.parametrize("kind", MEDIA)
+async def test_media_have_a_token_where_mistral_has_many(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_media_tekken(tmp_path, **{kind: {"image": IMAGES, "audio": AUDIO}[kind]})
+    transcription = {"variables": {"transcription": "de"}, "placeholders": {kind: "any"}}
+    renderer = ChatRenderer({}, {}, timeout_seconds=10.0, max_chars=300, conversations=str(path))
+    await renderer.start()
+    rendered = await render(renderer, with_medium(kind, {"type": kind}), placeholders={kind: "any"})
+    with pytest.raises(InvalidRequest, match="for conversations with nothing but an audio") as caught:
+        await render(renderer, with_medium(kind, {"type": kind}), **transcription)
+    assert caught.value.parameter == "chat_template_kwargs"
+    alone = [{"role": "user", "content": [{"type": "audio"}]}]
+    spoken = await render(renderer, alone, **transcription) if kind == "audio" else None
+    await renderer.close()
+
+    monkeypatch.setattr(mistral_image, "transform_image", lambda *_: np.empty(0))
+    monkeypatch.setattr(Audio, "_check_valid", lambda _: None)
+    for source in ("from_raw_audio", "from_base64"):
+        monkeypatch.setattr(Audio, source, lambda _: Audio(np.zeros(100), 16_000, "wav"))
+    reference: Any = MistralTokenizer.from_file(str(path))
+    request = ChatCompletionRequest.from_openai(messages=with_medium(kind, CHUNKS[kind]))
+    assert expanded(rendered, kind) == reference.encode_chat_completion(request).tokens
+    if spoken is not None:
+        audio = RawAudio.model_construct(data="any", format="wav")
+        asked = TranscriptionRequest(model="", audio=audio, language="de")
+        assert expanded(spoken, kind) == reference.encode_transcription(asked).tokens
+        assert spoken.text.endswith("[/INST]lang:de[TRANSCRIBE]")

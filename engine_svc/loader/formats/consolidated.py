@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from engine_svc.config_formats.base import read_object
+from engine_svc.config_formats.base import converting, read_object
+from engine_svc.config_formats.mistral_media import with_media
+from engine_svc.loader.formats.consolidated_media import module_of_encoder
 from engine_svc.loader.formats.safetensors_files import Safetensors
 from engine_svc.loader.formats.shards import shard_files
 from quire.errors import StartupError
@@ -32,6 +34,8 @@ _MODULES = {
     "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj", "gate": "block_sparse_moe.gate",
 }  # fmt: skip
+# Positions of an audio encoder, which are always the same: the files leave them out.
+_POSITIONS = "model.audio_tower.embed_positions.weight"
 _KINDS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 
 
@@ -44,17 +48,23 @@ class Consolidated(Safetensors):
     def __init__(self, folder: Path, options: LoadOptions) -> None:
         """
         Raises:
-            StartupError: there is no params.json, or it lacks the number of heads.
+            StartupError: there is no params.json, or it lacks a number of heads.
         """
         super().__init__(folder, options)
         try:
             params = read_object(folder / _PARAMS)
-            heads = params["n_heads"]
-            self._heads = {"self_attn.q_proj": heads, "self_attn.k_proj": params.get("n_kv_heads") or heads}
         except FileNotFoundError:
             raise StartupError(f"--load-format mistral: {folder} has no {_PARAMS}.") from None
-        except KeyError as error:
-            raise StartupError(f"{folder / _PARAMS} lacks {error}.") from error
+        with converting(str(folder / _PARAMS)):
+            heads, media = params["n_heads"], with_media(params, {})
+        # By the beginning of a tensor's name and its module.
+        self._heads = {
+            ("model.layers.", "q_proj"): heads, ("model.layers.", "k_proj"): params.get("n_kv_heads") or heads,
+        }  # fmt: skip
+        if vision := media.get("vision_config"):
+            own = vision["num_attention_heads"]
+            self._heads |= {("model.vision_tower.", "q_proj"): own, ("model.vision_tower.", "k_proj"): own}
+        self._audio: Mapping[str, Any] | None = media.get("audio_config")
 
     def files(self) -> Sequence[Path]:
         """See LoadFormat.files."""
@@ -71,9 +81,17 @@ class Consolidated(Safetensors):
         """See TensorSource.tensors."""
         for name, source in super().tensors():
             found = huggingface_name(name)
-            heads = next((count for module, count in self._heads.items() if f".{module}." in found), 0)
+            heads = next(
+                (count for (start, module), count in self._heads.items()
+                 if found.startswith(start) and f".{module}." in found), 0,
+            )  # fmt: skip
             is_scale = len(source.get_shape()) == 0 or found.endswith("_scale")
             yield found, _Reordered(source, heads) if heads and not is_scale else source
+        if self._audio:
+            from transformers.models.whisper.modeling_whisper import sinusoids
+
+            waves = sinusoids(self._audio["max_source_positions"], self._audio["hidden_size"])
+            yield _POSITIONS, _Given(waves)
 
 
 def huggingface_name(name: str) -> str:
@@ -82,6 +100,8 @@ def huggingface_name(name: str) -> str:
     kind = _KINDS.get(kind, kind)
     if module in _TOP:
         return f"{_TOP[module]}.{kind}"
+    if encoders := module_of_encoder(module):
+        return f"model.{encoders}.{kind}"
     if (layer := _LAYER.fullmatch(module)) is None:
         return name
     inner = layer[2].removeprefix("block_sparse_moe.")
@@ -106,3 +126,19 @@ class _Reordered:
         size = rows.shape[0] // self.num_heads
         halves = rows.view(self.num_heads, size // 2, 2, *rows.shape[1:]).transpose(1, 2)
         return halves.reshape(rows.shape)[index]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A TensorSlice that is in no file."""
+
+    tensor: torch.Tensor
+
+    def get_shape(self) -> Sequence[int]:
+        """See TensorSlice."""
+        return self.tensor.shape
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """See TensorSlice."""
+        found: torch.Tensor = self.tensor[index]
+        return found

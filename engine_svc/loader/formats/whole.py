@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.safetensors_files import Safetensors
 
 
-def all_tensors(source: LoadFormat) -> dict[str, torch.Tensor] | None:
+def all_tensors(
+    source: LoadFormat, leaves_out: Callable[[str], bool] = lambda _: False
+) -> dict[str, torch.Tensor] | None:
     """All tensors of a checkpoint. None for safetensors, which Transformers reads itself, incrementally.
+
+    Args:
+        leaves_out: whether the tensor of a name is left out.
 
     Raises:
         StartupError: a file is missing or broken.
     """
     assert isinstance(source, CheckpointFormat)
     source.names()  # checks that all files are complete
-    return None if type(source) is Safetensors else {name: found[...].clone() for name, found in source.tensors()}
+    return (
+        None
+        if type(source) is Safetensors
+        else {name: found[...].clone() for name, found in source.tensors() if not leaves_out(name)}
+    )

@@ -85,6 +85,15 @@ def test_what_params_say(folder: Path) -> None:
             },
         ),
         (
+            {"llama_4_scaling": {"original_max_position_embeddings": 64, "beta": 0.1}},
+            {
+                "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": {
+                    "rope_type": "default", "rope_theta": 1e6, "original_max_position_embeddings": 64,
+                    "llama_4_scaling_beta": 0.1,
+                },
+            },
+        ),
+        (
             {"moe": {"num_experts": 8, "num_experts_per_tok": 2}},
             {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
         ),
@@ -110,8 +119,12 @@ def test_what_else_params_say(more: dict[str, Any], expected: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"vision_encoder": {"a": 1}}, "images"),
-        ({"llama_4_scaling": {"beta": 0.1}}, "positions"),
+        ({"q_lora_rank": 8}, "compressed attention"),
+        ({"llama_4_scaling": {"beta": 0.1}}, "lacks 'original_max_position_embeddings'"),
+        (
+            {"llama_4_scaling": {"beta": 0.1}, "moe": {"num_experts": 2, "num_experts_per_tok": 1}},
+            "both moe and llama_4_scaling",
+        ),
         ({"moe": {"num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1}}, "num_shared_experts"),
         ({"sliding_window": [4, 8]}, "2 sizes"),
         ({"quantization": {"qformat_weight": "strange"}}, "strange"),

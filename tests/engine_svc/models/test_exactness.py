@@ -252,7 +252,7 @@ def test_without_chunks_and_without_prefix_cache(model_folder: ModelFolder) -> N
     check(model_folder("qwen3"), enable_chunked_prefill=False, enable_prefix_caching=False)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "deepseek-v3", "gpt-oss", "llama4"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "ministral3", "gemma2", "deepseek-v3", "gpt-oss", "llama4"])
 def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     (shared,) = random_prompts(70)

@@ -168,7 +168,7 @@ def test_the_text_model_of_one_that_sees_images(
 def test_the_text_model_of_another_kind_is_not_taken_for_it() -> None:
     config = {
         "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3",
-        "text_config": {"model_type": "ministral3"},
+        "text_config": {"model_type": "ministral"},
     }  # fmt: skip
     assert not is_ours(config)
 

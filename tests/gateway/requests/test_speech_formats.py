@@ -17,6 +17,7 @@ GLM = "GlmAsrForConditionalGeneration"
 MUSIC = "MusicFlamingoForConditionalGeneration"
 QWEN2 = "Qwen2AudioForConditionalGeneration"
 QWEN3 = "Qwen3ASRForConditionalGeneration"
+VOXTRAL = "VoxtralForConditionalGeneration"
 
 
 def text(words: str) -> dict[str, Any]:
@@ -59,6 +60,21 @@ def test_qwen3_asr() -> None:
     with pytest.raises(InvalidRequest, match="Qwen3-ASR does not translate") as caught:
         speech_format(QWEN3).conversation(SpeechTask(to_language="en"))
     assert caught.value.parameter == "model"
+
+
+def test_voxtral() -> None:
+    user = {"role": "user", "content": [AUDIO]}
+    found = speech_format(VOXTRAL).conversation(SpeechTask())
+    assert (found.messages, found.variables) == ([user], {"transcription": ""})
+    assert speech_format(VOXTRAL).conversation(SpeechTask(language="DE")).variables == {"transcription": "de"}
+    for task, words in (
+        (SpeechTask("Names: Ann.", "de"), "Names: Ann. The language is German."),
+        (SpeechTask(to_language="en"), "Translate the speech to English."),
+    ):
+        told = speech_format(VOXTRAL).conversation(task)
+        assert (told.messages, told.variables) == ([{"role": "user", "content": [AUDIO, text(words)]}], {})
+    with pytest.raises(InvalidRequest, match="language is 'yue'"):
+        speech_format(VOXTRAL).conversation(SpeechTask(language="yue"))
 
 
 def test_languages_have_codes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -108,8 +107,11 @@ def test_one_that_a_package_registers(tmp_path: Path, monkeypatch: pytest.Monkey
         read("custom", "/no/folder", tokenizer="other")
 
 
-def test_files_of_other_tokenizers_are_left_alone(tmp_path: Path) -> None:
-    write_tekken(tmp_path)
+def test_auto_reads_tekken_where_there_is_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"No tokenizer\.json"):
         read("auto", str(tmp_path))
-    assert json.loads((tmp_path / "tekken.json").read_text())["config"]
+    write_tekken(tmp_path)
+    files = read("auto", str(tmp_path))
+    assert files.conversations == tmp_path / "tekken.json"
+    files.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert read("auto", str(tmp_path)).conversations is None
