@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_svc.config_formats.base import converting
 from engine_svc.config_formats.mistral_media import with_media
+from engine_svc.loader.formats.consolidated import huggingface_module
 from quire.errors import StartupError
 
 _NAMES = {
@@ -98,6 +99,16 @@ def _growing_queries(scaling: Mapping[str, Any], config: dict[str, Any]) -> dict
     return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": rope | own}
 
 
+def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of quantization with the modules' names in Hugging Face's layout. Classes and patterns are unchanged."""
+    groups = {
+        name: {**group, "targets": [*map(huggingface_module, group.get("targets", ()))]}
+        for name, group in settings.get("config_groups", {}).items()
+    }
+    ignored = [*map(huggingface_module, settings.get("ignore", ()))]
+    return {**settings, "config_groups": groups, "ignore": ignored}
+
+
 def _quantization(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if not settings:
         return {}
@@ -105,5 +116,5 @@ def _quantization(settings: Mapping[str, Any] | None) -> dict[str, Any]:
         scheme = "dynamic" if settings.get("qscheme_act") == "NO_SCALES" else "static"
         return {"quantization_config": {"quant_method": "fp8", "activation_scheme": scheme}}
     if str(settings.get("quant_method", "")).replace("_", "-").lower() == "compressed-tensors":
-        return {"quantization_config": {**settings, "quant_method": "compressed-tensors"}}
+        return {"quantization_config": _renamed(settings) | {"quant_method": "compressed-tensors"}}
     raise StartupError(f"params.json has quantization {dict(settings)}, which is not supported.")

@@ -57,13 +57,10 @@ class Consolidated(Safetensors):
             raise StartupError(f"--load-format mistral: {folder} has no {_PARAMS}.") from None
         with converting(str(folder / _PARAMS)):
             heads, media = params["n_heads"], with_media(params, {})
-        # By the beginning of a tensor's name and its module.
-        self._heads = {
-            ("model.layers.", "q_proj"): heads, ("model.layers.", "k_proj"): params.get("n_kv_heads") or heads,
-        }  # fmt: skip
+        # Heads of the modules whose rows are reordered, by the beginning of their names.
+        self._heads = {"model.layers.": {"q_proj": heads, "k_proj": params.get("n_kv_heads") or heads}}
         if vision := media.get("vision_config"):
-            own = vision["num_attention_heads"]
-            self._heads |= {("model.vision_tower.", "q_proj"): own, ("model.vision_tower.", "k_proj"): own}
+            self._heads["model.vision_tower."] = dict.fromkeys(("q_proj", "k_proj"), vision["num_attention_heads"])
         self._audio: Mapping[str, Any] | None = media.get("audio_config")
 
     def files(self) -> Sequence[Path]:
@@ -81,12 +78,11 @@ class Consolidated(Safetensors):
         """See TensorSource.tensors."""
         for name, source in super().tensors():
             found = huggingface_name(name)
-            heads = next(
-                (count for (start, module), count in self._heads.items()
-                 if found.startswith(start) and f".{module}." in found), 0,
-            )  # fmt: skip
-            is_scale = len(source.get_shape()) == 0 or found.endswith("_scale")
-            yield found, _Reordered(source, heads) if heads and not is_scale else source
+            own = next((own for start, own in self._heads.items() if found.startswith(start)), {})
+            heads = own.get(found.split(".")[-2], 0)
+            # Not scales of whole matrices: they have no rows of heads.
+            has_rows = heads and source.get_shape() and source.get_shape()[0] % (2 * heads) == 0
+            yield found, _Reordered(source, heads) if has_rows else source
         if self._audio:
             from transformers.models.whisper.modeling_whisper import sinusoids
 
@@ -97,16 +93,21 @@ class Consolidated(Safetensors):
 def huggingface_name(name: str) -> str:
     """The name in Hugging Face's layout; unknown names are not changed."""
     module, _, kind = name.rpartition(".")
-    kind = _KINDS.get(kind, kind)
+    found = huggingface_module(module)
+    return name if found == module else f"{found}.{_KINDS.get(kind, kind)}"
+
+
+def huggingface_module(module: str) -> str:
+    """The name of a module in Hugging Face's layout; unknown names are not changed."""
     if module in _TOP:
-        return f"{_TOP[module]}.{kind}"
+        return _TOP[module]
     if encoders := module_of_encoder(module):
-        return f"model.{encoders}.{kind}"
+        return f"model.{encoders}"
     if (layer := _LAYER.fullmatch(module)) is None:
-        return name
+        return module
     inner = layer[2].removeprefix("block_sparse_moe.")
     inner = f"block_sparse_moe.{inner}" if inner.startswith("experts.") else _MODULES.get(inner, inner)
-    return f"model.layers.{layer[1]}.{inner}.{kind}"
+    return f"model.layers.{layer[1]}.{inner}"
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,18 @@ def test_what_params_say(folder: Path) -> None:
             {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
         ),
         (
-            {"quantization": {"quant_method": "compressed_tensors", "format": "x"}},
-            {"quantization_config": {"quant_method": "compressed-tensors", "format": "x"}},
+            {
+                "quantization": {
+                    "quant_method": "compressed_tensors", "format": "x", "ignore": ["output", "re:vision.*"],
+                    "config_groups": {"a": {"targets": ["Linear", "layers.1.attention.wo"], "weights": {}}},
+                }
+            },
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors", "format": "x", "ignore": ["lm_head", "re:vision.*"],
+                    "config_groups": {"a": {"targets": ["Linear", "model.layers.1.self_attn.o_proj"], "weights": {}}},
+                }
+            },
         ),
     ],
 )  # fmt: skip

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 
 from engine_svc.config_formats.mistral import from_mistral
 from engine_svc.loader.formats.registry import create_format
@@ -82,6 +86,37 @@ def test_text_alone_needs_no_encoder(folder_of: FolderOf, tmp_path: Path) -> Non
     with running_engine(mistrals, limit_mm_per_prompt="audio=0") as engine:
         found = tokens(run_requests(engine, [request]))
     assert found == [reference_answer(folder_of("voxtral"), "voxtral", request, ANSWER)]
+
+
+def rounded(weight: torch.Tensor, each_output: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight in 8 bits, and its scale, or that of each output."""
+    scale = (weight.abs().amax(1, keepdim=True) if each_output else weight.abs().max()) / 448
+    return (weight / scale).to(torch.float8_e4m3fn), scale
+
+
+@pytest.mark.parametrize("each_output", [False, True])
+def test_text_models_of_eight_bits(folder_of: FolderOf, tmp_path: Path, each_output: bool) -> None:
+    """As Ministral 3 is published: only the layers of the text model are quantized."""
+    original = Path(shutil.copytree(folder_of("mistral3"), tmp_path / "original"))
+    tensors = load_file(original / "model.safetensors")
+    for name in [name for name in tensors if re.search(r"language_model.*_proj\.weight", name)]:
+        weight, scale = rounded(tensors[name], each_output)
+        tensors[name] = weight.float() * scale
+    save_file(tensors, original / "model.safetensors", metadata={"format": "pt"})
+    folder = as_mistrals(original, tmp_path / "mistral", "mistral3")
+    tensors = load_file(folder / "consolidated.safetensors")
+    for name in [name for name in tensors if re.match(r"layers\.\d+\.(attention|feed_forward)\.", name)]:
+        module = name.removesuffix(".weight")
+        tensors[name], tensors[f"{module}.qscale_weight"] = rounded(tensors[name], each_output)
+        tensors[f"{module}.qscale_act"] = torch.tensor(1.0)
+    save_file(tensors, folder / "consolidated.safetensors")
+    params = json.loads((folder / "params.json").read_text())
+    quantization = {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}
+    (folder / "params.json").write_text(json.dumps(params | {"quantization": quantization}))
+    messages = user({"type": "image"}, text("What is it?"))
+    request = mistral_request(folder, messages, [FILES[MediaKind.IMAGE][0]], SAMPLING, MediaKind.IMAGE)
+    with running_engine(folder) as engine:
+        assert tokens(run_requests(engine, [request])) == [reference_answer(original, "mistral3", request, ANSWER)]
 
 
 HEARS: dict[str, Any] = {"encoder_args": {"dim": 32, "hidden_dim": 128}}
