@@ -9,6 +9,7 @@ import torch
 from quire.errors import StartupError
 from quire.host_memory import available_bytes
 from quire.options.cache import CacheOptions
+from quire.options.scheduler import SchedulerOptions
 
 _CPU_SHARE = 0.1
 _CPU_MOST = 4 * 2**30
@@ -78,13 +79,32 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def token_budget(device: torch.device, whole_image_tokens: int = 0, max_num_seqs: int = 0) -> int:
-    """Default for the most tokens of a step: enough for a whole image beside all sequences that decode.
+def token_budget(device: torch.device) -> int:
+    """Default for the most tokens of a step.
 
     The smallest number at which matrix products run at full rate: more would only make the prompts of a burst wait for
     each other.
     """
-    least = whole_image_tokens + max_num_seqs if whole_image_tokens else 0
     if device.type == "cpu":
-        return max(256, least)
-    return max(least, 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048)
+        return 256
+    return 8192 if torch.cuda.get_device_properties(device).total_memory >= 64 * 2**30 else 2048
+
+
+def step_tokens(device: torch.device, options: SchedulerOptions, whole_image_tokens: int) -> int:
+    """The most tokens of a step; by default, enough for a whole image beside all sequences that decode.
+
+    Args:
+        whole_image_tokens: see ModelFacts; 0 if there are no images.
+
+    Raises:
+        StartupError: the user wants fewer than an image has.
+    """
+    given = options.max_num_batched_tokens
+    if given is None:
+        return max(token_budget(device), whole_image_tokens + options.max_num_seqs if whole_image_tokens else 0)
+    if given < whole_image_tokens:
+        raise StartupError(
+            f"--max-num-batched-tokens is {given}, but a step computes all of an image, which has {whole_image_tokens} "
+            "tokens: raise it, or serve text only with --limit-mm-per-prompt image=0."
+        )
+    return given

@@ -41,7 +41,7 @@ from engine_svc.runner.graph_inputs import GraphInputs
 from engine_svc.runner.graphs import CudaCapture, MeasuredCapture, PaddedShapes, graph_sizes, held_by, prompt_sizes
 from engine_svc.runner.image_rows import ImageRows
 from engine_svc.runner.inputs import Room
-from engine_svc.runner.memory import kv_cache_bytes, token_budget
+from engine_svc.runner.memory import kv_cache_bytes, step_tokens
 from engine_svc.runner.native_calls import NotedSteps
 from engine_svc.runner.passes import ForwardPasses
 from engine_svc.runner.pending import BegunStep, Ended, PendingStep, StepClock, StepTimer
@@ -97,8 +97,7 @@ class Runner:
         self._batch_invariant = loaded.batch_invariant
         max_num_seqs = options.scheduler.max_num_seqs
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
-        default_budget = token_budget(device, self._whole_image_tokens, max_num_seqs)
-        self._token_budget = options.scheduler.max_num_batched_tokens or default_budget
+        self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
         self._groups = group_layers(self._facts.attention_windows, stage.layers)
         self._group_size = max(len(group.layers) for group in self._groups)

@@ -71,9 +71,11 @@ def test_without_images_no_encoder_is_loaded(
 def test_a_step_has_room_for_a_whole_image_beside_all_that_decode(vision_folder: VisionFolder) -> None:
     """By default, if a step must compute the whole image. Here it has 16 tokens."""
     folder = vision_folder("gemma3")
-    for options, most in (({"max_num_seqs": 300}, 316), ({"max_num_seqs": 4}, 256), ({"max_num_batched_tokens": 9}, 9)):
+    for options, most in (({"max_num_seqs": 300}, 316), ({"max_num_seqs": 4}, 256), ({"max_num_batched_tokens": 16}, 16)):
         spec = spec_of(folder, **options)
         assert (spec.max_num_batched_tokens, spec.bidirectional_images) == (most, True)
+    with pytest.raises(StartupError, match="is 9, but a step computes all of an image, which has 16 tokens: raise it"):
+        spec_of(folder, max_num_batched_tokens=9)
     spec = spec_of(folder, max_num_seqs=300, limit_mm_per_prompt="image=0")
     assert (spec.max_num_batched_tokens, spec.bidirectional_images) == (256, False)
 
