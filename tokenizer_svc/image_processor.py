@@ -50,7 +50,8 @@ class ImageProcessor:
         Raises: various exceptions if Transformers cannot load it.
         """
         self._processor = _load(folder)
-        self.placeholder: str = self._processor.image_token
+        # Qianfan-OCR's template writes another token than that of embeddings.
+        self.placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         self.image_token_id = _image_token_id(folder, self._processor)
         self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)
 

@@ -73,7 +73,7 @@ _SQUARE = MappingProxyType({"height": 384, "width": 384})
 # By the class of the model's processor.
 DEFAULTS: Mapping[str, VideoSettings] = MappingProxyType({
     **dict.fromkeys(
-        ("Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
+        ("Exaone4_5_Processor", "Qwen2VLProcessor", "Qwen2_5_VLProcessor"),
         VideoSettings({"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}, patch_size=14),
     ),
     "Qwen3VLProcessor": VideoSettings(

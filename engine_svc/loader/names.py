@@ -14,7 +14,7 @@ _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # For vision-language models, of which only the text model is loaded: prefixes to remove, and modules to leave out.
 _PREFIXES = ("model.", "language_model.", "text_model.", "model.")
 _OF_IMAGES = (
-    "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.",
+    "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.", "mlp1.",
     "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")

@@ -37,16 +37,16 @@ class ImageEncoder:
         video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
         video_tokens = [each for each in video_ids if isinstance(each, int)]
         self.token_ids: Sequence[int] | None = [config.image_token_id, *video_tokens]
-        # Patches along each side of an embedding, for models whose tokens have three positions; else 0.
-        text = config.get_text_config()
-        is_turned = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
-        self._merge_size: int = config.vision_config.spatial_merge_size if is_turned else 0
+        # Whether tokens of images have three positions.
+        self._is_turned = "mrope_section" in (getattr(config.get_text_config(), "rope_parameters", None) or {})
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
         # Positions in time for a second of video; 0 for models that count patches instead.
         self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
         self._model = model
         self._dtype, self._device = dtype, device
         self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
+        # Patches along each side of an embedding, for encoders of patches in a grid; else 0.
+        self._merge_size: int = config.vision_config.spatial_merge_size if GRID in self._names else 0
         self._checks = InputChecks(config, self._merge_size)
 
     @torch.inference_mode()
@@ -75,7 +75,7 @@ class ImageEncoder:
         self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
     ) -> list[PlacedGrid]:
         """See MediaEncoder.grids."""
-        if not self._merge_size:
+        if not self._is_turned:
             return []
         frames, rows, columns = self._checks.grid(image)
         num_kept = self._checks.num_kept(image)

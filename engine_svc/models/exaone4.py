@@ -17,6 +17,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     return base_config(
         config, qk_norm="head", norm_placement="after", sliding_windows=windows,
         no_rope_layers=frozenset(index for index in range(count) if any(windows) and windows[index] is None),
+        ignored_names=("mtp.",),  # of EXAONE 4.5: a layer for multi-token prediction
     )  # fmt: skip
 
 

@@ -13,11 +13,15 @@ from quire.errors import StartupError
 
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
+    "AfmoeForCausalLM": "engine_svc.models.afmoe",
+    "ArceeForCausalLM": "engine_svc.models.arcee",
     "BambaForCausalLM": "engine_svc.models.bamba",
     "BloomForCausalLM": "engine_svc.models.bloom",
     "CodeGenForCausalLM": "engine_svc.models.gptj",
     "Cohere2ForCausalLM": "engine_svc.models.cohere",
+    "Cohere2MoeForCausalLM": "engine_svc.models.cohere_moe",
     "CohereForCausalLM": "engine_svc.models.cohere",
+    "CwmForCausalLM": "engine_svc.models.cwm",
     "DeepseekV2ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV32ForCausalLM": "engine_svc.models.deepseek",
     "DeepseekV3ForCausalLM": "engine_svc.models.deepseek",
@@ -25,6 +29,7 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "engine_svc.models.ernie",
     "Ernie4_5_MoeForCausalLM": "engine_svc.models.ernie_moe",
     "Exaone4ForCausalLM": "engine_svc.models.exaone4",
+    "ExaoneMoeForCausalLM": "engine_svc.models.exaone_moe",
     "FalconForCausalLM": "engine_svc.models.falcon",
     "FalconH1ForCausalLM": "engine_svc.models.falcon_h1",
     "FalconMambaForCausalLM": "engine_svc.models.pure_mamba",
@@ -46,7 +51,10 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "engine_svc.models.granite",
     "GraniteMoeForCausalLM": "engine_svc.models.granite_moe",
     "GraniteMoeHybridForCausalLM": "engine_svc.models.granite_hybrid",
+    "GraniteMoeSWAForCausalLM": "engine_svc.models.granite_swa",
     "GraniteMoeSharedForCausalLM": "engine_svc.models.granite_moe",
+    "GraniteSWAForCausalLM": "engine_svc.models.granite_swa",
+    "HYV3ForCausalLM": "engine_svc.models.hy_v3",
     "HeliumForCausalLM": "engine_svc.models.helium",
     "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
@@ -61,14 +69,18 @@ ARCHITECTURES = {
     "MPTForCausalLM": "engine_svc.models.mpt",
     "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
     "MambaForCausalLM": "engine_svc.models.pure_mamba",
+    "MiniCPM3ForCausalLM": "engine_svc.models.minicpm3",
     "MiniMaxForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MiniMaxText01ForCausalLM": "engine_svc.models.minimax",
     "Ministral3ForCausalLM": "engine_svc.models.ministral3",
+    "MinistralForCausalLM": "engine_svc.models.mistral",
     "MistralForCausalLM": "engine_svc.models.mistral",
     "MixtralForCausalLM": "engine_svc.models.mixtral",
     "MptForCausalLM": "engine_svc.models.mpt",
+    "NanoChatForCausalLM": "engine_svc.models.nanochat",
+    "NemotronForCausalLM": "engine_svc.models.nemotron",
     "NemotronHForCausalLM": "engine_svc.models.nemotron_h",
     "OPTForCausalLM": "engine_svc.models.opt",
     "Olmo2ForCausalLM": "engine_svc.models.olmo2",
@@ -92,10 +104,13 @@ ARCHITECTURES = {
     "RecurrentGemmaForCausalLM": "engine_svc.models.recurrent_gemma",
     "SeedOssForCausalLM": "engine_svc.models.seed_oss",
     "SmolLM3ForCausalLM": "engine_svc.models.smollm3",
+    "SolarOpenForCausalLM": "engine_svc.models.solar_open",
     "StableLmForCausalLM": "engine_svc.models.stablelm",
     "Starcoder2ForCausalLM": "engine_svc.models.starcoder2",
+    "VaultGemmaForCausalLM": "engine_svc.models.gemma",
     "WhisperForConditionalGeneration": "engine_svc.models.whisper",
     "XGLMForCausalLM": "engine_svc.models.opt",
+    "YoutuForCausalLM": "engine_svc.models.deepseek",
 }
 
 
@@ -116,6 +131,7 @@ ENCODERS = {
 # Vision-language models whose images Quire encodes (see media/encoder.py), and the architectures of their text models.
 IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
+    "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
@@ -129,6 +145,7 @@ IMAGE_MODELS = frozenset({
     "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
+    "QianfanOCRForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
@@ -140,6 +157,7 @@ IMAGE_MODELS = frozenset({
 })  # fmt: skip
 # Those of them that read videos too.
 VIDEO_MODELS = frozenset({
+    "Exaone4_5_ForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
@@ -164,6 +182,7 @@ AUDIO_MODELS = frozenset({
 })  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",

@@ -264,6 +264,20 @@ FAMILIES: dict[str, Family] = {
         video_processor="InternVLVideoProcessor",
         video_fields={"size": _SQUARE},
     ),
+    "qianfan_ocr": Family(
+        "QianfanOCR", "QianfanOCRProcessor", "GotOcr2ImageProcessor",
+        templates.INTERNVL.replace("<IMG_CONTEXT>", "<image>"),
+        text=_TEXT | {"model_type": "qwen3"},
+        vision=_VISION,
+        config={"image_seq_length": 4, "downsample_ratio": 0.5},
+        token_ids={"image_token_id": "<IMG_CONTEXT>"},
+        tokens=("<img>", "</img>", "<IMG_CONTEXT>", "<image>"),
+        token_attributes={
+            "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+        },
+        image_fields={"size": _SQUARE, "min_patches": 1, "max_patches": 4},
+        processor_fields={"image_seq_length": 4},
+    ),
     "aya_vision": Family(
         "AyaVision", "AyaVisionProcessor", "GotOcr2ImageProcessor", templates.AYA_VISION,
         text=_TEXT | {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.3},
@@ -352,6 +366,17 @@ FAMILIES: dict[str, Family] = {
         image_fields=_QWEN_PIXELS,
         **_QWEN2_VIDEOS,
         is_flat=True,
+    ),
+    "exaone4_5": Family(
+        "Exaone4_5_", "Exaone4_5_Processor", "Qwen2VLImageProcessor", templates.QWEN2_VL,
+        text=_TEXT | {"model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 16},
+        vision=_QWEN_VISION | {
+            "window_size": 28, "fullatt_block_indexes": [1], "num_heads": 4, "num_key_value_heads": 2,
+        },
+        token_ids=_QWEN_IDS,
+        tokens=_QWEN_TOKENS,
+        image_fields=_QWEN_PIXELS,
+        **_QWEN2_VIDEOS,
     ),
     "qwen3_vl": Family(
         "Qwen3VL", "Qwen3VLProcessor", "Qwen2VLImageProcessor", templates.QWEN3_VL,

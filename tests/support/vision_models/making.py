@@ -21,6 +21,8 @@ from tests.support.vision_models.families import FAMILIES, Family
 # them, and adds again only to a model that it has loaded.
 _VIDEO_IDS = ("video_token_id", "video_token_index")
 _PREFIXED = ("clip_vision_model", "siglip_vision_model")
+# Transformers names the text model's layers like those of the vision model when it saves these.
+_ENCODED = ("QianfanOCR",)
 
 
 def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
@@ -41,7 +43,9 @@ def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.
         model.get_output_embeddings().weight[never] = 0.0
     model.to(dtype).save_pretrained(folder)
     if kind.vision.get("model_type") in _PREFIXED:
-        _add_prefix(folder / "model.safetensors")
+        _rename(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
+    if kind.name in _ENCODED:
+        _rename(folder / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
     if kind.is_flat:
         _flatten(folder / "config.json")
     tokenizer.save_pretrained(folder)
@@ -102,10 +106,11 @@ def _spread(model: torch.nn.Module) -> None:
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.25 if parameter.dim() > 1 else 0.2)
 
 
-def _add_prefix(file: Path) -> None:
+def _rename(file: Path, old: str, new: str) -> None:
     tensors = safetensors.torch.load_file(file)
-    named = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
-    safetensors.torch.save_file(named, file, {"format": "pt"})
+    safetensors.torch.save_file(
+        {name.replace(old, new): tensor for name, tensor in tensors.items()}, file, {"format": "pt"}
+    )
 
 
 def _flatten(file: Path) -> None:
