@@ -9,8 +9,8 @@ from engine_svc.models.config import ModelConfig, base_config, sliding_windows
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """In the second generation, each layer has either a sliding window or no rotation."""
-    second = config["architectures"][0] == "Cohere2ForCausalLM"
+    """From the second generation on, each layer has either a sliding window or no rotation."""
+    second = config["architectures"][0] != "CohereForCausalLM"
     windows = (
         sliding_windows(config, config.get("sliding_window_pattern") or 4)
         if second

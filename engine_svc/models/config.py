@@ -23,11 +23,12 @@ _ACTIVATIONS: dict[str, Activation] = {
 _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
-    "CohereForCausalLM": 5e5, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5,
-    "GptOssForCausalLM": 1.5e5, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
-    "Llama4ForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6,
-    "MiniMaxText01ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6,
-    "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6,
+    "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5,
+    "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
+    "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6,
+    "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6, "MiniMaxText01ForCausalLM": 1e6,
+    "Ministral3ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6,
+    "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
 }  # fmt: skip
 
 NormPlacement = Literal[
@@ -45,6 +46,7 @@ class MoeConfig:
     renormalize: bool  # whether the chosen experts' weights are normalized to sum to one
     shared_size: int | None = None  # features of the expert that all tokens go through; None means there is none
     shared_gate: bool = False  # whether each token has a gate on the shared expert's output
+    shared_scale: float = 1.0  # factor on the shared expert's output
     scoring: Scoring = "softmax"
     choice_bias: bool = False  # a learned bias that affects the choice of experts but not their weights
     num_groups: int = 1  # only experts of the best `chosen_groups` groups can be chosen
@@ -226,7 +228,7 @@ class ModelConfig(ModelFacts):
     norm: Literal["rms", "layer"] = "rms"  # RMSNorm or LayerNorm
     norm_eps: float
     norm_bias: bool = False  # of layer norms
-    norm_weight: bool = True  # of layer norms; False means that checkpoints have none, and it is one
+    norm_weight: bool = True  # False means that checkpoints have none, and it is one
     has_norm: bool = True  # after the last layer
     tie_word_embeddings: bool
     activation: Activation
@@ -258,8 +260,9 @@ class ModelConfig(ModelFacts):
     attention_sinks: bool = False  # see AttentionOptions
     attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
     bidirectional: bool = False  # see AttentionOptions
-    gates_attention: bool = False  # a gate for each value of the attention's output
-    gates_heads: bool = False  # a gate for each head of the attention's output
+    # Gates on the attention's output. Queries: one for each value, from the projection of queries; values: one for each
+    # value, from a projection of their own; heads: one for each head, from a projection of their own.
+    attention_gates: Literal["none", "queries", "values", "heads"] = "none"
     windows_are_chunks: bool = False
     temperature: Temperature | None = None
     rope_interleaved: bool = False  # neighboring values are rotated with each other, not those half a head apart
@@ -397,12 +400,16 @@ def windows_by_type(config: Mapping[str, Any]) -> tuple[int | None, ...]:
     return tuple(window if index >= first else None for index in range(count))
 
 
-def sliding_windows(config: Mapping[str, Any], pattern: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer: by layer_types, or else on all but every `pattern`th layer."""
+def sliding_windows(config: Mapping[str, Any], pattern: int, whole: int = -1) -> tuple[int | None, ...]:
+    """Sliding window of each layer: by layer_types, or else on all but every `pattern`th layer.
+
+    Args:
+        whole: a layer without a window, from which the others are counted; -1 makes the `pattern`th layer the first.
+    """
     window, count = config.get("sliding_window"), config["num_hidden_layers"]
     types = config.get("layer_types")
     sliding = [kind == "sliding_attention" for kind in types or ()] or [
-        bool((index + 1) % pattern) for index in range(count)
+        bool((index - whole) % pattern) for index in range(count)
     ]
     return tuple(window if each else None for each in sliding)
 

@@ -17,7 +17,7 @@ from engine_svc.layers.norm import LayerNorm, RMSNorm
 from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, CrossCache, LayerCache, StepInputs
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
-from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention
+from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP
 from engine_svc.models.moe import SparseMLP
@@ -256,12 +256,15 @@ def create_layer(config: ModelConfig, context: LayerContext, index: int) -> Deco
     return LAYERS[placement or config.norm_placement](config, context, index)
 
 
+_ATTENTION: dict[str, type[Attention]] = {
+    "none": Attention, "queries": GatedAttention, "values": ValueGatedAttention, "heads": HeadGatedAttention,
+}  # fmt: skip
+
+
 def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
     if config.latent:
         return LatentAttention(config, config.latent, context)
-    if config.gates_heads:
-        return HeadGatedAttention(config, context, index)
-    return (GatedAttention if config.gates_attention else Attention)(config, context, index)
+    return _ATTENTION[config.attention_gates](config, context, index)
 
 
 def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP | PlainMLP | SparseMLP:
@@ -284,4 +287,6 @@ def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNo
         return LayerNorm(
             size, epsilon, context=context, offset=offset, bias=config.norm_bias, has_weight=config.norm_weight
         )
-    return RMSNorm(size, epsilon, context=context, offset=offset)
+    norm = RMSNorm(size, epsilon, context=context, offset=offset)
+    norm.weight.default = None if config.norm_weight else 1.0
+    return norm

@@ -10,22 +10,38 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.models.config import LatentConfig, ModelConfig, MoeConfig, base_config, rope_parameters
-from quire.errors import StartupError
+from engine_svc.models.config import (
+    LatentConfig,
+    ModelConfig,
+    MoeConfig,
+    base_config,
+    by_common_names,
+    rope_parameters,
+)
+
+# What families that have adopted the mixtures call their fields.
+_NAMES = {
+    "num_dense_layers": "first_k_dense_replace", "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts", "route_scale": "routed_scaling_factor",
+    "router_scaling_factor": "routed_scaling_factor",
+}  # fmt: skip
+ROUTER_RENAMES = ((r"\.router\.gate\.", ".gate."),)  # how some of them name the router in checkpoints
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
-    """The first layers are dense. Neighboring values are rotated with each other.
+    """The first layers are dense."""
+    return compressed(config, moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",))
 
-    Biases, if any, are on the projections of hidden states and on the output projection.
 
-    Raises:
-        StartupError: other values are rotated with each other.
+def compressed(config: Mapping[str, Any], **family: Any) -> ModelConfig:
+    """A configuration with compressed attention, for DeepSeek and families that have adopted it.
+
+    Neighboring values are rotated with each other, unless the configuration says otherwise. Biases, if any, are on the
+    projections of hidden states and on the output projection.
+
+    Args:
+        family: as for base_config.
     """
-    if not config.get("rope_interleave", True):
-        raise StartupError(
-            "config.json sets rope_interleave to false, which is not supported for compressed attention."
-        )
     latent = LatentConfig(
         config.get("q_lora_rank"), config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"],
         config["v_head_dim"],
@@ -33,13 +49,13 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     bias = bool(config.get("attention_bias"))
     return base_config(
         config, head_dim=latent.rotated_dim, attention_scale=_scale(config, latent), latent=latent, qkv_bias=bias,
-        output_bias=bias,
-        moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",),
+        output_bias=bias, rope_interleaved=bool(config.get("rope_interleave", True)), **family,
     )  # fmt: skip
 
 
 def mixtures(config: Mapping[str, Any]) -> tuple[MoeConfig | None, ...]:
     """The layers' mixtures of experts, for DeepSeek and families that have adopted them."""
+    config = by_common_names(config, _NAMES)
     is_v3 = config["architectures"][0] != "DeepseekV2ForCausalLM"
     grouped = is_v3 or config.get("topk_method") == "group_limited_greedy"
     moe = MoeConfig(

@@ -1,4 +1,4 @@
-"""Attention with gates on its output: one for each value (Qwen3-Next), or one for each head (LFM3)."""
+"""Attention with gates on its output: one for each value (Qwen3-Next, AFMoE), or one for each head (LFM3)."""
 
 from __future__ import annotations
 
@@ -48,3 +48,17 @@ class HeadGatedAttention(Attention):
         gated = self._ops.zeros_like(values)
         self._ops.add(gated.view(-1, self._head_dim), values.view(-1, self._head_dim), gates)
         return self.o_proj(gated)
+
+
+class ValueGatedAttention(Attention):
+    """Attention with a gate for each value, produced by a separate projection."""
+
+    def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
+        super().__init__(config, context, index)
+        gates = even_parts(context.groups.tensor, {"": config.num_heads * config.head_dim})
+        self.g_proj = ColumnParallelLinear(config.hidden_size, gates, bias=False, context=context.at("g_proj"))
+
+    def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
+        """See Attention.forward."""
+        gates = self.g_proj(step.outputs(self._ops, hidden))
+        return self.o_proj(self._ops.gate(self._attended(hidden, cache, step), gates))

@@ -1,4 +1,7 @@
-"""Gemma (Google): GeGLU, scaled embeddings; in Gemma 2 and 3 (text), norms around attention and feed-forward."""
+"""Gemma (Google): GeGLU, scaled embeddings; in Gemma 2 and 3 (text), norms around attention and feed-forward.
+
+VaultGemma (2025) is Gemma 2 with norms before them only.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,26 @@ from engine_svc.models.config import (
     sliding_windows,
 )
 
-# Fields that the configurations of multimodal Gemma 3 models leave out.
-_GEMMA3: dict[str, Any] = {
-    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-    "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "rope_theta": 1e6, "sliding_window": 4096,
+# Fields that configurations may leave out, those of multimodal Gemma 3 models for example.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "query_pre_attn_scalar": 256, "max_position_embeddings": 131072, "rope_theta": 1e6, "sliding_window": 4096,
+    },
+    "VaultGemmaForCausalLM": {
+        "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
 }  # fmt: skip
 
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """Gemma 2 caps scores and logits; Gemma 3 norms heads, and has a larger rotary base in layers without a window."""
-    if config["architectures"][0] == "GemmaForCausalLM":
+    name = config["architectures"][0]
+    if name == "GemmaForCausalLM":
         return base_config(config, **_common(config))
-    is_gemma3 = config["architectures"][0] == "Gemma3ForCausalLM"
-    if is_gemma3:
-        config = {**_GEMMA3, **config}
+    is_gemma3, is_vault = name == "Gemma3ForCausalLM", name == "VaultGemmaForCausalLM"
+    config = {**_DEFAULTS.get(name, {}), **config}
     return base_config(
         one_rotation(config),
         sliding_windows=sliding_windows(config, (config.get("sliding_window_pattern") or 6) if is_gemma3 else 2),
@@ -37,7 +46,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         attention_scale=config["query_pre_attn_scalar"] ** -0.5,
         attention_softcap=config.get("attn_logit_softcapping"),
         logits_softcap=config.get("final_logit_softcapping"),
-        qk_norm="head" if is_gemma3 else "none", norm_placement="around",
+        qk_norm="head" if is_gemma3 else "none", norm_placement="before" if is_vault else "around",
+        module_names={"pre_feedforward_layernorm": "post_attention_layernorm"} if is_vault else {},
         whole_image_tokens=_image_tokens(config) if is_gemma3 else 0, **_common(config),
     )  # fmt: skip
 

@@ -17,15 +17,20 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def multipliers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ModelConfig that are common to Granite's families.
-
-    Granite multiplies what is added to the residual by `residual_multiplier`. Here, the whole residual is kept divided
-    by it instead: embeddings are divided by it, and norms give the same result if epsilon is divided by its square.
-    """
-    residual = config.get("residual_multiplier", 1.0)
-    return {
-        "embedding_multiplier": config.get("embedding_multiplier", 1.0) / residual,
-        "norm_eps": config.get("rms_norm_eps", 1e-6) / residual**2,
+    """Fields of ModelConfig that are common to Granite's families."""
+    return scaled_outputs(config, config.get("residual_multiplier", 1.0)) | {
         "attention_scale": config.get("attention_multiplier", 1.0),
         "logits_scale": 1.0 / config.get("logits_scaling", 1.0),
+    }
+
+
+def scaled_outputs(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Fields of ModelConfig for layers whose outputs are multiplied by `factor` before they are added to the residual.
+
+    Here, the whole residual is kept divided by it instead: embeddings are divided by it, and norms give the same result
+    if epsilon is divided by its square.
+    """
+    return {
+        "embedding_multiplier": config.get("embedding_multiplier", 1.0) / factor,
+        "norm_eps": config.get("rms_norm_eps", 1e-6) / factor**2,
     }

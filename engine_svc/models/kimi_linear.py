@@ -12,8 +12,7 @@ from quire.errors import StartupError
 
 _NAMES = {
     "model_max_length": "max_position_embeddings", "moe_renormalize": "norm_topk_prob", "num_expert_group": "n_group",
-    "num_experts": "num_local_experts", "num_experts_per_token": "num_experts_per_tok",
-    "num_shared_experts": "n_shared_experts",
+    "num_experts_per_token": "num_experts_per_tok",
 }  # fmt: skip
 
 

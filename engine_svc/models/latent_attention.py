@@ -32,6 +32,12 @@ class LatentAttention(torch.nn.Module):
         self._ops = context.ops
         self._latent = latent
         self._heads = context.groups.tensor.divide(config.num_heads, "attention heads")
+        self._neighbors: dict[int, HeadsProduct] = {}  # by number of heads; empty if values to rotate are neighbors
+        if not config.rope_interleaved:
+            matrix = _pairing(latent.rotated_dim).to(context.device, context.dtype)
+            self._neighbors = {
+                heads: context.ops.head_matrices(matrix.expand(heads, -1, -1)) for heads in (1, self._heads)
+            }
         self.options = AttentionOptions(config.attention_scale)
         size = latent.plain_dim + latent.rotated_dim
         first = context.groups.tensor.rank * self._heads
@@ -75,7 +81,7 @@ class LatentAttention(torch.nn.Module):
         vectors = self.kv_a_proj_with_mqa(hidden)
         key = hidden.new_empty((len(hidden), 1, latent.rank + latent.rotated_dim))
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
-        ops.rotate_pairs(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
+        self._rotate(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
         rotary = step.outputs(ops, step.rotary)
         if expansion is None:
             return self.o_proj(self._attend(queries, rotary, key, cache, step.attention).flatten(1))
@@ -84,7 +90,7 @@ class LatentAttention(torch.nn.Module):
             attended, rows = cache._replace(prepared=others.prepared), others.rows
             values[rows] = self._attend(queries[rows], rotary[rows], key, attended, step.attention)
         rotated = queries.new_empty((*queries.shape[:2], latent.rotated_dim))
-        ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, rotated)
+        self._rotate(queries[..., latent.plain_dim :], rotary, rotated)
         expansion.attend(queries, rotated, key, self.kv_b_proj.expand, cache.cache, values, self.options.scale)
         return self.o_proj(values.flatten(1))
 
@@ -96,16 +102,29 @@ class LatentAttention(torch.nn.Module):
         latent = self._latent
         query = queries.new_empty((len(queries), self._heads, key.shape[2]))
         self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
-        self._ops.rotate_pairs(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
+        self._rotate(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
         output = attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
         values = queries.new_empty((len(queries), self._heads, latent.value_dim))
         self.kv_b_proj.to_values(output[..., : latent.rank], values)
         return values
 
+    def _rotate(self, values: torch.Tensor, rotary: torch.Tensor, output: torch.Tensor) -> None:
+        """Rotates [tokens, heads, rotated_dim] to `output`; both have any strides between tokens and heads."""
+        if self._neighbors:
+            paired = values.new_empty(values.shape)
+            self._neighbors[values.shape[1]](values, paired)
+            values = paired
+        self._ops.rotate_pairs(values, rotary, output)
+
     def _query(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._latent.query_rank is None:
             return self.qkv_proj(hidden)
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+
+
+def _pairing(size: int) -> torch.Tensor:
+    """The matrix [size, size] that puts values half a head apart next to each other."""
+    return torch.eye(size)[torch.arange(size).view(2, -1).t().flatten()]
 
 
 class HeadMatrices(PackedLayer):

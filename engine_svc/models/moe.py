@@ -51,6 +51,7 @@ class SparseMLP(torch.nn.Module):
                 bias=config.mlp_bias,
                 context=context.at("shared_expert"),
                 is_gated=moe.is_gated,
+                multipliers=(1.0, moe.shared_scale),
             )
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))

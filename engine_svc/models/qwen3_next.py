@@ -23,8 +23,9 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     return base_config(
         {"intermediate_size": 0, "partial_rotary_factor": 0.25, **config},
         head_dim=config.get("head_dim") or 256, qkv_bias=bias, output_bias=bias, qk_norm="head", norm_offset=1.0,
-        gates_attention=True, recurrent={index: delta_net for index in layers if types[index] == "linear_attention"},
-        moe=moe, ignored_names=("mtp.", "visual."),  # layers for multi-token prediction and for vision
+        attention_gates="queries",
+        recurrent={index: delta_net for index in layers if types[index] == "linear_attention"}, moe=moe,
+        ignored_names=("mtp.", "visual."),  # layers for multi-token prediction and for vision
     )  # fmt: skip
 
 

@@ -15,6 +15,11 @@ _GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.6, "logits_scaling": 2.0, "tie_word_embeddings": True,
 }  # fmt: skip
 
+_COMMAND: dict[str, Any] = {
+    "num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32, "head_dim": 32, "sliding_window": 16,
+    "num_hidden_layers": 6, "logit_scale": 0.3,
+}  # fmt: skip
+
 # Before Transformers 5.18, its own implementation has only this one.
 _SWIGLU_LIMIT = 2.0 if hasattr(GptOssConfig(), "swiglu_limit") else 7.0
 
@@ -24,6 +29,23 @@ _SPARSE: dict[str, Any] = _GROUPED | {
 }  # fmt: skip
 
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "afmoe": (
+        "Afmoe", _SMALL | {
+            "num_experts": 6, "num_shared_experts": 1, "route_scale": 1.5, "head_dim": 32, "sliding_window": 16,
+            "num_hidden_layers": 4, "mup_enabled": True, "attention_bias": True,
+        },
+    ),
+    "cohere-moe": (
+        "Cohere2Moe", _COMMAND | {
+            "num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 80,
+        },
+    ),
+    "cohere-moe-sums": (
+        "Cohere2Moe", _COMMAND | {
+            "num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-5, "first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2,
+        },
+    ),
     "deepseek-v3.2": ("DeepseekV32", _SPARSE),
     "dots": (
         "Dots1", _GROUPED | {
@@ -34,6 +56,11 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Ernie4_5_Moe", {
             "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
             "num_hidden_layers": 4, "moe_layer_interval": 2,
+        },
+    ),
+    "exaone-moe": (
+        "ExaoneMoe", _SMALL | {
+            "num_experts": 8, "n_group": 4, "topk_group": 2, "num_hidden_layers": 4, "sliding_window": 16,
         },
     ),
     "flex-olmo": ("FlexOlmo", {"num_experts": 4, "num_experts_per_tok": 2}),
@@ -58,10 +85,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-moe": ("GraniteMoe", _GRANITE),
     "granite-moe-shared": ("GraniteMoeShared", _GRANITE | {"shared_intermediate_size": 48}),
+    "granite-moe-swa": ("GraniteMoeSWA", _GRANITE | {"sliding_window": 16, "layer_rope_theta": [0, 10000.0, 10000.0]}),
     "hunyuan-moe": (
         "HunYuanMoEV1", {
             "num_experts": 4, "moe_topk": 2, "head_dim": 16,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
+    "hy-v3": (
+        "HYV3", _SMALL | {
+            "num_experts": 6, "num_shared_experts": 2, "head_dim": 32, "attention_bias": True, "mlp_bias": True,
         },
     ),
     # The defaults for groups and layers differ from DeepSeek V3's.
@@ -91,4 +124,5 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "router_jitter_noise": 0.2, "sliding_window": None,
         },
     ),
+    "solar-open": ("SolarOpen", _GROUPED | {"head_dim": 32, "attention_bias": True}),
 }  # fmt: skip

@@ -21,10 +21,13 @@ _SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }  # fmt: skip
 
-_LATENT: dict[str, Any] = {
+_COMPRESSED: dict[str, Any] = {
     "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+_LATENT: dict[str, Any] = _COMPRESSED | {
     "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
 }  # fmt: skip
 
 _FALCON: dict[str, Any] = {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96}
@@ -47,12 +50,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3": ("DeepseekV3", _LATENT),
     "deepseek-v3-bias": ("DeepseekV3", _LATENT | {"attention_bias": True}),
+    "deepseek-v3-halves": ("DeepseekV3", _LATENT | {"rope_interleave": False}),
+    "arcee": ("Arcee", {"mlp_bias": True}),
     "bloom": ("Bloom", {}),
     "bloom-6-heads": ("Bloom", {"hidden_size": 96, "num_attention_heads": 6}),
     "codegen": ("CodeGen", {"rotary_dim": 8, "n_inner": 96}),
     "cohere": ("Cohere", {"logit_scale": 0.3}),
     "cohere-norms": ("Cohere", {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False}),
     "cohere2": ("Cohere2", {"sliding_window": 16, "num_hidden_layers": 4}),
+    "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 16, "num_hidden_layers": 5, "bos_token_id": 1}),
     "ernie": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
     "exaone4": ("Exaone4", {"sliding_window": 16, "num_hidden_layers": 4}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
@@ -80,6 +86,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.0625,
             "logits_scaling": 6.0,
+        },
+    ),
+    "granite-swa": (
+        "GraniteSWA",
+        {
+            "sliding_window": 16,
+            "num_hidden_layers": 6,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.25,
+            "layer_rope_theta": [50000.0, 10000.0, 0, 10000.0, 0, 10000.0],
         },
     ),
     "helium": ("Helium", {"head_dim": 16}),
@@ -143,6 +159,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
     "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),
+    "minicpm3": ("MiniCPM3", _COMPRESSED | {"dim_model_base": 32}),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": 16,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "ministral3": (
         "Ministral3",
         {
@@ -162,6 +187,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 16}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "nanochat": ("NanoChat", {}),
+    "nemotron": ("Nemotron", {"attention_bias": True, "head_dim": 32}),
     "qwen2-moe": (
         "Qwen2Moe",
         {
@@ -188,7 +215,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("StableLm", {"use_qkv_bias": True}),
     "stablelm-12b": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "xglm": ("XGLM", {"ffn_dim": 96, "initializer_range": 0.1}),
+    "youtu": ("Youtu", _COMPRESSED),
+    "youtu-bias": ("Youtu", _COMPRESSED | {"attention_bias": True, "tie_word_embeddings": False}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
@@ -296,8 +326,6 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "biogpt": ("BioGpt", {}),  # learned positions
     "diffllama": ("DiffLlama", {}),  # whose layers attend twice
-    "ministral": ("Ministral", {"sliding_window": 16, "head_dim": 16}),
-    "nemotron": ("Nemotron", {}),
 }  # fmt: skip
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -326,6 +354,8 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
+        elif not parameter.any():  # what training begins with zeros, such as sinks
+            torch.nn.init.normal_(parameter, std=0.2)
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)

@@ -51,6 +51,18 @@ LEVEL_FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {},
 }  # fmt: skip
 
+# Architecture → type of model.
+KINDS = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
+SIZES = (
+    "architectures", "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "max_position_embeddings", "n_routed_experts", "num_experts", "num_local_experts",
+    "num_experts_per_tok",
+)  # fmt: skip
+WITH_DEFAULTS = (
+    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "GraniteMoeSWA", "GraniteSWA", "HYV3", "MiniCPM3", "Ministral",
+    "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+)  # fmt: skip
+
 
 def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> None:
     with running_engine(folder, **options) as engine:
@@ -140,6 +152,9 @@ def test_families_by_transformers(model_folder: ModelFolder, family: str) -> Non
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"qk_ln": True}}, "attn_config has qk_ln True"),
         ({"architectures": ["PhiForCausalLM"], "tie_word_embeddings": True}, "output layer with a bias"),
         ({"architectures": ["MPTForCausalLM"], "attn_config": {"alibi": False}}, "attn_config has alibi False"),
+        ({"architectures": ["NanoChatForCausalLM"], "rope_parameters": ROPES["yarn"]}, "only default is supported"),
+        ({"architectures": ["GraniteSWAForCausalLM"], "layer_rope_theta": [1e4, 1e4, 1e5]}, "layer_rope_theta differs"),
+        ({"architectures": ["Cohere2MoeForCausalLM"], "expert_selection_fn": "relu"}, "expert_selection_fn 'relu'"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "--model-impl transformers"),
     ],
 )
@@ -201,15 +216,21 @@ def test_longrope(model_folder: ModelFolder, max_model_len: int, prompt_tokens: 
 
 def test_families_have_thetas_of_their_own() -> None:
     """If config.json has no theta, the defaults of Transformers' classes apply."""
-    kinds = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if isinstance(name, str)}
     theirs = {
-        name: getattr(CONFIG_MAPPING[kinds[name]]().get_text_config(), "rope_parameters", None) or {}
-        for name in ARCHITECTURES if name in kinds
+        name: getattr(CONFIG_MAPPING[KINDS[name]]().get_text_config(), "rope_parameters", None) or {}
+        for name in ARCHITECTURES if name in KINDS
     }  # fmt: skip
     expected = {name: found["rope_theta"] for name, found in theirs.items() if "rope_theta" in found}
     found = {name: rope_parameters({"architectures": [name]})["rope_theta"] for name in expected}
     assert found == expected
     assert len(found) > 30
+
+
+@pytest.mark.parametrize("name", WITH_DEFAULTS)
+def test_a_config_without_fields(name: str) -> None:
+    """If config.json has only the sizes, which no model can leave out, the defaults of Transformers' classes apply."""
+    whole = CONFIG_MAPPING[KINDS[f"{name}ForCausalLM"]]().to_dict() | {"architectures": [f"{name}ForCausalLM"]}
+    assert config_for({field: value for field, value in whole.items() if field in SIZES}) == config_for(whole)
 
 
 @pytest.mark.parametrize("family", ["minimax", "mixtral", "smollm3", "olmo3"])
@@ -350,6 +371,9 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "opt-projected",
         "stablelm-12b",
         "xglm",
+        "minicpm3",
+        "nanochat",
+        "granite-swa",
     ],  # each kind of layer that is sharded
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
@@ -497,8 +521,10 @@ def check_close(model_folder: ModelFolder, family: str, options: dict[str, Any],
     assert error.mean() < tolerance / 4
 
 
-def test_logprobs(model_folder: ModelFolder) -> None:
-    folder = model_folder("qwen2", initializer_range=0.1)
+@pytest.mark.parametrize("family", ["qwen2", "minicpm3", "nanochat"])
+def test_logprobs(model_folder: ModelFolder, family: str) -> None:
+    """Includes models whose logits are scaled or capped, which does not change the likeliest token."""
+    folder = model_folder(family, initializer_range=0.1)
     prompts = random_prompts(20, 70)
     with running_engine(folder, max_num_batched_tokens=32) as engine:
         outputs = run(engine, prompts, replace(GREEDY, logprobs=3, prompt_logprobs=2))

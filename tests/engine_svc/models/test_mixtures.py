@@ -71,7 +71,7 @@ def test_families_on_each_level(model_folder: ModelFolder, level: str, family: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*OWN_WAYS, "glm-moe", "granite-moe-shared", "minimax-m2"])
+@pytest.mark.parametrize("family", [*OWN_WAYS, "afmoe", "cohere-moe", "glm-moe", "granite-moe-shared", "minimax-m2"])
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), tensor_parallel_size=2, cpu_threads=1)
 
@@ -124,12 +124,18 @@ def test_mxfp4(model_folder: ModelFolder, tmp_path: Path, options: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("family", "layer"), [("glm-moe", "layers.3"), ("deepseek-v3.2", "layers.3"), ("ernie-moe", "mtp_block.0")]
+    ("family", "layer"),
+    [
+        ("glm-moe", "layers.3"),
+        ("deepseek-v3.2", "layers.3"),
+        ("ernie-moe", "mtp_block.0"),
+        ("exaone-moe", "mtp.layers.0"),
+    ],
 )
 def test_layers_that_guess_ahead_are_not_loaded(
     model_folder: ModelFolder, tmp_path: Path, family: str, layer: str
 ) -> None:
-    """Checkpoints of GLM, DeepSeek and Ernie have such a layer after the model's own."""
+    """Checkpoints of GLM, DeepSeek, Ernie and EXAONE have such a layer after the model's own."""
     folder = shutil.copytree(model_folder(family), tmp_path / "model")
     written = load_file(folder / "model.safetensors")
     more = {f"model.{layer}.eh_proj.weight": torch.ones(64, 128), f"model.{layer}.mlp.gate.weight": torch.ones(8, 64)}
