@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -94,6 +95,7 @@ def words_of(name: str) -> Sequence[str]:
     return (*words, *(word[:-1] for word in words), *(word[1:] for word in words))
 
 
+@functools.cache
 def texts(name: str) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from((*words_of(name), *PLAIN)), min_size=1, max_size=12).map("".join)
 

@@ -24,6 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+# How many numbers are kept as tensors, and of how many elements at most.
+MOST_NUMBERS, MOST_ELEMENTS = 4096, 4096
+
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_interpreter() -> Iterator[None]:
@@ -132,7 +135,8 @@ def make_types_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def match_operands_once(patch: pytest.MonkeyPatch) -> None:
-    """Finds out once for each pair of types and shapes how operands are cast and broadcast: half of the time.
+    """Finds out once for each pair of types and shapes how operands are cast and broadcast: half of the time. Numbers
+    that operands are combined with become tensors once.
 
     Depends on make_types_once, by which equal shapes are the same object.
     """
@@ -143,6 +147,7 @@ def match_operands_once(patch: pytest.MonkeyPatch) -> None:
     broadcast, check = TritonSemantic.broadcast_impl_value, TritonSemantic.binary_op_type_checking_impl
     broadcasts: dict[tuple[Any, ...], tuple[Any, core.dtype, core.dtype]] = {}  # the shape, and both types
     need_no_cast: set[tuple[Any, ...]] = set()
+    numbers: dict[tuple[Any, ...], Any] = {}  # as the tensors that they become beside others
 
     def broadcast_as_before(semantic: TritonSemantic, left: Any, right: Any) -> tuple[Any, Any]:
         if left.shape is right.shape:
@@ -166,12 +171,30 @@ def match_operands_once(patch: pytest.MonkeyPatch) -> None:
         semantic: TritonSemantic, left: Any, right: Any, *rules: bool, **named: bool
     ) -> tuple[Any, Any]:
         are_tensors = type(left) is core.tensor and type(right) is core.tensor
+        if not are_tensors and not named:
+            return check_number(semantic, left, right, rules)
         key = (left.dtype.name, right.dtype.name, *rules, *named.items()) if are_tensors else ()
         if key in need_no_cast:
             return broadcast_as_before(semantic, left, right)
         found: tuple[Any, Any] = check(semantic, left, right, *rules, **named)
         if are_tensors and (found[0].dtype, found[1].dtype) == (left.dtype, right.dtype):
             need_no_cast.add(key)
+        return found
+
+    def check_number(semantic: TritonSemantic, left: Any, right: Any, rules: tuple[bool, ...]) -> tuple[Any, Any]:
+        is_right = type(left) is core.tensor
+        tensor, number = (left, right) if is_right else (right, left)
+        if type(tensor) is not core.tensor:
+            return check(semantic, left, right, *rules)
+        # Text tells zeros apart, which are equal.
+        key = (id(tensor.shape), tensor.dtype.name, is_right, type(number), number or str(number), rules)
+        if (same := numbers.get(key)) is not None:
+            return (tensor, same) if is_right else (same, tensor)
+        found: tuple[Any, Any] = check(semantic, left, right, *rules)
+        if found[not is_right] is tensor and tensor.handle.data.size <= MOST_ELEMENTS:
+            if len(numbers) >= MOST_NUMBERS:
+                numbers.clear()
+            numbers[key] = found[is_right]
         return found
 
     patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_as_before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -250,9 +251,14 @@ def _environment() -> jinja2.Environment:
 _ENVIRONMENT = _environment()
 
 
+@functools.cache
+def _compiled(template: str) -> jinja2.Template:
+    return _ENVIRONMENT.from_string(template)
+
+
 def render(family: str, turn: Turn) -> str:
     """The text that a model of the family generates."""
-    return _ENVIRONMENT.from_string(FORMS[family].template).render(content=turn.content, calls=turn.calls)
+    return _compiled(FORMS[family].template).render(content=turn.content, calls=turn.calls)
 
 
 def marks_of(family: str) -> list[str]:
@@ -261,12 +267,13 @@ def marks_of(family: str) -> list[str]:
     return [mark for name in ("begins", "ends", "dropped") for mark in getattr(parser, name)]
 
 
-def words_of(family: str) -> list[str]:
+@functools.cache
+def words_of(family: str) -> Sequence[str]:
     """Words of its format, whole and cut."""
     marks = marks_of(family)
     calls = [render(family, turn) for turn in turns_of(family)[1:2]]
     pieces = [piece for call in calls for piece in re.findall(r"\w+|\s|[^\w\s]+", call)]
-    return [*calls, *marks, *(mark[:-1] for mark in marks), *pieces, "{", "[", '"', "<"]
+    return (*calls, *marks, *(mark[:-1] for mark in marks), *pieces, "{", "[", '"', "<")
 
 
 def deltas_of(family: str, pieces: Sequence[str], context: AnswerContext = CONTEXT) -> list[Delta]:
