@@ -31,11 +31,13 @@ class AudioProcessor(ABC):
     Attributes:
         placeholder: what the chat template writes for an audio, apart from what is around it.
         wrapped: the placeholder with what is around it, for templates that take contents as strings.
+        sees: whether the model also reads images.
         token_id: the token that the prompt has for each embedding of an audio.
     """
 
     mask_name = "input_features_mask"
     around = ("", "")
+    sees = False
 
     def __init__(self, placeholder: str, token_id: int, settings: AudioSettings) -> None:
         self.placeholder, self.token_id = placeholder, token_id
@@ -165,6 +167,36 @@ class _Qwen3Audio(AudioProcessor):
         return chunks * self._TOKENS_PER_CHUNK + _halved(_halved(_halved(remainder)))
 
 
+class _Qwen25Omni(AudioProcessor):
+    """Qwen2.5-Omni: a single row of any length, after which there is silence. Windows of the encoder fill it up."""
+
+    mask_name = "feature_attention_mask"
+    around = ("<|audio_bos|>", "<|audio_eos|>")
+    sees = True
+    _FRAMES_PER_WINDOW = 200
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor. Frames at the end look at the silence, unless the audio is as long as any may be."""
+        hop, most = self._settings.hop_length, self._settings.chunk_length * self.rate
+        num_frames = -(-len(samples) // hop)
+        filled = max(num_frames * hop, min(num_frames * hop + self._settings.n_fft, most))
+        silent = np.pad(samples, (0, filled - len(samples)))
+        filling = (0, -num_frames % self._FRAMES_PER_WINDOW)
+        features = self._log_mel.of(silent)[:, :num_frames]
+        return np.pad(features, ((0, 0), filling))[None], np.pad(np.ones(num_frames, np.bool_), filling)[None]
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return (_halved(num_frames) - 2) // 2 + 1
+
+
+class _Qwen3Omni(_Qwen3Audio):
+    """Qwen3-Omni: as Qwen3-ASR."""
+
+    mask_name = "feature_attention_mask"
+    sees = True
+
+
 class _Whisper(_ChunkedAudio):
     """Whisper: a single part, all of whose embeddings the model sees, those of the padding too. More fill it up."""
 
@@ -175,7 +207,8 @@ class _Whisper(_ChunkedAudio):
 
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
-    "Qwen3ASRProcessor": _Qwen3Audio, "WhisperProcessor": _Whisper,
+    "Qwen2_5OmniProcessor": _Qwen25Omni, "Qwen3ASRProcessor": _Qwen3Audio, "Qwen3OmniMoeProcessor": _Qwen3Omni,
+    "WhisperProcessor": _Whisper,
 }  # fmt: skip
 
 

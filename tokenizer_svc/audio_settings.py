@@ -53,7 +53,9 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("Qwen2AudioProcessor", "<|AUDIO|>"),
         AudioSettings("AudioFlamingo3Processor", "<sound>", 600),
         AudioSettings("GlmAsrProcessor", "<|pad|>", 655),
+        AudioSettings("Qwen2_5OmniProcessor", "<|AUDIO|>", 300, feature_size=128, chunk_length=300),
         AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
+        AudioSettings("Qwen3OmniMoeProcessor", "<|audio_pad|>", 900, feature_size=128),
         AudioSettings("WhisperProcessor", "<|startoflm|>"),  # which its tokenizers have and prompts never use
     )
 })  # fmt: skip

@@ -148,17 +148,17 @@ def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _load(folder: Path) -> Any:
-    """The processor, without the part for videos, which needs torchvision."""
-    processor_class = _without_videos(_processor_class(folder))
+    """The processor, without the part for videos, which needs torchvision, and that for audio."""
+    processor_class = _in_part(_processor_class(folder))
     fields, _ = processor_class.get_processor_dict(folder)
-    parts = [
-        transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
-        transformers.AutoTokenizer.from_pretrained(folder),
-    ]
+    parts = {
+        "image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
+    }
     module: Any = sys.modules[processor_class.__module__]
     if getattr(module, "num2words", "") is None:
         module.num2words = str  # SmolVLM's insists on this package for images too, but uses it for videos only
-    return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+    return processor_class.from_args_and_dict([*map(parts.get, processor_class.get_attributes())], fields)
 
 
 def _processor_class(folder: Path) -> type[Any]:
@@ -179,12 +179,15 @@ def _pixtral_processor() -> type[Any]:
     return found
 
 
-def _without_videos(processor_class: type[Any]) -> type[Any]:
-    """A processor's class whose only parts are the image processor and the tokenizer."""
-    names = [name for name in processor_class.get_attributes() if name != "video_processor"]
+def _in_part(processor_class: type[Any]) -> type[Any]:
+    """A processor's class some of whose parts may be None."""
+
+    def check(self: Any, name: str, part: Any) -> Any:
+        return None if part is None else processor_class.check_argument_for_proper_class(self, name, part)
+
     return type(
         processor_class.__name__, (processor_class,),
-        {"get_attributes": classmethod(lambda _: names), "__module__": processor_class.__module__},
+        {"check_argument_for_proper_class": check, "__module__": processor_class.__module__},
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ _MOST_CHARACTERS = 2000  # of an error
 
 
 class _Processors:
-    """Those of the model: of images and maybe videos, or of audio."""
+    """Those of the model: of images and maybe videos, of audio, or of all."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         """
@@ -50,7 +50,7 @@ class _Processors:
         from tokenizer_svc.audio_processor import load_audio_processor  # imports Transformers
 
         self._audio = load_audio_processor(folder)
-        if self._audio is None:
+        if self._audio is None or self._audio.sees:
             from tokenizer_svc.image_processor import ImageProcessor
 
             self._images = ImageProcessor(folder, video_pruning_rate)

@@ -262,6 +262,7 @@ class _OnevisionVideos(VideoProcessor):
 
 _CLASSES: Mapping[str, type[VideoProcessor]] = {
     "Exaone4_5_Processor": _Qwen2Videos, "Qwen2VLProcessor": _Qwen2Videos, "Qwen2_5_VLProcessor": _Qwen25Videos,
+    "Qwen2_5OmniProcessor": _Qwen25Videos, "Qwen3OmniMoeProcessor": _Qwen25Videos,
     "Qwen3VLProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos, "Glm46VProcessor": _Glm46Videos,
     "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from engine_svc.config_formats.base import ConfigFormat, read_object
 from engine_svc.config_formats.changes import changed
 from engine_svc.config_formats.mistral import from_mistral
+from engine_svc.config_formats.omni import without_speech
 from engine_svc.gguf.config import gguf_config, gguf_weights
 from quire.errors import StartupError
 from quire.gguf.files import is_gguf, read_gguf
@@ -18,7 +19,7 @@ from quire.options.model_form import CONFIG_FORMATS, ModelFormOptions
 from quire.registry import registry
 
 FORMATS = registry("--config-format", CONFIG_FORMATS, {
-    "hf": ConfigFormat("config.json", dict),
+    "hf": ConfigFormat("config.json", without_speech),
     "mistral": ConfigFormat("params.json", from_mistral),
 })  # fmt: skip
 

@@ -66,11 +66,14 @@ def load_encoder_of(
     from engine_svc.media.audio import AudioEncoder
     from engine_svc.media.encoder import ImageEncoder
     from engine_svc.media.encoder_model import load_encoder
+    from engine_svc.media.omni import OmniEncoder
 
     seed = (options.generation.seed or 0) if source.is_random else None
     tensors = None if source.is_random else all_tensors(source, is_of_text)
     model = load_encoder(folder, config, dtype, device, tensors, seed)
-    return (AudioEncoder if MediaKind.AUDIO in kinds else ImageEncoder)(model, kinds, dtype, device)
+    hears, sees = MediaKind.AUDIO in kinds, bool(kinds - {MediaKind.AUDIO})
+    encoder = OmniEncoder if hears and sees else AudioEncoder if hears else ImageEncoder
+    return encoder(model, kinds, dtype, device)
 
 
 def _kinds(config: Mapping[str, Any], limit: str) -> frozenset[MediaKind]:

@@ -11,11 +11,13 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 # All experts in one tensor, which may have no module of its own.
 _ALL_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(?:[._](\w+))?")
 _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
-# For vision-language models, of which only the text model is loaded: prefixes to remove, and modules to leave out.
-_PREFIXES = ("model.", "language_model.", "text_model.", "model.")
+# For models that read media or speak, of which only the text model is loaded: prefixes to remove, and modules to leave
+# out.
+_PREFIXES = ("thinker.", "model.", "language_model.", "text_model.", "model.")
 _OF_IMAGES = (
     "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.", "mlp1.",
     "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
+    "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.")

@@ -20,6 +20,11 @@ _MASKS = ("input_features_mask", "feature_attention_mask")
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
 
 
+def is_audio(image: Image) -> bool:
+    """Whether it is an audio, also after its features have been dropped."""
+    return any(each.name in _MASKS for each in image.inputs)
+
+
 class AudioEncoder:
     """The parts of an audio-language model that turn an audio into embeddings.
 

@@ -41,7 +41,9 @@ class ImageEncoder:
         self._is_turned = "mrope_section" in (getattr(config.get_text_config(), "rope_parameters", None) or {})
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
         # Positions in time for a second of video; 0 for models that count patches instead.
-        self._positions_per_second = getattr(config.vision_config, "tokens_per_second", 0)
+        self._positions_per_second: float = getattr(
+            config, "position_id_per_seconds", getattr(config.vision_config, "tokens_per_second", 0)
+        )
         self._model = model
         self._dtype, self._device = dtype, device
         self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}

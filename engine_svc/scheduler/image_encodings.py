@@ -177,15 +177,31 @@ class ImageEncodings:
         self._trim()
 
     def _begin_missing(self) -> None:
-        """Begins to encode what sequences wait for, in their order, as far as there is room."""
-        for sequence in sorted(self._aside, key=lambda each: each.order):
-            missing = [entry for entry in self._needed[sequence] if not entry.key]
-            if missing and not self._has_room(missing, self._needed[sequence]):
-                break
+        """Begins to encode what sequences wait for, in their order, as far as there is room.
+
+        The first one never waits for the others: what is encoded for these alone makes room, or none would ever start.
+        """
+        for place, sequence in enumerate(sorted(self._aside, key=lambda each: each.order)):
+            own = self._needed[sequence]
+            missing = [entry for entry in own if not entry.key]
+            if missing and not self._has_room(missing, own):
+                if place:
+                    break
+                self._drop_for(own)
+                if not self._has_room(missing, own):
+                    break
             for entry in missing:
                 entry.key = next(self._keys)
                 self._under_way[entry.key] = entry
                 self._begun[entry.key] = entry.image
+
+    def _drop_for(self, own: list[_Entry]) -> None:
+        """Drops all that is encoded for sequences that are set aside, and for no others, apart from `own`."""
+        others = [needed for sequence, needed in self._needed.items() if sequence not in self._aside]
+        kept = {id(entry) for needed in (own, *others) for entry in needed}
+        for entry in list(self._entries.values()):
+            if entry.is_ready and id(entry) not in kept:
+                self._drop(entry)
 
     def _has_room(self, missing: list[_Entry], own: list[_Entry]) -> bool:
         """Whether images may be begun: they fit, or nothing else is kept but what the same sequence needs."""

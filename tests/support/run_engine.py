@@ -14,7 +14,7 @@ from engine_svc.core.engine import Engine, EngineFacts
 from engine_svc.executor.base import Executor, create_executor
 from engine_svc.kv_cache.connectors.base import KvConnector
 from engine_svc.kv_cache.sizing import size_kv_cache
-from engine_svc.plan import PositionLogprobs
+from engine_svc.plan import KvCacheSpec, PositionLogprobs
 from engine_svc.requests.outputs import FinishReason, SequenceDelta, Usage
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.scheduler.drafter import Drafter
@@ -78,6 +78,15 @@ def running_engine(
         )  # fmt: skip
         yield engine
         engine.check()
+    finally:
+        executor.close()
+
+
+def spec_of(folder: Path, **options: Any) -> KvCacheSpec:
+    """What the ranks tell of a model that they have loaded."""
+    executor = create_executor(engine_options().parallel)
+    try:
+        return executor.load(ModelOptions(model=str(folder)), engine_options(use_tqdm_on_load=False, **options))
     finally:
         executor.close()
 

@@ -10,30 +10,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine_svc.executor.base import create_executor
 from engine_svc.media import encoder_model
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.request import RequestLimits
 from engine_svc.requests.validation import validate
 from quire.errors import InvalidRequest, StartupError
-from quire.options.model import ModelOptions
 from tests.engine_svc.media.conftest import VisionFolder
-from tests.support.engine_options import engine_options
-from tests.support.run_engine import run_requests, running_engine, tokens
+from tests.support.run_engine import run_requests, running_engine, spec_of, tokens
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import answer, ask
 
 ONE, OTHER = random_image(60, 40, 1), random_image(60, 40, 2)
 families = pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
-
-
-def spec_of(folder: Path, **options: Any) -> KvCacheSpec:
-    executor = create_executor(engine_options().parallel)
-    try:
-        return executor.load(ModelOptions(model=str(folder)), engine_options(use_tqdm_on_load=False, **options))
-    finally:
-        executor.close()
 
 
 def limits(spec: KvCacheSpec) -> RequestLimits:
@@ -71,8 +60,8 @@ def test_without_images_no_encoder_is_loaded(
 def test_a_step_has_room_for_a_whole_image_beside_all_that_decode(vision_folder: VisionFolder) -> None:
     """By default, if a step must compute the whole image. Here it has 16 tokens."""
     folder = vision_folder("gemma3")
-    for options, most in (({"max_num_seqs": 300}, 316), ({"max_num_seqs": 4}, 256), ({"max_num_batched_tokens": 16}, 16)):
-        spec = spec_of(folder, **options)
+    for name, value, most in (("max_num_seqs", 300, 316), ("max_num_seqs", 4, 256), ("max_num_batched_tokens", 16, 16)):
+        spec = spec_of(folder, **{name: value})
         assert (spec.max_num_batched_tokens, spec.bidirectional_images) == (most, True)
     with pytest.raises(StartupError, match="is 9, but a step computes all of an image, which has 16 tokens: raise it"):
         spec_of(folder, max_num_batched_tokens=9)

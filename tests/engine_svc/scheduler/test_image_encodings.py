@@ -76,6 +76,29 @@ def test_images_that_come_again_are_encoded_once() -> None:
         assert subject.start(other, 0) == [number]
 
 
+def test_the_first_never_waits_for_what_later_ones_keep() -> None:
+    """The third needs what the first needed, and would keep it until the second, which comes before it, has started."""
+    subject = ImageEncodings(7)
+    first, second, third = sequence(1, image(1, 0)), sequence(2, image(2, 0)), sequence(3, image(1, 0), image(3, 10))
+    assert [subject.admit(each, 0) for each in (first, second, third)] == [False] * 3
+    assert begun(subject) == [1]
+    subject.end({1: ""})
+    assert subject.settle() == [first]
+    assert begun(subject) == []  # it is needed by one that may start
+    assert subject.admit(first, 0)
+    subject.start(first, 0)
+    assert subject.settle() == []
+    changes = subject.take_changes()
+    assert (changes.dropped, list(changes.begun)) == ([1], [2])
+    subject.end({2: ""})
+    assert subject.settle() == [second]
+    assert subject.admit(second, 0)
+    subject.start(second, 0)
+    subject.settle()
+    assert len(begun(subject)) == 2  # the first image again, and the third
+    subject.check([third])
+
+
 def test_no_more_is_encoded_than_fits() -> None:
     """Unless one sequence alone needs more. What sequences need that have not started stays."""
     subject = ImageEncodings(10)
