@@ -25,8 +25,7 @@ from tests.engine_svc.media.conftest import VisionFolder
 from tests.support.run_engine import run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
 from tests.support.vision_models import random_image
-from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer
-from tests.support.vision_models.conversations import ask as ask_anew
+from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer, ask
 
 # One position for each token; three positions; three positions, and embeddings added after several layers.
 CAUSAL = ["llava", "qwen2_5_vl", "qwen3_vl"]  # steps may compute a part of an image, and no layer has a window
@@ -36,17 +35,6 @@ ONE, OTHER, THIRD = (random_image(60, 40, seed) for seed in (1, 2, 3))
 BLOCK = 4
 # Several choices that are all the likeliest tokens.
 LIKELIEST = SamplingParameters(temperature=1.0, top_k=1, seed=3, max_tokens=12, ignore_eos=True)
-
-
-_asked: dict[tuple[Any, ...], GenerationRequest] = {}
-
-
-def ask(folder: Path, *parts: Part, sampling: SamplingParameters = GREEDY_DOZEN) -> GenerationRequest:
-    """The request of one user's message. The prompt of each is made once."""
-    key = folder, *(part if isinstance(part, str) else part.tobytes() for part in parts)
-    if key not in _asked:
-        _asked[key] = ask_anew(folder, *parts)
-    return dataclasses.replace(_asked[key], sampling=sampling)
 
 
 def cached(engine: Engine, request: GenerationRequest) -> tuple[list[int], int]:

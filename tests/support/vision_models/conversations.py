@@ -21,18 +21,21 @@ from tests.support.vision_models.reference import reference_generate, reference_
 
 Part = str | Image
 GREEDY_DOZEN = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
+_asked: dict[tuple[Any, ...], GenerationRequest] = {}
 _answers: dict[tuple[Any, ...], list[int]] = {}
 
 
 def ask(folder: Path, *parts: Part, sampling: SamplingParameters = GREEDY_DOZEN, **fields: Any) -> GenerationRequest:
-    """The request of one user's message."""
-    request = request_of(folder, _messages(parts), _images(parts), sampling)
-    return dataclasses.replace(request, **fields)
+    """The request of one user's message. The prompt of each is made once."""
+    key = _key(folder, parts)
+    if key not in _asked:
+        _asked[key] = request_of(folder, _messages(parts), _images(parts), sampling)
+    return dataclasses.replace(_asked[key], sampling=sampling, **fields)
 
 
 def answer(folder: Path, *parts: Part, count: int = 12, dtype: torch.dtype = torch.float64) -> list[int]:
     """The likeliest answer to one user's message by Transformers. Each is computed once."""
-    key = folder, tuple(part if isinstance(part, str) else part.tobytes() for part in parts), count, dtype
+    key = *_key(folder, parts), count, dtype
     if key not in _answers:
         _answers[key] = reference_generate(folder, _messages(parts), _images(parts), count, dtype)[1]
     return _answers[key]
@@ -48,6 +51,11 @@ def prompt_logprobs(folder: Path, *parts: Part) -> list[float]:
     with torch.inference_mode():
         found = model(**inputs).logits[0, :-1].log_softmax(-1)
     return found.gather(1, inputs["input_ids"][0, 1:, None])[:, 0].tolist()
+
+
+def _key(folder: Path, parts: Sequence[Part]) -> tuple[Any, ...]:
+    told = (part if isinstance(part, str) else (part.size, part.tobytes()) for part in parts)
+    return (folder, *told)
 
 
 def _messages(parts: Sequence[Part]) -> list[dict[str, Any]]:
