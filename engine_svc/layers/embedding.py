@@ -20,15 +20,16 @@ class ImageExtras:
     """What some models' layers need of images beside their embeddings."""
 
     rows: torch.Tensor  # int64 [rows] of a batch
-    positions: torch.Tensor | None  # int64 [3, rows], for rotation: see images/rotary_positions.py
-    deep: torch.Tensor | None  # [layers, rows, hidden_size], added to the hidden states after each of the first layers
+    positions: torch.Tensor | None  # int64 [3, rows], for rotation: see media/rotary_positions.py
+    deep_rows: torch.Tensor  # int64 [deep rows] of a batch
+    deep: torch.Tensor | None  # [layers, deep rows, hidden_size], added after each of the first layers
 
     def part(self, first: int, last: int) -> ImageExtras:
         """See EmbeddedRows.part."""
-        in_it = (self.rows >= first) & (self.rows < last)
+        in_it, deep_in_it = ((rows >= first) & (rows < last) for rows in (self.rows, self.deep_rows))
         positions = None if self.positions is None else self.positions[:, in_it]
-        deep = None if self.deep is None else self.deep[:, in_it]
-        return ImageExtras(self.rows[in_it] - first, positions, deep)
+        deep = None if self.deep is None else self.deep[:, deep_in_it]
+        return ImageExtras(self.rows[in_it] - first, positions, self.deep_rows[deep_in_it] - first, deep)
 
 
 @dataclass(frozen=True)

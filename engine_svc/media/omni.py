@@ -31,17 +31,11 @@ class OmniEncoder:
         self.kinds = kinds
         self._images = ImageEncoder(model, kinds - {MediaKind.AUDIO}, dtype, device)
         self._audio = AudioEncoder(model, frozenset({MediaKind.AUDIO}), dtype, device)
-        # Layers after which something is added for images, so that all rows of a step need something to add.
-        self._num_deep = len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
         self.token_ids: Sequence[int] | None = [*(self._images.token_ids or ()), *(self._audio.token_ids or ())]
 
     def encode(self, image: Image) -> EncodedImage:
         """See MediaEncoder.encode."""
-        found = self._of(image).encode(image)
-        if self._num_deep and found.deep is None:
-            rows = found.embeddings
-            return found._replace(deep=rows.new_zeros(len(rows), self._num_deep, rows.shape[1]))
-        return found
+        return self._of(image).encode(image)
 
     def grids(
         self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None

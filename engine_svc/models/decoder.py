@@ -156,7 +156,7 @@ class Decoder(torch.nn.Module):
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
             if images is not None and images.deep is not None and index < len(images.deep):
-                hidden = hidden.index_add(0, images.rows, images.deep[index])
+                hidden = hidden.index_add(0, images.deep_rows, images.deep[index])
         hidden = self.norm(hidden, residual) if self.stage.is_last else self._ops.add(residual, hidden)
         if text is not None:
             hidden = hidden.new_zeros(len(token_ids), hidden.shape[1]).index_copy_(0, text, hidden)

@@ -36,19 +36,19 @@ def put_together(given: Sequence[GivenRows], device: torch.device) -> EmbeddedRo
 
 
 def _rows(given: Sequence[GivenRows], device: torch.device) -> torch.Tensor:
-    return to_device(np.concatenate([each.rows for each in given]), device)
+    return to_device(np.concatenate([np.empty(0, np.int64), *(each.rows for each in given)]), device)
 
 
 def _extras(given: Sequence[GivenRows], device: torch.device) -> ImageExtras | None:
-    """What layers need of images beside their embeddings; None if they need nothing. All images of a model have the
-    same extras."""
-    images = [each for each in given if each.deep is not None or each.positions is not None]
-    if not images:
+    """What layers need of images beside their embeddings; None if they need nothing. Audio of a model that also sees
+    needs less than its images."""
+    positions = [each.positions for each in given if each.positions is not None]
+    deep = [each.deep for each in given if each.deep is not None]
+    if not positions and not deep:
         return None
-    positions = [each.positions for each in images if each.positions is not None]
-    deep = [each.deep for each in images if each.deep is not None]
     return ImageExtras(
-        _rows(images, device),
+        _rows([each for each in given if each.positions is not None], device),
         to_device(np.concatenate(positions, axis=1), device) if positions else None,
+        _rows([each for each in given if each.deep is not None], device),
         torch.cat(deep).transpose(0, 1) if deep else None,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -89,23 +88,6 @@ def test_conversations_that_share_some_images(vision_folder: VisionFolder, famil
     assert counts[5] == common(asked[5], asked[0], second)
     if family != "llava":  # whose template places images before texts
         assert counts[6] == common(asked[6], asked[0], first)
-
-
-class _AtOnce:
-    """Stands for a thread: what is submitted has run when the call returns."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
-        call(*arguments)
-
-    def shutdown(self, **_: Any) -> None: ...
-
-
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images are encoded in the step that asks for them, so that it is known when their sequences start."""
-    monkeypatch.setattr("engine_svc.media.store.ThreadPoolExecutor", _AtOnce)
 
 
 @pytest.mark.parametrize("family", CAUSAL)

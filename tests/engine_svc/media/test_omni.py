@@ -41,7 +41,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers(folder_of: FolderOf, family: str) -> None:
+@pytest.mark.usefixtures("at_once")  # so that steps have images of some sequences beside audio of others
+def test_answers(folder_of: FolderOf, family: str, caplog: pytest.LogCaptureFixture) -> None:
     """Together and in small chunks that split media, with and without what the prefix cache has of them."""
     folder = folder_of(family)
     requests = [omni_request(folder, [{"role": "user", "content": case[0]}], case[1], SAMPLING) for case in CASES]
@@ -54,6 +55,7 @@ def test_answers(folder_of: FolderOf, family: str) -> None:
         with running_engine(folder, **options) as engine:
             assert tokens(run_requests(engine, requests)) == expected
             assert tokens(run_requests(engine, requests)) == expected
+    assert "cannot run together" not in caplog.text
 
 
 @pytest.mark.parametrize(
