@@ -12,13 +12,11 @@ import transformers
 
 from engine_svc.requests.request import GenerationRequest
 from quire.media import MediaKind
-from quire.options.multimodal import ImageProcessorOptions
 from quire.sampling import SamplingParameters
 from tests.support.audio_files import RATE, Samples, audio_file
 from tests.support.audio_processors import save_audio_processor
-from tokenizer_svc.child import Message
-from tokenizer_svc.media import MediaPreparer, Medium, message_of, prepared_medium
-from tokenizer_svc.media_process import make
+from tests.support.media_requests import media_request
+from tokenizer_svc.media import Medium
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -91,16 +89,8 @@ def audio_request(
     folder: Path, messages: Sequence[Mapping[str, Any]], audios: Sequence[Samples], sampling: SamplingParameters
 ) -> GenerationRequest:
     """The engine's request, as the tokenizer service prepares it without its processes."""
-    answer = make(Message({"folder": str(folder)}))
-    preparer = MediaPreparer(folder, ImageProcessorOptions())
-    preparer.use(answer(Message()).fields)
     media = [Medium(MediaKind.AUDIO, (audio_file(audio, "wavf"),)) for audio in audios]
-    prepared = [prepared_medium(each.kind, answer(message_of(each, {}, {}))) for each in media]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    rendered, prepared = preparer.insert(rendered, prepared)
-    token_ids = tokenizer.encode(rendered, add_special_tokens=False)
-    return GenerationRequest("r", token_ids, sampling, images=tuple(preparer.place(token_ids, prepared)))
+    return media_request(folder, messages, media, sampling)
 
 
 def reference_generate(

@@ -16,14 +16,12 @@ from transformers.models.whisper.modeling_whisper import sinusoids
 from engine_svc.media.base import tensor_of
 from engine_svc.requests.request import GenerationRequest
 from quire.media import MediaKind
-from quire.options.multimodal import ImageProcessorOptions
 from quire.sampling import SamplingParameters
 from quire.tokenizer.tekken import read_tekken
+from tests.support.media_requests import prepare
 from tests.support.mistral_files import write_mistral
 from tests.support.tekken import AUDIO, IMAGES, NUM_SPECIAL, NUM_WORDS, write_media_tekken
-from tokenizer_svc.child import Message
-from tokenizer_svc.media import MediaPreparer, Medium, message_of, prepared_medium
-from tokenizer_svc.media_process import make
+from tokenizer_svc.media import Medium
 from tokenizer_svc.mistral_conversations import MistralConversations
 
 TEXT: dict[str, Any] = {
@@ -158,10 +156,8 @@ def mistral_request(
 ) -> GenerationRequest:  # fmt: skip
     """The engine's request, as the tokenizer service prepares it without its processes."""
     tekken = read_tekken(folder)
-    answer = make(Message({"folder": str(folder), "of_mistral": tekken.media}))
-    preparer = MediaPreparer(folder, ImageProcessorOptions(), tekken.media)
-    preparer.use(answer(Message()).fields)
-    prepared = [prepared_medium(kind, answer(message_of(Medium(kind, (file,)), {}, {}))) for file in files]
+    media = [Medium(kind, (file,)) for file in files]
+    preparer, prepared = prepare(folder, media, of_mistral=tekken.media)
     rendered = MistralConversations(str(tekken.conversations), 10**6).render(
         messages, None, add_generation_prompt=True, continue_final_message=False, variables=variables, template=None,
         placeholders=preparer.wrapped,

@@ -19,13 +19,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from benchmarks.models import byte_tokenizer
 from engine_svc.requests.request import GenerationRequest
 from quire.media import MediaKind
-from quire.options.multimodal import ImageProcessorOptions
 from quire.sampling import SamplingParameters
 from tests.support.audio_files import RATE, Samples, audio_file
+from tests.support.media_requests import media_request
 from tests.support.vision_models.making import png_bytes
-from tokenizer_svc.child import Message
-from tokenizer_svc.media import MediaPreparer, Medium, message_of, prepared_medium
-from tokenizer_svc.media_process import make
+from tokenizer_svc.media import Medium
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -138,15 +136,7 @@ def omni_request(
     sampling: SamplingParameters,
 ) -> GenerationRequest:  # fmt: skip
     """The engine's request, as the tokenizer service prepares it without its processes."""
-    answer = make(Message({"folder": str(folder)}))
-    preparer = MediaPreparer(folder, ImageProcessorOptions())
-    preparer.use(answer(Message()).fields)
-    prepared = [prepared_medium(each.kind, answer(message_of(each, {}, {}))) for each in map(_medium, media)]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    text, prepared = preparer.insert(rendered, prepared)
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
-    return GenerationRequest("r", token_ids, sampling, images=tuple(preparer.place(token_ids, prepared)))
+    return media_request(folder, messages, [*map(_medium, media)], sampling)
 
 
 def reference_answer(
