@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import transformers
 from engine_svc.requests.request import GenerationRequest
 from quire.options.multimodal import ImageProcessorOptions
 from quire.sampling import SamplingParameters
-from tokenizer_svc.child import Message
+from tokenizer_svc.child import Answer, Message
 from tokenizer_svc.media import MediaPreparer, Medium, PreparedMedium, message_of, prepared_medium
 from tokenizer_svc.media_process import make
 
@@ -24,7 +26,7 @@ def prepare(
         settings: of the request, for the model's processor.
         setup: further fields of what processes are told when they start.
     """
-    answer = make(Message({"folder": str(folder), **setup}))
+    answer = _process(json.dumps({"folder": str(folder), **setup}))
     preparer = MediaPreparer(folder, ImageProcessorOptions(), setup.get("of_mistral"))
     preparer.use(answer(Message()).fields)
     return preparer, [prepared_medium(each.kind, answer(message_of(each, settings, {}))) for each in media]
@@ -39,8 +41,19 @@ def media_request(
     Args: see `prepare`.
     """
     preparer, prepared = prepare(folder, media, settings, **setup)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = _tokenizer(folder)
     rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     text, prepared = preparer.insert(rendered, prepared)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return GenerationRequest("r", token_ids, sampling, images=tuple(preparer.place(token_ids, prepared)))
+
+
+# Folders are written once, and reading them takes longer than preparing an image.
+@functools.cache
+def _process(setup: str) -> Answer:
+    return make(Message(json.loads(setup)))
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(folder)

@@ -39,6 +39,14 @@ def test_names_of_quantized_tensors() -> None:
     assert huggingface_name("vision_encoder.a.weight") == "vision_encoder.a.weight"
 
 
+def test_names_of_audio_encoders_within_another_module() -> None:
+    start = "mm_streams_embeddings.embedding_module."
+    assert huggingface_name(f"{start}tok_embeddings.weight") == "model.embed_tokens.weight"
+    assert huggingface_name(f"{start}whisper_encoder.conv_layers.1.conv.bias") == "model.audio_tower.conv2.bias"
+    norm = f"{start}whisper_encoder.transformer.layers.7.ffn_norm.weight"
+    assert huggingface_name(norm) == "model.audio_tower.layers.7.final_layer_norm.weight"
+
+
 @pytest.mark.parametrize(
     ("params", "words"),
     [(None, "has no params.json"), ("{}", "lacks 'n_heads'"), ("[1]", "not a JSON object"), ("{", "cannot be read")],
