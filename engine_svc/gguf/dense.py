@@ -140,9 +140,26 @@ def _ernie(facts: Facts) -> dict[str, Any]:
     return {"use_bias": facts.has("blk.0.attn_q.bias")}
 
 
+def _mistral3(facts: Facts) -> dict[str, Any]:
+    """
+    Raises:
+        StartupError: the model has experts.
+    """
+    if facts.find("expert_count", 0):
+        raise StartupError(f"{facts.model.files[0]}: of mistral3, only models without experts are supported.")
+    rope = rope_parameters(facts)
+    if growth := facts.find("rope.scaling.yarn_log_multiplier", 0.0):
+        rope |= {"mscale": growth, "mscale_all_dim": growth}
+    if beta := facts.find("attention.temperature_scale", 0.0):
+        floor = facts.need("rope.scaling.original_context_length")
+        rope |= {"llama_4_scaling_beta": beta, "original_max_position_embeddings": floor}
+    return {"rope_parameters": rope}
+
+
 # By llama.cpp's architecture names.
 DENSE: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True),
+    "mistral3": Architecture("Ministral3ForCausalLM", "ministral3", _mistral3, neighbours=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0),

@@ -279,6 +279,14 @@ def _llama4(config: Config) -> dict[str, Any]:
     }
 
 
+def _ministral3(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return {
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+    }
+
+
 def _lfm2(config: Config) -> dict[str, Any]:
     length = {} if "moe_intermediate_size" in config else {"feed_forward_length": 64}
     return _kv_heads(config) | length | {"shortconv.l_cache": config["conv_L_cache"]}
@@ -292,6 +300,7 @@ _BACKBONE = _STEPS + _SHARED_BIAS
 # model_type → how it is written.
 FAMILIES: dict[str, Family] = {
     "llama": Family(ARCH.LLAMA, True),
+    "ministral3": Family(ARCH.MISTRAL3, True, metadata=_ministral3),
     "mixtral": Family(ARCH.LLAMA, True),
     "qwen2": Family(ARCH.QWEN2),
     "qwen2_moe": Family(ARCH.QWEN2MOE),

@@ -44,7 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
     "phi3": {}, "phi3-partial": {}, "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {},
-    "seed-oss": {},
+    "seed-oss": {}, "ministral3": {},
 }  # fmt: skip
 # Families that are also tested with quantized blocks.
 IN_BLOCKS: dict[str, dict[str, Any]] = {
