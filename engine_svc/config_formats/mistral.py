@@ -27,8 +27,13 @@ _DEFAULTS = {
     "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 128_000, "rope_theta": 10_000.0,
     "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_REFUSED = {
-    "q_lora_rank": "compressed attention", "qk_nope_head_dim": "compressed attention", "use_biases": "biases",
+# Of models with compressed attention: Mistral 4, Mistral Large 3.
+_COMPRESSED = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_EXPERTS = {
+    "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size", "num_shared_experts": "n_shared_experts",
+    "first_k_dense_replace": "first_k_dense_replace", "routed_scale": "routed_scaling_factor",
+    "num_expert_groups": "n_group", "num_expert_groups_per_tok": "topk_group",
 }  # fmt: skip
 
 
@@ -43,22 +48,40 @@ def from_mistral(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converted(params: dict[str, Any]) -> dict[str, Any]:
-    for name, meaning in _REFUSED.items():
-        if params.get(name):
-            raise StartupError(
-                f"params.json has {name}: {meaning} are not supported in this format. If the model also has a "
-                "config.json and safetensors in the Hugging Face format, use those: --config-format hf."
-            )
+    if params.get("use_biases"):
+        raise _unsupported("use_biases: biases")
     config: dict[str, Any] = _DEFAULTS | {
         ours: params[name] for name, ours in _NAMES.items() if params.get(name) is not None
     }
-    config |= _experts(params.get("moe")) | _windows(params.get("sliding_window"), config)
-    config |= _quantization(params.get("quantization"))
+    is_compressed = any(params.get(name) for name in _COMPRESSED)
+    config |= _compressed(params) if is_compressed else _experts(params.get("moe"))
+    config |= _windows(params.get("sliding_window"), config) | _quantization(params.get("quantization"))
     if yarn := params.get("yarn"):
-        config["rope_parameters"] = _rope(yarn, config.pop("rope_theta"))
+        config["rope_parameters"] = _rope(yarn, config.pop("rope_theta"), is_compressed)
     if scaling := params.get("llama_4_scaling"):
         config |= _growing_queries(scaling, config)
     return with_media(params, config)
+
+
+def _compressed(params: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        StartupError: experts are not on all layers but the first ones, or chosen in a way that is not supported.
+    """
+    moe = params["moe"]
+    if moe.get("route_every_n", 1) != 1 or moe.get("use_load_balancing_bias"):
+        raise _unsupported("route_every_n or use_load_balancing_bias: other mixtures of experts")
+    found = {ours: moe[name] for name, ours in _EXPERTS.items() if moe.get(name) is not None}
+    return found | {name: params.get(name) for name in _COMPRESSED} | {
+        "architectures": ["Mistral4ForCausalLM"], "model_type": "mistral4", "norm_topk_prob": True,
+    }  # fmt: skip
+
+
+def _unsupported(what: str) -> StartupError:
+    return StartupError(
+        f"params.json has {what} are not supported in this format. If the model also has a config.json and safetensors "
+        "in the Hugging Face format, use those: --config-format hf."
+    )
 
 
 def _experts(moe: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -83,20 +106,26 @@ def _windows(window: int | list[int | None] | None, config: Mapping[str, Any]) -
     return {"sliding_window": next(iter(sizes), None), "layer_types": types[:count]}
 
 
-def _rope(yarn: Mapping[str, Any], theta: float) -> dict[str, Any]:
-    found = {"rope_type": "yarn", "rope_theta": theta, "mscale_all_dim": 1.0}
+def _rope(yarn: Mapping[str, Any], theta: float, is_compressed: bool) -> dict[str, Any]:
+    """With compressed attention, not what is rotated grows, but scores: see DeepSeek's models."""
+    found = {"rope_type": "yarn", "rope_theta": theta}
     found |= {ours: yarn[name] for name, ours in _YARN.items() if name in yarn}
-    return found if yarn.get("apply_scale", True) else found | {"attention_factor": 1.0}
+    if not yarn.get("apply_scale", True):
+        return found | {"attention_factor": 1.0}
+    return found | {"mscale_all_dim": 1.0} | ({"mscale": 1.0} if is_compressed else {})
 
 
 def _growing_queries(scaling: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Ministral 3."""
-    if config["model_type"] != "mistral":
+    """Ministral 3 and Mistral 4."""
+    if config["model_type"] == "mixtral":
         raise StartupError("params.json has both moe and llama_4_scaling, which is not supported.")
     rope = config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     own = {"llama_4_scaling_beta": scaling["beta"]}
     own["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
-    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": rope | own}
+    found: dict[str, Any] = {"rope_parameters": rope | own}
+    if config["model_type"] == "mistral":
+        found |= {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    return found
 
 
 def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,11 @@ _PARAMS = {
     "sliding_window": "sliding_window", "max_position_embeddings": "max_position_embeddings",
 }  # fmt: skip
 _NAMES = (
+    ("self_attn.q_a_proj", "attention.wq_a"), ("self_attn.q_a_layernorm", "attention.q_a_norm"),
+    ("self_attn.q_b_proj", "attention.wq_b"), ("self_attn.kv_a_proj_with_mqa", "attention.wkv_a_with_mqa"),
+    ("self_attn.kv_a_layernorm", "attention.kv_a_norm"), ("self_attn.kv_b_proj", "attention.wkv_b"),
+    ("mlp.shared_experts.gate_proj", "shared_experts.w1"), ("mlp.shared_experts.down_proj", "shared_experts.w2"),
+    ("mlp.shared_experts.up_proj", "shared_experts.w3"), ("mlp.gate.", "gate."), ("mlp.experts", "experts"),
     ("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "output"),
     ("model.layers", "layers"), ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"),
     ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"), ("self_attn.v_proj", "attention.wv"),
@@ -53,7 +58,9 @@ def as_mistral(source: Path, folder: Path) -> Path:
     write_mistral(load_file(source / "model.safetensors"), config, folder)
     params = {theirs: config[ours] for ours, theirs in _PARAMS.items() if config.get(ours) is not None}
     params["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    if "num_local_experts" in config:
+    if config["model_type"] == "mistral4":
+        params |= params_of_mistral4(config)
+    elif "num_local_experts" in config:
         params["moe"] = {
             "num_experts": config["num_local_experts"],
             "num_experts_per_tok": config["num_experts_per_tok"],
@@ -62,12 +69,49 @@ def as_mistral(source: Path, folder: Path) -> Path:
     return folder
 
 
+def params_of_mistral4(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What params.json has of compressed attention, experts and positions."""
+    rope = config["rope_parameters"]
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: config[name] for name in names} | {
+        "moe": {
+            "num_experts": config["n_routed_experts"], "num_experts_per_tok": config["num_experts_per_tok"],
+            "expert_hidden_dim": config["moe_intermediate_size"], "num_shared_experts": config["n_shared_experts"],
+            "first_k_dense_replace": config["first_k_dense_replace"], "routed_scale": config["routed_scaling_factor"],
+            "num_expert_groups": 1, "num_expert_groups_per_tok": 1, "route_every_n": 1, "renorm_strategy": "WEIGHTS",
+        },
+        "yarn": {
+            "factor": rope["factor"], "original_max_position_embeddings": rope["original_max_position_embeddings"],
+            "beta": rope["beta_fast"], "alpha": rope["beta_slow"],
+        },
+        "llama_4_scaling": {
+            "original_max_position_embeddings": rope["original_max_position_embeddings"],
+            "beta": rope["llama_4_scaling_beta"],
+        },
+    }  # fmt: skip
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, with a matrix for each expert instead of one for all."""
+    for name, tensor in tensors.items():
+        for index, expert in enumerate(tensor) if ".experts." in name and tensor.dim() == 3 else ():
+            start = f"{name.rpartition('.')[0]}.{index}"
+            if name.endswith("gate_up_proj"):
+                gate, up = (half.contiguous() for half in expert.chunk(2))
+                yield f"{start}.w1.weight", gate
+                yield f"{start}.w3.weight", up
+            else:
+                yield f"{start}.w2.weight", expert.contiguous()
+        if ".experts." not in name or tensor.dim() < 3:
+            yield name, tensor
+
+
 def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], folder: Path) -> None:
     """Writes the weights under Mistral's names, and a params.json with only the numbers of heads."""
     heads = {"attention.wq": config["num_attention_heads"], "attention.wk": config["num_key_value_heads"]}
     hears = "audio_config" in config
     written = {}
-    for name, tensor in tensors.items():
+    for name, tensor in _apart(tensors):
         renamed, own = name.replace("language_model.model.", "model."), heads
         if "_tower." in name or "multi_modal_projector." in name:
             renamed = _renamed(name.removeprefix("model."), _AUDIO_NAMES if hears else _VISION_NAMES + _PROJECTOR_NAMES)
@@ -76,7 +120,7 @@ def write_mistral(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
             renamed = _renamed(renamed.removeprefix("language_model."), _NAMES)
         if hears and renamed.startswith("tok_embeddings"):
             renamed = f"mm_whisper_embeddings.{renamed}"
-        count = next((count for module, count in own.items() if module in renamed), 0)
+        count = next((count for module, count in own.items() if f"{module}." in renamed), 0)
         if not renamed.endswith("embed_positions.weight"):
             written[renamed] = _interleave(tensor, count) if count else tensor
     save_file(written, folder / "consolidated.safetensors")

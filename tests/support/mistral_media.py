@@ -19,7 +19,7 @@ from quire.media import MediaKind
 from quire.sampling import SamplingParameters
 from quire.tokenizer.tekken import read_tekken
 from tests.support.media_requests import prepare
-from tests.support.mistral_files import write_mistral
+from tests.support.mistral_files import params_of_mistral4, write_mistral
 from tests.support.tekken import AUDIO, IMAGES, NUM_SPECIAL, NUM_WORDS, write_media_tekken
 from tokenizer_svc.media import Medium
 from tokenizer_svc.mistral_conversations import MistralConversations
@@ -35,6 +35,12 @@ GROWING: dict[str, Any] = TEXT | {
         "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16,
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
     },
+}  # fmt: skip
+COMPRESSED: dict[str, Any] = TEXT | {
+    "model_type": "mistral4", "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
+    "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
+    "rope_parameters": GROWING["rope_parameters"] | {"partial_rotary_factor": 0.25},
 }  # fmt: skip
 _VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
@@ -61,6 +67,16 @@ class Family:
         return f"{self.name}ForConditionalGeneration"
 
 
+_PATCH_MERGE: dict[str, Any] = {
+    "vision_encoder": _VISION | {
+        "patch_size": 7, "rope_theta": 10000.0, "image_token_id": 10, "image_break_token_id": 12,
+        "image_end_token_id": 13, "mm_projector_id": "patch_merge", "spatial_merge_size": 2,
+        "add_pre_mm_projector_layer_norm": True, "adapter_bias": False, "max_image_size": 56,
+    },
+}  # fmt: skip
+_MISTRAL3: dict[str, Any] = {
+    "vision_config": _VISION | _PIXTRAL | {"patch_size": 7}, "image_token_index": 10, "spatial_merge_size": 2,
+}  # fmt: skip
 FAMILIES: Mapping[str, Family] = {
     "pixtral": Family(
         "Llava", MediaKind.IMAGE, {
@@ -71,21 +87,17 @@ FAMILIES: Mapping[str, Family] = {
         {"multimodal": {"image_patch_size": 14, "max_image_size": 56}},
     ),
     "mistral3": Family(
-        "Mistral3", MediaKind.IMAGE, {
-            "vision_config": _VISION | _PIXTRAL | {"patch_size": 7}, "image_token_index": 10, "spatial_merge_size": 2,
-        },
-        {
-            "vision_encoder": _VISION | {
-                "patch_size": 7, "rope_theta": 10000.0, "image_token_id": 10, "image_break_token_id": 12,
-                "image_end_token_id": 13, "mm_projector_id": "patch_merge", "spatial_merge_size": 2,
-                "add_pre_mm_projector_layer_norm": True, "adapter_bias": False, "max_image_size": 56,
-            },
+        "Mistral3", MediaKind.IMAGE, _MISTRAL3, _PATCH_MERGE | {
             "yarn": {
                 "original_max_position_embeddings": 16, "factor": 16, "apply_scale": False, "beta": 32, "alpha": 1,
             },
             "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.3},
         },
         {"image": IMAGES}, GROWING,
+    ),
+    "mistral4": Family(
+        "Mistral3", MediaKind.IMAGE, _MISTRAL3, _PATCH_MERGE | params_of_mistral4(COMPRESSED), {"image": IMAGES},
+        COMPRESSED,
     ),
     "voxtral": Family(
         "Voxtral", MediaKind.AUDIO, {
@@ -143,8 +155,9 @@ def as_mistrals(source: Path, folder: Path, family: str) -> Path:
     write_media_tekken(folder, **kind.tekken)
     write_mistral(load_file(source / "model.safetensors"), {**kind.text, **kind.config}, folder)
     text = {
-        "dim": 64, "n_layers": 2, "head_dim": 16, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5,
-        "vocab_size": TEXT["vocab_size"], "rope_theta": 1e6, "dtype": "float32",
+        "dim": 64, "n_layers": 2, "head_dim": kind.text["head_dim"], "hidden_dim": 96, "n_heads": 4,
+        "n_kv_heads": kind.text["num_key_value_heads"], "norm_eps": 1e-5, "vocab_size": TEXT["vocab_size"],
+        "rope_theta": 1e6, "dtype": "float32",
     }  # fmt: skip
     (folder / "params.json").write_text(json.dumps(text | dict(kind.params)))
     return folder
@@ -171,7 +184,8 @@ def mistral_request(
 
 def reference_answer(folder: Path, family: str, request: GenerationRequest, count: int) -> list[int]:
     """The likeliest continuation in float64, without stopping at end-of-sequence tokens."""
-    model = getattr(transformers, FAMILIES[family].class_name).from_pretrained(folder, dtype=torch.float64).eval()
+    model_class = getattr(transformers, FAMILIES[family].class_name)
+    model = model_class.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
     ids = torch.tensor([list(request.prompt_token_ids)])
     with torch.inference_mode():
         output = model.generate(

@@ -13,6 +13,9 @@ from tests.support.tiny_mixtures import MIXTURES
 
 VOCAB_SIZE = 160
 _LOADING = threading.Lock()
+# Transformers 5.23 has it as a part of Mistral 3 alone.
+transformers.AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,

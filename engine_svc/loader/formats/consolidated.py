@@ -33,6 +33,11 @@ _MODULES = {
     "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
     "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj", "gate": "block_sparse_moe.gate",
+    "attention.wq_a": "self_attn.q_a_proj", "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj", "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm", "attention.wkv_b": "self_attn.kv_b_proj",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj", "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "shared_experts.w3": "mlp.shared_experts.up_proj",
 }  # fmt: skip
 # Positions of an audio encoder, which are always the same: the files leave them out.
 _POSITIONS = "model.audio_tower.embed_positions.weight"

@@ -129,7 +129,9 @@ def test_what_else_params_say(more: dict[str, Any], expected: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"q_lora_rank": 8}, "compressed attention"),
+        ({"q_lora_rank": 8}, "lacks 'moe'"),
+        ({"q_lora_rank": 8, "moe": {"route_every_n": 2}}, "route_every_n"),
+        ({"use_biases": True}, "biases are not supported in this format"),
         ({"llama_4_scaling": {"beta": 0.1}}, "lacks 'original_max_position_embeddings'"),
         (
             {"llama_4_scaling": {"beta": 0.1}, "moe": {"num_experts": 2, "num_experts_per_tok": 1}},

@@ -21,6 +21,7 @@ from tests.support.tiny_models import check_greedy, make_model
     [
         ("mistral", {}),
         ("mixtral", {}),
+        ("mistral4", {}),
         pytest.param("mistral", {"tensor_parallel_size": 2, "cpu_threads": 1}, marks=pytest.mark.slow),
     ],
 )
