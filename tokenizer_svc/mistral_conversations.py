@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from mistral_common.audio import Audio
-from mistral_common.protocol.instruct.chunk import RawAudio
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.protocol.transcription.request import TranscriptionRequest
-from mistral_common.tokens.tokenizers.audio import AudioEncoder, AudioEncoding
+from mistral_common.tokens.tokenizers.audio import Audio, AudioEncoder, AudioEncoding
 from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
 from mistral_common.tokens.tokenizers.image import ImageEncoder, ImageEncoding
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
@@ -29,8 +27,8 @@ _PLACES: Mapping[str, Mapping[str, Any]] = {
     MediaKind.IMAGE: {"type": "image_url", "image_url": {"url": "image"}},
     MediaKind.AUDIO: {"type": "audio_url", "audio_url": {"url": "audio"}},
 }
-# Variables that may be set. Those about thinking have no effect, as in templates without such a switch: what models
-# think is up to their system prompts.
+# Variables that may be set. Those about thinking have no effect on models without such a setting, as in templates
+# without such a switch: what those think is up to their system prompts.
 _KNOWN = {TRANSCRIPTION, EFFORT, *THINKING_SWITCHES}
 
 
@@ -95,8 +93,9 @@ class MistralConversations:
                 tokens = self._transcription(known, variables[TRANSCRIPTION])
             else:
                 request = ChatCompletionRequest.from_openai(
-                    messages=known, tools=tools, continue_final_message=continue_final_message
-                )
+                    messages=known, tools=tools, continue_final_message=continue_final_message,
+                    reasoning_effort=self._effort(variables),
+                )  # fmt: skip
                 tokens = self._tokenizer.encode_chat_completion(request).tokens
         except TemplateRejection:
             raise
@@ -106,6 +105,19 @@ class MistralConversations:
         if len(text) > self._max_chars:
             raise too_long(self._max_chars)
         return Rendered(text, tuple(tokens))
+
+    def _effort(self, variables: Mapping[str, Any]) -> str | None:
+        """How much to think, for models with such a setting: those of version 15 and later of tekken.json.
+
+        What a request asks for, which also sets the switches, goes to the package, which rejects what the model does
+        not know. The server's default does not, unless the model knows it.
+        """
+        effort: str | None = variables.get(EFFORT)
+        settings = self._tokenizer.instruct_tokenizer.tokenizer.model_settings_builder
+        if settings is None or settings.reasoning_effort is None:
+            return None
+        is_asked = any(name in variables for name in THINKING_SWITCHES)
+        return effort if is_asked or effort in settings.reasoning_effort.values else None
 
     def _transcription(self, messages: list[dict[str, Any]], language: str) -> list[int]:
         """The prompt for the words of the audio that the messages have, see `quire.media`.
@@ -118,9 +130,7 @@ class MistralConversations:
                 f"chat_template_kwargs has {TRANSCRIPTION}, which is for conversations with nothing but an audio.",
                 "chat_template_kwargs",
             )
-        # Not checked, because the package knows no formats where libsndfile is missing.
-        audio = RawAudio.model_construct(data="audio", format="wav")
-        request = TranscriptionRequest(model="", audio=audio, language=language or None)
+        request = TranscriptionRequest(model="", audio="audio", language=language or None)
         tokens: list[int] = self._tokenizer.encode_transcription(request).tokens
         return tokens
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mistral_common.audio import Audio
-from mistral_common.protocol.instruct.chunk import RawAudio
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.protocol.transcription.request import TranscriptionRequest
 from mistral_common.tokens.tokenizers import image as mistral_image
+from mistral_common.tokens.tokenizers.audio import Audio
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from quire.errors import InvalidRequest
-from tests.support.tekken import AUDIO, IMAGES, write_media_tekken, write_tekken
+from quire.tokenizer.tekken import read_tekken
+from tests.support.tekken import AUDIO, IMAGES, write_media_tekken, write_tekken, write_tekken_with_settings
 from tokenizer_svc.rendered import Rendered
 from tokenizer_svc.renderer import ChatRenderer
 
@@ -68,6 +68,23 @@ async def test_thinking_is_not_its_matter(renderer: ChatRenderer) -> None:
     """The gateway always sends the server's default."""
     variables = {"reasoning_effort": "high", "enable_thinking": False, "thinking": False}
     assert await render(renderer, ASKED, variables=variables) == await render(renderer, ASKED)
+
+
+async def test_thinking_of_models_with_such_a_setting(tmp_path: Path) -> None:
+    path = write_tekken_with_settings(tmp_path, ["none", "high"])
+    assert read_tekken(tmp_path).tokenizer.token_to_id("[MODEL_SETTINGS]") == 22
+    reference = MistralTokenizer.from_file(str(path))
+    renderer = ChatRenderer({}, {}, timeout_seconds=10.0, max_chars=300, conversations=str(path))
+    await renderer.start()
+    # The server's default goes without saying where the model does not know it.
+    for effort, expected in ((None, None), ("medium", None), ("high", "high"), ("none", "none")):
+        rendered = await render(renderer, ASKED, variables={} if effort is None else {"reasoning_effort": effort})
+        request = ChatCompletionRequest.from_openai(messages=ASKED, reasoning_effort=expected)
+        assert list(rendered.token_ids or ()) == reference.encode_chat_completion(request).tokens
+        assert f'[MODEL_SETTINGS]{{"reasoning_effort": "{expected or "none"}"}}[/MODEL_SETTINGS]' in rendered.text
+    with pytest.raises(InvalidRequest, match=r"should be one of .*none.*high.*, got medium"):
+        await render(renderer, ASKED, variables={"reasoning_effort": "medium", "enable_thinking": True})
+    await renderer.close()
 
 
 async def test_developers_are_systems(renderer: ChatRenderer) -> None:
@@ -165,7 +182,6 @@ async def test_media_have_a_token_where_mistral_has_many(
     request = ChatCompletionRequest.from_openai(messages=with_medium(kind, CHUNKS[kind]))
     assert expanded(rendered, kind) == reference.encode_chat_completion(request).tokens
     if spoken is not None:
-        audio = RawAudio.model_construct(data="any", format="wav")
-        asked = TranscriptionRequest(model="", audio=audio, language="de")
+        asked = TranscriptionRequest(model="", audio="any", language="de")
         assert expanded(spoken, kind) == reference.encode_transcription(asked).tokens
         assert spoken.text.endswith("[/INST]lang:de[TRANSCRIBE]")
