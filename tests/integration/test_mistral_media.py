@@ -18,6 +18,7 @@ from tests.support.audio_files import audio_file, sine
 from tests.support.mistral_media import as_mistrals, make_mistral_model, mistral_request, reference_answer
 from tests.support.run_engine import GREEDY
 from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support.tekken import IMAGES, write_tekken_with_settings
 from tests.support.vision_models import png_bytes, random_image
 
 pytestmark = pytest.mark.slow
@@ -46,28 +47,37 @@ def serving(folder: Path) -> Iterator[openai.OpenAI]:
 
 
 def expected(folder: Path, family: str, parts: list[Any], file: bytes, **variables: Any) -> list[int]:
-    kind = MediaKind.IMAGE if family == "mistral3" else MediaKind.AUDIO
+    kind = MediaKind.AUDIO if family == "voxtral" else MediaKind.IMAGE
     sampling = replace(GREEDY, max_tokens=ANSWER)
     request = mistral_request(folder, [{"role": "user", "content": parts}], [file], sampling, kind, **variables)
     return reference_answer(folder, family, request, ANSWER)
 
 
-def asked(client: openai.OpenAI, *parts: Any) -> Any:
+def asked(client: openai.OpenAI, *parts: Any, **fields: Any) -> Any:
     messages: Any = [{"role": "user", "content": list(parts)}]
     answer = client.chat.completions.create(
-        model="served", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True}
-    )
+        model="served", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True},
+        **fields,
+    )  # fmt: skip
     return answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
 
 
 def test_images(tmp_path: Path) -> None:
-    original = make_mistral_model(tmp_path / "original", "mistral3")
-    wanted = expected(original, "mistral3", [text("What is"), {"type": "image"}, text("this [IMG]?")], PICTURE)
+    original = make_mistral_model(tmp_path / "original", "mistral4")
+    served = as_mistrals(original, tmp_path / "mistral", "mistral4")
+    for folder in (original, served):
+        write_tekken_with_settings(folder, ["none", "high"], image=IMAGES)
+    parts = [text("What is"), {"type": "image"}, text("this [IMG]?")]
+    efforts = {"none": openai.omit, "high": "high"}
+    wanted = {effort: expected(original, "mistral4", parts, PICTURE, reasoning_effort=effort) for effort in efforts}
+    assert wanted["none"] != wanted["high"]
     url = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
-    image = {"type": "image_url", "image_url": {"url": url}}
-    with serving(as_mistrals(original, tmp_path / "mistral", "mistral3")) as client:
-        for _ in range(2):
-            assert asked(client, text("What is"), image, text("this [IMG]?")) == wanted
+    parts[1] = {"type": "image_url", "image_url": {"url": url}}
+    with serving(served) as client:
+        for effort, given in [*efforts.items()] * 2:
+            assert asked(client, *parts, reasoning_effort=given) == wanted[effort]
+        with pytest.raises(openai.BadRequestError, match=r"should be one of .*none.*high.*, got low"):
+            asked(client, *parts, reasoning_effort="low")
         with pytest.raises(openai.BadRequestError, match="this model reads text and images only"):
             asked(client, {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}})
 

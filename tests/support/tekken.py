@@ -33,13 +33,13 @@ def write_media_tekken(folder: Path, **media: Any) -> Path:
     return write_tekken(folder, special_tokens=tokens, version="v7", **media)
 
 
-def write_tekken_with_settings(folder: Path, efforts: Sequence[str]) -> Path:
+def write_tekken_with_settings(folder: Path, efforts: Sequence[str], **media: Any) -> Path:
     """Writes a file of the version that knows how much to think: one of `efforts`, the first by default."""
     names = [*SPECIAL[:20], "[ARGS]", "[CALL_ID]", "[MODEL_SETTINGS]", "[/MODEL_SETTINGS]", *SPECIAL[24:]]
     tokens = [{"rank": rank, "token_str": token, "is_control": True} for rank, token in enumerate(names)]
     effort = {"type": "enum", "values": efforts, "accepts_none": True, "default": efforts[0]}
     settings = {"reasoning_effort": effort}
-    return write_tekken(folder, special_tokens=tokens, version="v15", model_settings_builder=settings)
+    return write_tekken(folder, special_tokens=tokens, version="v15", model_settings_builder=settings, **media)
 
 
 def write_tekken(folder: Path, version: str = "", **changes: Any) -> Path:
