@@ -56,7 +56,7 @@ class StepInputs:
     rotary: torch.Tensor  # [tokens, 2, rotary_dim / 2]
     local_rotary: torch.Tensor  # the same for layers with a sliding window
     attention: AttentionBackend
-    query_scales: torch.Tensor | None = None  # float32 [tokens, 1, 1], see Temperature
+    query_scales: torch.Tensor | None = None  # float32 [tokens, 1], see Temperature
     output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
     encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
 
@@ -131,16 +131,16 @@ class Attention(torch.nn.Module):
         """Queries, keys and values [tokens, all heads, head_dim] → [outputs, query heads * head_dim]."""
         where = cache.cache, cache.prepared, self.options
         scales = step.query_scales if self._scales_queries else None
-        if self._rotates and scales is not None:  # may come before the rotation, as there are no norms in between
-            heads[:, : self._heads] *= scales
-        if self._rotates or (self._head_norms is not None and scales is None):
+        if scales is not None and self._head_norms is None:  # may come before the rotation, but not before norms
+            self._ops.scale_rows(heads[:, : self._heads].flatten(1), scales)
+            scales = None
+        if scales is None and (self._rotates or self._head_norms is not None):
             return step.attention.rotate_and_forward(heads, self._rotation(step), *where).flatten(1)
         together, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        if self._head_norms is not None:
-            together = self._rotation(step)(together)
-        query, key = together.split((self._heads, self._kv_heads), dim=1)
         if scales is not None:
-            query = (query * scales).to(query.dtype)
+            together = self._rotation(step)(together)
+            self._ops.scale_rows(together[:, : self._heads].flatten(1), scales)
+        query, key = together.split((self._heads, self._kv_heads), dim=1)
         return step.attention.forward(step.outputs(self._ops, query), key, value, *where).flatten(1)
 
     def _rotation(self, step: StepInputs) -> Rotation:

@@ -17,7 +17,7 @@ from engine_svc.layers.linear import ColumnParallelLinear, whole_linear
 from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_components, rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import ModelConfig, Temperature
 from engine_svc.models.decoder_layer import DecoderLayer, create_layer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.positions import position_table
@@ -86,6 +86,10 @@ class Decoder(torch.nn.Module):
         components = rotary_components(config.rope_parameters, config.rotary_dim)
         self._rotary_components = None if components is None else components.to(context.device)
         self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
+        self._query_scales = (
+            None if config.temperature is None
+            else _query_scales(config.temperature, len(self._rotary)).to(context.device)
+        )  # fmt: skip
 
     @property
     def is_tied(self) -> bool:
@@ -142,7 +146,8 @@ class Decoder(torch.nn.Module):
         if images is not None:
             rotary = self._turned(rotary, images)
         local = rotary if self._local_rotary is None else self._ops.take_rows(self._local_rotary, positions)
-        step = StepInputs(rotary, local, self._attention, self._query_scales(positions))
+        scales = None if self._query_scales is None else self._ops.take_rows(self._query_scales, positions)
+        step = StepInputs(rotary, local, self._attention, scales)
         hidden = self._embed(token_ids, positions, embedded) if received is None else received
         text = None if embedded is None else embedded.text
         if embedded is not None and text is not None:
@@ -181,13 +186,6 @@ class Decoder(torch.nn.Module):
         if self.positions is not None:
             hidden = self._ops.add(hidden, self.positions(positions))
         return hidden if self.embedding_norm is None else self.embedding_norm(hidden)
-
-    def _query_scales(self, positions: torch.Tensor) -> torch.Tensor | None:
-        temperature = self.config.temperature
-        if temperature is None:
-            return None
-        steps = torch.floor((positions.float() + (not temperature.rotating)) / temperature.floor)
-        return (torch.log1p(steps) * temperature.growth + 1)[:, None, None]
 
     def use_cache_scales(self, scales: Mapping[int, CacheScales]) -> None:
         """Makes layers use a checkpoint's KV cache scales, if the cache has 8 bits."""
@@ -237,3 +235,10 @@ class Decoder(torch.nn.Module):
 def _projection(inputs: int, outputs: int, context: LayerContext) -> ColumnParallelLinear | None:
     """A projection between embeddings and hidden states; None if they have the same size."""
     return None if inputs == outputs else whole_linear(inputs, outputs, bias=False, context=context)
+
+
+def _query_scales(temperature: Temperature, count: int) -> torch.Tensor:
+    """The factors of the first positions: float32 [count, 1]."""
+    positions = torch.arange(count, dtype=torch.float32)[:, None]
+    steps = torch.floor((positions + (not temperature.rotating)) / temperature.floor)
+    return torch.log1p(steps) * temperature.growth + 1

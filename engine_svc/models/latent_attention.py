@@ -79,7 +79,7 @@ class LatentAttention(torch.nn.Module):
         latent, ops, expansion = self._latent, self._ops, cache.prepared.expansion
         queries = self._query(step.outputs(ops, hidden)).unflatten(1, (self._heads, -1))
         if step.query_scales is not None:  # may come before the rotation
-            queries *= step.outputs(ops, step.query_scales)
+            ops.scale_rows(queries.flatten(1), step.outputs(ops, step.query_scales))
         vectors = self.kv_a_proj_with_mqa(hidden)
         key = hidden.new_empty((len(hidden), 1, latent.rank + latent.rotated_dim))
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])

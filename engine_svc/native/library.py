@@ -62,6 +62,7 @@ _SIGNATURES = {
     "clip": (_INT, _POINTER, _LONG, _LONG, _FLOAT),
     "softcap": (_POINTER, _LONG, _LONG, _LONG, _FLOAT),
     "scale": (_INT, _POINTER, _LONG, _LONG, _LONG, _FLOAT),
+    "scale_rows": (_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG),
     "copy_parts": (_POINTER, _LONG, _LONG, _POINTER, *(_LONG,) * 4),
     "clear": (_POINTER, _LONG, _LONG),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),

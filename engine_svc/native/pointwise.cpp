@@ -144,6 +144,11 @@ inline void rotate_pairs(const Value* from, const Value* table, Value* to, int64
   }
 }
 
+template <class Value>
+void scale_by(float factor, Value* values, int64_t size) {
+  for (int64_t i = 0; i < size; i += LANES) store(values + i, load(values + i, size - i) * all(factor), size - i);
+}
+
 }  // namespace
 
 extern "C" {
@@ -233,8 +238,16 @@ void quire_softcap(float* logits, int64_t stride, int64_t rows, int64_t size, fl
 void quire_scale(int type, void* values, int64_t stride, int64_t rows, int64_t size, float factor) {
   with_type(type, [=](auto value) {
     parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
-      auto* at = (decltype(value)*)values + row * stride;
-      for (int64_t i = 0; i < size; i += LANES) store(at + i, load(at + i, size - i) * all(factor), size - i);
+      scale_by(factor, (decltype(value)*)values + row * stride, size);
+    });
+  });
+}
+
+// values [rows, size], times a factor for each row.
+void quire_scale_rows(int type, void* values, int64_t stride, const float* factors, int64_t rows, int64_t size) {
+  with_type(type, [=](auto value) {
+    parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+      scale_by(factors[row], (decltype(value)*)values + row * stride, size);
     });
   });
 }
@@ -321,5 +334,6 @@ RECORDABLE(rotate_pairs)
 RECORDABLE(activate_and_multiply)
 RECORDABLE(activate)
 RECORDABLE(scale)
+RECORDABLE(scale_rows)
 RECORDABLE(copy_parts)
 RECORDABLE(clear)

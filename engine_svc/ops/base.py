@@ -381,6 +381,10 @@ class Ops(ABC):
         """Multiplies [rows, size], with any stride between rows, by a factor, in place, and returns it."""
 
     @abstractmethod
+    def scale_rows(self, values: torch.Tensor, factors: torch.Tensor) -> None:
+        """Multiplies [rows, size], with any stride between rows, by contiguous float32 [rows, 1], in place."""
+
+    @abstractmethod
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:

@@ -205,6 +205,12 @@ class NativeOps(Ops):
         self.kernels.scale(TYPES[values.dtype], values.data_ptr(), values.stride(0), *values.shape, factor)
         return values
 
+    def scale_rows(self, values: torch.Tensor, factors: torch.Tensor) -> None:
+        """See Ops.scale_rows."""
+        self.kernels.scale_rows(
+            TYPES[values.dtype], values.data_ptr(), values.stride(0), factors.data_ptr(), *values.shape
+        )
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:

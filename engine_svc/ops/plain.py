@@ -172,6 +172,10 @@ class PlainOps(Ops):
         """See Ops.scale."""
         return values.mul_(factor)
 
+    def scale_rows(self, values: torch.Tensor, factors: torch.Tensor) -> None:
+        """See Ops.scale_rows."""
+        values.mul_(factors)
+
     def rms_norm(
         self, hidden: torch.Tensor, weight: torch.Tensor, epsilon: float, output: torch.Tensor | None = None
     ) -> torch.Tensor:

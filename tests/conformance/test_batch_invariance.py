@@ -95,6 +95,15 @@ def rotate_pairs(ops: Ops, dtype: torch.dtype) -> Operation:
     return run
 
 
+def scale_rows(ops: Ops, dtype: torch.dtype) -> Operation:
+    def run(hidden: torch.Tensor) -> torch.Tensor:
+        values = hidden.clone()
+        ops.scale_rows(values, hidden[:, :1].float().contiguous())
+        return values
+
+    return run
+
+
 def choose_experts(ops: Ops, dtype: torch.dtype) -> Operation:
     routing = Routing(3, True, "sigmoid", num_groups=4, chosen_groups=2)
     bias = normal(SIZE, dtype=torch.float32)
@@ -113,6 +122,7 @@ ON_A_CPU = OPERATIONS | {
     "add": lambda ops, dtype: lambda hidden: ops.add(hidden.clone() * 3, hidden, hidden[:, :1].float().contiguous()),
     "gate": lambda ops, dtype: lambda hidden: ops.gate(hidden.clone() * 3, hidden),
     "scale": lambda ops, dtype: lambda hidden: ops.scale(hidden.float() * 2, 0.3),
+    "scale rows": scale_rows,
     "softcap": lambda ops, dtype: lambda hidden: ops.softcap(hidden.float() * 40, 30.0),
 }  # fmt: skip
 

@@ -183,6 +183,17 @@ def test_scale(name: str) -> None:
 
 
 @every
+def test_scale_rows(name: str) -> None:
+    ops, dtype = make_ops(name)
+    values, factors = normal(3, 150, dtype=dtype), normal(3, 1, dtype=torch.float32)
+    part, rest = values[:, :103], values[:, 103:].clone()
+    expected = part.double() * factors
+    ops.scale_rows(part, factors)
+    close(part, expected, dtype)
+    assert values[:, 103:].equal(rest)
+
+
+@every
 @pytest.mark.parametrize("rotated", [8, 16, 22, 64])
 def test_rotate_pairs(name: str, rotated: int) -> None:
     ops, dtype = make_ops(name)

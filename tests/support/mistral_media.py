@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ COMPRESSED: dict[str, Any] = TEXT | {
     "model_type": "mistral4", "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
     "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
-    "rope_parameters": GROWING["rope_parameters"] | {"partial_rotary_factor": 0.25},
+    "rope_parameters": GROWING["rope_parameters"],
 }  # fmt: skip
 _VISION: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
@@ -132,7 +133,7 @@ def make_mistral_model(folder: Path, family: str, *, seed: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     write_media_tekken(folder, **kind.tekken)
     config = getattr(transformers, f"{kind.name}Config")(
-        text_config=dict(kind.text), tie_word_embeddings=False, **kind.config
+        text_config=copy.deepcopy(dict(kind.text)), tie_word_embeddings=False, **kind.config
     )
     torch.manual_seed(seed)
     model = getattr(transformers, kind.class_name)(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -353,7 +354,9 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     name, config = (FAMILIES | MIXTURES | HYBRIDS | OTHERS)[family]
     torch.manual_seed(0)
     config_class = getattr(transformers, f"{name}Config")
-    model = transformers.AutoModelForCausalLM.from_config(config_class(**(_SHAPE | config | changes)))
+    # Some of Transformers' configurations add to what they are given.
+    given = copy.deepcopy(_SHAPE | config | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**given))
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)

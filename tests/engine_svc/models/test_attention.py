@@ -52,7 +52,7 @@ def test_queries_that_are_not_rotated_are_normed_and_then_scaled(norm: Any) -> N
         assert isinstance(parameter, LoadedParameter)
         parameter.allocate()
         torch.nn.init.normal_(parameter)
-    hidden, scales = torch.randn(TOKENS, 32), torch.rand(TOKENS, 1, 1) + 1
+    hidden, scales = torch.randn(TOKENS, 32), torch.rand(TOKENS, 1) + 1
     backend = Seen(AttentionShape(HEADS, KV_HEADS, HEAD_DIM, 16, torch.float32, CPU))
     rotary = torch.randn(TOKENS, 2, HEAD_DIM // 2)
     nowhere: Any = Prepared
@@ -66,6 +66,6 @@ def test_queries_that_are_not_rotated_are_normed_and_then_scaled(norm: Any) -> N
             root_mean_square(query, parameters["q_norm.weight"]),
             root_mean_square(key, parameters["k_norm.weight"]),
         )
-    torch.testing.assert_close(backend.query, query * scales)
+    torch.testing.assert_close(backend.query, query * scales[:, None])
     torch.testing.assert_close(backend.key, key)
     torch.testing.assert_close(backend.value, value)

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(family: str) -> Path:
         if family not in made:
             # The kernels need head sizes that are multiples of 16.
-            is_latent = family in ("deepseek-v3", "kimi-linear")
+            is_latent = family in ("deepseek-v3", "kimi-linear", "mistral4")
             changes = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16} if is_latent else {}
             made[family] = make_model(tmp_path_factory.mktemp(family), family, **changes)
         return made[family]
@@ -89,7 +89,7 @@ def compare(folder: Path, **options: Any) -> None:
     [
         "llama", "qwen3", "gemma2", "gemma3", "olmo2", "cohere2", "mixtral", "qwen2-moe", "deepseek-v3", "jamba",
         "granite-hybrid", "qwen3-next", "mamba", "lfm2-moe", "nemotron-h", "falcon-h1", "minimax", "kimi-linear",
-        "opt-projected", "gpt2", "recurrent-gemma", "lfm3",
+        "opt-projected", "gpt2", "recurrent-gemma", "lfm3", "ministral3", "mistral4", "llama4",
     ],
 )  # fmt: skip
 def test_families(folder: Callable[[str], Path], replays: list[bool], family: str) -> None:
