@@ -27,7 +27,7 @@ _DEFAULTS = {
     "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 128_000, "rope_theta": 10_000.0,
     "dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-# Of models with compressed attention: Mistral 4, Mistral Large 3.
+# Of models with compressed attention: Mistral 4.
 _COMPRESSED = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _EXPERTS = {
     "num_experts": "n_routed_experts", "num_experts_per_tok": "num_experts_per_tok",

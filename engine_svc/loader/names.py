@@ -14,7 +14,7 @@ _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # For models that read media or speak, of which only the text model is loaded: prefixes to remove, and modules to leave
 # out.
 _PREFIXES = ("thinker.", "model.", "language_model.", "text_model.", "model.")
-_OF_IMAGES = (
+_OF_OTHERS = (
     "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.", "mlp1.",
     "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
     "talker.", "token2wav.", "code2wav.",
@@ -61,9 +61,9 @@ def parameter_of_module(module: str, module_names: Mapping[str, str]) -> tuple[s
 
 
 def is_of_another(target: str, num_layers: int) -> bool:
-    """Whether a parameter belongs to a layer after the model's own (multi-token prediction), or to a vision model."""
+    """Whether a parameter is of a layer after the model's own (multi-token prediction), or reads media or speaks."""
     layer = _LAYER.match(target)
-    return target.startswith(_OF_IMAGES) or (layer is not None and int(layer[1]) >= num_layers)
+    return target.startswith(_OF_OTHERS) or (layer is not None and int(layer[1]) >= num_layers)
 
 
 def is_of_text(name: str) -> bool:

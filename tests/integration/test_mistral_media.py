@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from quire.tokenizer.tekken import read_tekken
 from tests.support.audio_files import audio_file, sine
 from tests.support.mistral_media import as_mistrals, make_mistral_model, mistral_request, reference_answer
 from tests.support.run_engine import GREEDY
-from tests.support.stack import Stack, start_stack, stop_stack
 from tests.support.tekken import IMAGES, write_tekken_with_settings
+from tests.support.tiny_stack import serving_tiny
 from tests.support.vision_models import png_bytes, random_image
 
 pytestmark = pytest.mark.slow
@@ -32,20 +30,6 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[openai.OpenAI]:
-    running: Stack = start_stack(
-        folder, folder / "log", "--dtype", "float32", "--served-model-name", "served", "--max-model-len", "512",
-        "--kv-cache-memory-bytes", "64M", "--override-generation-config", '{"eos_token_id": []}',
-    )  # fmt: skip
-    try:
-        running.wait_healthy()
-        yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60)
-    finally:
-        code = stop_stack(running)
-    assert code == 0, running.log.read_text()
-
-
 def expected(folder: Path, family: str, parts: list[Any], file: bytes, **variables: Any) -> list[int]:
     kind = MediaKind.AUDIO if family == "voxtral" else MediaKind.IMAGE
     sampling = replace(GREEDY, max_tokens=ANSWER)
@@ -56,7 +40,7 @@ def expected(folder: Path, family: str, parts: list[Any], file: bytes, **variabl
 def asked(client: openai.OpenAI, *parts: Any, **fields: Any) -> Any:
     messages: Any = [{"role": "user", "content": list(parts)}]
     answer = client.chat.completions.create(
-        model="served", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True},
+        model="tiny", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True},
         **fields,
     )  # fmt: skip
     return answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
@@ -73,7 +57,7 @@ def test_images(tmp_path: Path) -> None:
     assert wanted["none"] != wanted["high"]
     url = f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"
     parts[1] = {"type": "image_url", "image_url": {"url": url}}
-    with serving(served) as client:
+    with serving_tiny(served) as client:
         for effort, given in [*efforts.items()] * 2:
             assert asked(client, *parts, reasoning_effort=given) == wanted[effort]
         with pytest.raises(openai.BadRequestError, match=r"should be one of .*none.*high.*, got low"):
@@ -93,13 +77,13 @@ def test_audio(tmp_path: Path) -> None:
         for language in ("", "de")
     }
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(RECORDING).decode(), "format": "wav"}}
-    with serving(as_mistrals(original, tmp_path / "mistral", "voxtral")) as client:
+    with serving_tiny(as_mistrals(original, tmp_path / "mistral", "voxtral")) as client:
         assert asked(client, part, text("What is it?")) == wanted
         create: Any = client.audio.transcriptions.create
         for language, words in spoken.items():
             form = {"language": language} if language else {}
             answer = create(
-                file=("a.wav", RECORDING), model="served", extra_body={"max_completion_tokens": str(ANSWER)}, **form
+                file=("a.wav", RECORDING), model="tiny", extra_body={"max_completion_tokens": str(ANSWER)}, **form
             )
             assert answer.text == words.strip()
         assert spoken[""] != spoken["de"]

@@ -6,7 +6,6 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import transformers
 from msgspec.structs import replace
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from tests.support.audio_files import Samples, audio_file, sine
 from tests.support.omni_models import make_omni_model, omni_request, reference_answer
 from tests.support.run_engine import GREEDY
-from tests.support.stack import Stack, start_stack, stop_stack
+from tests.support.tiny_stack import serving_tiny
 from tests.support.vision_models import png_bytes, random_image
 
 pytestmark = pytest.mark.slow
@@ -40,13 +39,7 @@ def test_images_and_audio(tmp_path: Path) -> None:
     words = {"type": "text", "text": "Is that the sound of this?"}
     wanted = expected(folder, [{"type": "audio"}, words, {"type": "image"}], [SEEN], [HEARD])
     spoken = expected(folder, [{"type": "audio"}, TRANSCRIBE], [], [HEARD])
-    running: Stack = start_stack(
-        folder, tmp_path / "log", "--dtype", "float32", "--served-model-name", "omni", "--max-model-len", "512",
-        "--kv-cache-memory-bytes", "64M", "--override-generation-config", '{"eos_token_id": []}',
-    )  # fmt: skip
-    try:
-        running.wait_healthy()
-        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0, timeout=60)
+    with serving_tiny(folder) as client:
         wav = audio_file(HEARD, "wavf")
         url = f"data:image/png;base64,{encoded(png_bytes(SEEN))}"
         messages: Any = [{
@@ -57,13 +50,10 @@ def test_images_and_audio(tmp_path: Path) -> None:
         }]  # fmt: skip
         for _ in range(2):
             answer = client.chat.completions.create(
-                model="omni", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True}
+                model="tiny", messages=messages, temperature=0, max_tokens=ANSWER, extra_body={"return_token_ids": True}
             )
             assert answer.choices[0].model_extra["token_ids"] == wanted  # type: ignore[index]
         create: Any = client.audio.transcriptions.create
-        written = create(file=("a.wav", wav), model="omni", extra_body={"max_completion_tokens": str(ANSWER)})
+        written = create(file=("a.wav", wav), model="tiny", extra_body={"max_completion_tokens": str(ANSWER)})
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         assert written.text == str(tokenizer.decode(spoken, skip_special_tokens=True)).strip()
-    finally:
-        code = stop_stack(running)
-    assert code == 0, running.log.read_text()

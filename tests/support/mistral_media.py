@@ -22,6 +22,7 @@ from quire.tokenizer.tekken import read_tekken
 from tests.support.media_requests import prepare
 from tests.support.mistral_files import params_of_mistral4, write_mistral
 from tests.support.tekken import AUDIO, IMAGES, NUM_SPECIAL, NUM_WORDS, write_media_tekken
+from tests.support.tiny_mixtures import COMPRESSED
 from tokenizer_svc.media import Medium
 from tokenizer_svc.mistral_conversations import MistralConversations
 
@@ -37,9 +38,8 @@ GROWING: dict[str, Any] = TEXT | {
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
     },
 }  # fmt: skip
-COMPRESSED: dict[str, Any] = TEXT | {
-    "model_type": "mistral4", "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24,
-    "v_head_dim": 16, "num_key_value_heads": 4, "head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+MIXED: dict[str, Any] = TEXT | COMPRESSED | {
+    "model_type": "mistral4", "head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1,
     "rope_parameters": GROWING["rope_parameters"],
 }  # fmt: skip
@@ -97,8 +97,8 @@ FAMILIES: Mapping[str, Family] = {
         {"image": IMAGES}, GROWING,
     ),
     "mistral4": Family(
-        "Mistral3", MediaKind.IMAGE, _MISTRAL3, _PATCH_MERGE | params_of_mistral4(COMPRESSED), {"image": IMAGES},
-        COMPRESSED,
+        "Mistral3", MediaKind.IMAGE, _MISTRAL3, _PATCH_MERGE | params_of_mistral4(MIXED), {"image": IMAGES},
+        MIXED,
     ),
     "voxtral": Family(
         "Voxtral", MediaKind.AUDIO, {

@@ -6,6 +6,10 @@ from typing import Any
 
 from transformers import GptOssConfig
 
+COMPRESSED: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _SMALL: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _GROUPED: dict[str, Any] = _SMALL | {
     "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
@@ -118,10 +122,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mistral4": (
-        "Mistral4", {
-            "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
-            "num_key_value_heads": 4, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-            "first_k_dense_replace": 1, "rope_parameters": {
+        "Mistral4", COMPRESSED | _SMALL | {
+            "n_routed_experts": 6, "first_k_dense_replace": 1, "rope_parameters": {
                 "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16,
                 "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
             },

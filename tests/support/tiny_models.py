@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support.tiny_mixtures import MIXTURES
+from tests.support.tiny_mixtures import COMPRESSED, MIXTURES
 
 VOCAB_SIZE = 160
 _LOADING = threading.Lock()
@@ -25,11 +25,7 @@ _SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }  # fmt: skip
 
-_COMPRESSED: dict[str, Any] = {
-    "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
-    "num_key_value_heads": 4,
-}  # fmt: skip
-_LATENT: dict[str, Any] = _COMPRESSED | {
+_LATENT: dict[str, Any] = COMPRESSED | {
     "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }  # fmt: skip
@@ -163,7 +159,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
     "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),
-    "minicpm3": ("MiniCPM3", _COMPRESSED | {"dim_model_base": 32}),
+    "minicpm3": ("MiniCPM3", COMPRESSED | {"dim_model_base": 32}),
     "ministral": (
         "Ministral",
         {
@@ -221,8 +217,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "xglm": ("XGLM", {"ffn_dim": 96, "initializer_range": 0.1}),
-    "youtu": ("Youtu", _COMPRESSED),
-    "youtu-bias": ("Youtu", _COMPRESSED | {"attention_bias": True, "tie_word_embeddings": False}),
+    "youtu": ("Youtu", COMPRESSED),
+    "youtu-bias": ("Youtu", COMPRESSED | {"attention_bias": True, "tie_word_embeddings": False}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 

@@ -87,7 +87,7 @@ NAMES: dict[str, str] = {
     "Ministral3ForCausalLM": "Ministral 3",
     "MinistralForCausalLM": "Ministral 8B",
     "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and later, Ministral 3, Mistral Small 4",
-    "Mistral4ForCausalLM": "Mistral Small 4, Mistral Large 3",
+    "Mistral4ForCausalLM": "Mistral Small 4",
     "MistralForCausalLM": "Mistral 7B, Nemo, Small 24B, Mistral Large 2, Codestral, Zephyr",
     "MixtralForCausalLM": "Mixtral 8x7B, 8x22B",
     "MllamaForCausalLM": "Llama 3.2 Vision's language model",
