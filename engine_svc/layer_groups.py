@@ -3,17 +3,18 @@
 A model whose layers all have the same attention window has one group. Where some layers have a sliding window and
 others full attention (Gemma, gpt-oss), each kind has its own groups, all with about the same number of layers: a block
 holds tokens for the layers of one group, so blocks of all groups come from one pool, and blocks that a window has
-passed can be reused by any group (as in vLLM's hybrid KV cache manager).
+passed can be reused by any group (as in vLLM's hybrid KV cache manager). Where the kinds also differ in their heads,
+groups of the same size may have different numbers of layers: see attention/mixed.py.
 
 The stages of a pipeline have the same groups and block tables; each stage has its own layers of every group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-MAX_GROUPS = 8  # each costs some microseconds per step
+MAX_GROUPS = 12  # each costs some microseconds per step
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,42 @@ class LayerGroup:
     layers: tuple[int, ...]
 
 
-def group_layers(windows: Mapping[int, int | None], own: Container[int] | None = None) -> list[LayerGroup]:
+LayersPerCache = Callable[[int], int]  # see AttentionBackend.layers_per_cache
+
+
+def _one(layer: int) -> int:
+    return 1
+
+
+def group_layers(
+    windows: Mapping[int, int | None], own: Container[int] | None = None, per_cache: LayersPerCache = _one
+) -> list[LayerGroup]:
     """Groups the layers of a model by window; groups with full attention come first.
 
     Args:
         windows: window of each attention layer. If there are none, the result is one group without layers.
         own: layers of this pipeline stage; groups then contain only these, and may be empty. None means all layers.
+        per_cache: how many layers like this one share a cache; the same for all layers with the same window.
     """
     if not windows:
         return [LayerGroup(None, ())]
     by_window: dict[int | None, list[int]] = {}
     for layer, window in windows.items():
         by_window.setdefault(window, []).append(layer)
-    size = min(map(len, by_window.values()))
-    while sum(-(-len(layers) // size) for layers in by_window.values()) > max(MAX_GROUPS, len(by_window)):
+    caches = {window: -(-len(layers) // per_cache(layers[0])) for window, layers in by_window.items()}
+    size = min(caches.values())  # caches of a group
+    while sum(-(-count // size) for count in caches.values()) > max(MAX_GROUPS, len(by_window)):
         size += 1
     return [
         LayerGroup(window, group)
         for window, layers in sorted(by_window.items(), key=lambda item: (item[0] is not None, item[0]))
-        for group in _dealt([layer for layer in layers if own is None or layer in own], -(-len(layers) // size))
+        for group in _dealt([layer for layer in layers if own is None or layer in own], -(-caches[window] // size))
     ]
+
+
+def most_caches(groups: Sequence[LayerGroup], per_cache: LayersPerCache = _one) -> int:
+    """The most caches that any group needs."""
+    return max(-(-len(group.layers) // per_cache(group.layers[0])) if group.layers else 0 for group in groups)
 
 
 def _dealt(layers: list[int], groups: int) -> list[tuple[int, ...]]:

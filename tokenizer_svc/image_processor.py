@@ -18,7 +18,7 @@ import transformers
 from PIL import Image
 from transformers.models.auto.processing_auto import processor_class_from_name
 
-from quire.images import DTYPES, PIXELS
+from quire.images import DTYPES, PIXELS, PLACES
 from tokenizer_svc.image_decoder import decode_image
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
@@ -87,6 +87,8 @@ class ImageProcessor:
             ) from error
         inputs = {name: _sendable(name, each) for name, each in found.items() if self._is_sent(name, each)}
         inputs[PIXELS] = self._once(inputs[PIXELS])
+        if PLACES in inputs:
+            inputs |= _without_padding(inputs)
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return Processed(text, tokens.count(self.image_token_id), inputs, scale, shift)
 
@@ -145,6 +147,13 @@ def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return (
         values if values.dtype.name in DTYPES else values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
     )
+
+
+def _without_padding(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Gemma 4's patches [1, patches, values] and their places [1, patches, 2] without those that fill them up to the
+    most that an image may have: encoders ignore them, but would compute them."""
+    count = int((inputs[PLACES] >= 0).all(-1).sum())
+    return {name: np.ascontiguousarray(inputs[name][:, :count]) for name in (PIXELS, PLACES)}
 
 
 def _load(folder: Path) -> Any:

@@ -196,3 +196,21 @@ def in_patches(frames: Pixels, side: int, merged: int, frames_per_patch: int) ->
     )
     patches = apart.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(times * rows * columns, -1)
     return np.ascontiguousarray(patches), np.array([[times, rows, columns]], np.int64)
+
+
+def in_placed_patches(frames: Pixels, side: int) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """Cuts frames into patches as Gemma 4's image encoder takes them, row by row.
+
+    Args:
+        frames: [frames, height, width, channels]
+        side: pixels along a patch.
+
+    Returns:
+        [frames, patches, side * side * channels], and column and row of each patch: int64 [frames, patches, 2].
+    """
+    count, height, width, channels = frames.shape
+    rows, columns = height // side, width // side
+    apart = frames.reshape(count, rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
+    places = np.indices((rows, columns))[::-1].reshape(2, -1).T
+    patches = np.ascontiguousarray(apart.reshape(count, rows * columns, -1))
+    return patches, np.ascontiguousarray(np.broadcast_to(places, (count, *places.shape)), np.int64)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from PIL.Image import Resampling
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
-from quire.images import PIXELS, VIDEO_PIXELS
+from quire.images import PIXELS, PLACES, VIDEO_PIXELS
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
 from tokenizer_svc.processed import Processed
@@ -32,6 +33,7 @@ from tokenizer_svc.video_frames import (
     frames_a_second,
     in_pairs,
     in_patches,
+    in_placed_patches,
     resized,
     some_a_second,
     spread_evenly,
@@ -56,6 +58,7 @@ class VideoProcessor(ABC):
 
     has_own_token = True  # besides the one for images
     can_prune = False  # whether the model can leave out some of a video's tokens
+    of_images: frozenset[str] = frozenset()  # settings of requests that are for images alone
 
     def __init__(self, processor: Any, settings: VideoSettings, image_token_id: int, pruning_rate: float = 0.0) -> None:
         """
@@ -82,7 +85,8 @@ class VideoProcessor(ABC):
         video = open_video(files)
         indices = self._chosen(video.facts, reading)
         try:
-            chosen = self._settings.changed(settings)
+            own = {name: value for name, value in settings.items() if name not in self.of_images}
+            chosen = self._settings.changed(own)
             size = self._size(chosen, video.facts, len(indices))
             resample, (scale, shift) = Resampling(chosen.resample), _normalization(chosen)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
@@ -260,11 +264,36 @@ class _OnevisionVideos(VideoProcessor):
         return {VIDEO_PIXELS: by_channels(frames)[None]}, self.placeholder * (len(frames) * side**2 + 1)
 
 
+class _Gemma4Videos(VideoProcessor):
+    """Gemma 4: each frame is an image behind its time, with fewer tokens than other images."""
+
+    of_images = frozenset({"max_soft_tokens"})
+
+    def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
+        """See VideoProcessor."""
+        pooled = settings.pooling_kernel_size
+        height, width = get_aspect_ratio_preserving_size(
+            facts.height, facts.width, settings.patch_size, settings.max_soft_tokens * pooled**2, pooled
+        )
+        return width, height
+
+    def _inputs(
+        self, frames: Pixels, settings: VideoSettings, facts: VideoFacts, indices: Sequence[int]
+    ) -> tuple[Inputs, str]:
+        """See VideoProcessor."""
+        patches, places = in_placed_patches(frames, settings.patch_size)
+        own, count = self._processor, patches.shape[1] // settings.pooling_kernel_size**2
+        tokens = f"{own.boi_token}{self.placeholder * count}{own.eoi_token}"
+        seconds = [int(index / facts.fps) for index in indices]
+        text = " ".join(f"{each // 60:02d}:{each % 60:02d} {tokens}" for each in seconds)
+        return {PIXELS: patches, PLACES: places}, text
+
+
 _CLASSES: Mapping[str, type[VideoProcessor]] = {
     "Exaone4_5_Processor": _Qwen2Videos, "Qwen2VLProcessor": _Qwen2Videos, "Qwen2_5_VLProcessor": _Qwen25Videos,
     "Qwen2_5OmniProcessor": _Qwen25Videos, "Qwen3OmniMoeProcessor": _Qwen25Videos,
     "Qwen3VLProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos, "Glm46VProcessor": _Glm46Videos,
-    "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
+    "Gemma4Processor": _Gemma4Videos, "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
 }  # fmt: skip
 
 

@@ -24,7 +24,9 @@ _PART, _FILES = (
 )
 _EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 # What requests may not change: the encoder was made for it.
-_FIXED = frozenset({"patch_size", "merge_size", "temporal_patch_size", "max_duration"})
+_FIXED = frozenset({
+    "patch_size", "merge_size", "temporal_patch_size", "max_duration", "max_soft_tokens", "pooling_kernel_size",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,10 @@ class VideoSettings:
 
     Attributes:
         size: height and width of a frame; or the least and the greatest area as shortest_edge and longest_edge, of a
-            frame for Qwen2-VL's processor, of all frames together for Qwen3-VL's and GLM's.
+            frame for Qwen2-VL's processor, of all frames together for Qwen3-VL's and GLM's. Gemma 4's has none.
         max_duration: seconds of a video whose frames are taken at the usual rate, by GLM-4.1V's processor.
+        max_soft_tokens: the most embeddings of a frame, for Gemma 4's processor.
+        pooling_kernel_size: patches along each side of one of these.
     """
 
     size: Mapping[str, int]
@@ -48,6 +52,8 @@ class VideoSettings:
     do_rescale: bool = True
     do_normalize: bool = True
     max_duration: int = 300
+    max_soft_tokens: int = 70
+    pooling_kernel_size: int = 3
 
     def changed(self, changes: Mapping[str, Any]) -> VideoSettings:
         """The settings with those of a request.
@@ -86,6 +92,7 @@ DEFAULTS: Mapping[str, VideoSettings] = MappingProxyType({
         ("Glm4vProcessor", "Glm46VProcessor"),
         VideoSettings({"shortest_edge": 112 * 112, "longest_edge": 2 * 30_000 * 28 * 28}, patch_size=14),
     ),
+    "Gemma4Processor": VideoSettings({}, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), patch_size=16),
     "InternVLProcessor": VideoSettings(_SQUARE),
     "LlavaOnevisionProcessor": VideoSettings(_SQUARE),
 })  # fmt: skip

@@ -8,15 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
+from engine_svc.attention.rotation import Rotation
+from engine_svc.attention.stored import bits
 from engine_svc.native.library import Kernels
-from engine_svc.ops.base import HeadNorms, Ops
 from engine_svc.transfer import to_device, to_host
 
 _Position = TypeVar("_Position", int, torch.Tensor)
@@ -87,6 +88,11 @@ class AttentionShape:
         return 1 if self.keys_are_values else 2
 
     @property
+    def row(self) -> int:
+        """Cached numbers of each position and plane."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def stored(self) -> torch.dtype:
         """The dtype of cached keys and values."""
         return self.cache_dtype or self.dtype
@@ -121,31 +127,6 @@ class AttentionOptions:
         if not self.bidirectional:
             return position + 1
         return position * 0 + _FAR if self.sliding_window is None else position + self.sliding_window
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Rotary embedding of query and key heads, with their norms before or after it; see Ops.rotate."""
-
-    ops: Ops
-    table_rows: torch.Tensor
-    num_query: int
-    norms: HeadNorms | None
-    interleaved: bool = False
-    norms_are_last: bool = False
-    output_rows: torch.Tensor | None = None  # int64, tokens whose queries attend; None means all of them
-
-    def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """[tokens, query heads, head_dim] -> the rows of the tokens whose queries attend."""
-        return query if self.output_rows is None else self.ops.take_rows(query, self.output_rows)
-
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotates query and key heads [tokens, heads, head_dim]; may work in place."""
-        rotate, of_heads = self.ops.rotate, (self.num_query, self.norms, self.interleaved)
-        if not self.norms_are_last:
-            return rotate(heads, self.table_rows, *of_heads)
-        turned = rotate(heads, self.table_rows, self.num_query, None, self.interleaved)
-        return rotate(turned, self.table_rows[..., :0], *of_heads)
 
 
 @dataclass
@@ -220,9 +201,10 @@ class Expansion(ABC):
 class AttentionBackend(ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
-    name: ClassVar[str]
-    block_dimension: ClassVar[int] = 1  # the dimension of a layer's cache that counts blocks
-    query_lens: ClassVar[tuple[int, ...]] = (1,)  # one for each kernel path, except that of prompts; for warm-up
+    name: str
+    block_dimension: int = 1  # the dimension of a layer's cache that counts blocks
+    query_lens: tuple[int, ...] = (1,)  # one for each kernel path, except that of prompts; for warm-up
+    records_calls = False  # whether it calls C++ kernels alone, which steps can record; see runner/native_calls.py
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -258,9 +240,40 @@ class AttentionBackend(ABC):
 
         Here it is [planes, num_blocks, block_size, num_kv_heads, head_dim].
         """
+        return [self.carve(memory, 0) for memory in self.allocate_memory(num_blocks, num_layers, self.shape.row)]
+
+    def allocate_memory(self, num_blocks: int, count: int, row: int) -> list[torch.Tensor]:
+        """Allocates memory from which caches of layers with other heads can be carved, too.
+
+        Args:
+            row: numbers of each position and plane, a multiple of each layer's AttentionShape.row.
+
+        Returns:
+            Here [planes, num_blocks, block_size * row] each.
+        """
         shape = self.shape
-        size = (shape.planes, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(num_layers)]
+        size = (shape.planes, num_blocks, shape.block_size * row)
+        return [torch.zeros(size, dtype=shape.stored, device=shape.device) for _ in range(count)]
+
+    def carve(self, memory: torch.Tensor, index: int) -> torch.Tensor:
+        """The cache of one of the layers that share this memory, as `allocate` describes it, with gaps between blocks.
+
+        Args:
+            memory: from `allocate_memory` of a backend of the same class.
+            index: counts the layers with this backend's heads in the memory.
+        """
+        shape = self.shape
+        size = shape.block_size * shape.row
+        own = memory[..., index * size : (index + 1) * size]
+        return own.unflatten(-1, (shape.block_size, shape.num_kv_heads, shape.head_dim))
+
+    def layers_per_cache(self, layer: int) -> int:
+        """How many layers like this one share one of the caches that `allocate` returns."""
+        return 1
+
+    def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
+        """The caches of the layers of a group, out of those that `allocate` returned."""
+        return list(caches[: len(layers)])
 
     def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
         """Allocates the caches' second tier in host memory: the same layout with another number of blocks.
@@ -360,7 +373,7 @@ class AttentionBackend(ABC):
         if self._scales is None:
             return self._attend_all(query, key, value, cache, prepared, options)
         scales = self._scales.setdefault(options, CacheScales())
-        if self._observing:
+        if self._observing and len(key):
             scales.observe(key, value, torch.finfo(self.shape.stored).max)
         scaled = dataclasses.replace(options, scale=options.scale * scales.key)
         divided = key / scales.key, value / scales.value
@@ -454,7 +467,8 @@ class AttentionBackend(ABC):
 
         Args:
             query: [num_queries, num_heads, head_dim], as many queries as the metadata says.
-            key, value: [num_tokens, num_kv_heads, head_dim], of all new tokens; the same tensor if keys are values.
+            key, value: [num_tokens, num_kv_heads, head_dim], of all new tokens, or empty if they are cached already;
+                the same tensor if keys are values.
             cache: this layer's cache, from `allocate`.
             prepared: from `prepare`.
             lse: float32 [num_queries, num_heads], receives the logarithm of each query's sum of exponentiated scores.
@@ -465,11 +479,9 @@ class AttentionBackend(ABC):
         """
 
     def bytes_per_block(self, num_layers: int) -> int:
-        """Bytes of one block's keys and values over all layers."""
+        """Bytes of one block's keys and values over all caches that `allocate` returns for so many layers."""
         shape = self.shape
-        return (
-            shape.planes * num_layers * shape.block_size * shape.num_kv_heads * shape.head_dim * shape.stored.itemsize
-        )
+        return shape.planes * num_layers * shape.block_size * shape.row * shape.stored.itemsize
 
 
 def first_key(query_len: int, seq_len: int, options: AttentionOptions) -> int:
@@ -479,16 +491,3 @@ def first_key(query_len: int, seq_len: int, options: AttentionOptions) -> int:
     weight of 0.
     """
     return max(0, options.first_seen(seq_len - query_len))
-
-
-def to_stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Converts keys or values to the dtype of the cache; 8-bit types saturate at their greatest finite value."""
-    if tensor.dtype == dtype:
-        return tensor
-    most = torch.finfo(dtype).max
-    return tensor.clamp(-most, most).to(dtype)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory viewed as a dtype that torch can copy by index, which it cannot for all of its 8-bit types."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

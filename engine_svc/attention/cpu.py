@@ -20,11 +20,10 @@ from engine_svc.attention.base import (
     AttentionMetadata,
     AttentionOptions,
     Prepared,
-    bits,
     first_key,
-    to_stored,
 )
 from engine_svc.attention.reference import distances, softmax_with_sinks
+from engine_svc.attention.stored import bits, to_stored
 from engine_svc.memory import zeros_when_touched
 
 
@@ -67,6 +66,17 @@ class CpuBackend(AttentionBackend):
         size = (shape.planes, shape.num_kv_heads, count, shape.block_size * shape.head_dim)
         return [zeros_when_touched(size, shape.stored, in_huge_pages=False) for _ in range(num_layers)]
 
+    def allocate_memory(self, num_blocks: int, count: int, row: int) -> list[torch.Tensor]:
+        """See AttentionBackend.allocate_memory; [planes, 1, num_blocks + 1, block_size * row] each."""
+        size = (self.shape.planes, 1, num_blocks + 1, self.shape.block_size * row)
+        return [zeros_when_touched(size, self.shape.stored, in_huge_pages=False) for _ in range(count)]
+
+    def carve(self, memory: torch.Tensor, index: int) -> torch.Tensor:
+        """See AttentionBackend.carve; [planes, num_kv_heads, num_blocks + 1, block_size * head_dim]."""
+        size = self.shape.block_size * self.shape.row
+        own = memory[:, 0, :, index * size : (index + 1) * size]
+        return own.unflatten(-1, (self.shape.num_kv_heads, -1)).transpose(1, 2)
+
     def prepare(self, metadata: AttentionMetadata) -> CpuPrepared:
         """Separates sequences that decode from those that prefill."""
         prefilling, decoding, rows, start = [], [], [], 0
@@ -107,13 +117,15 @@ class CpuBackend(AttentionBackend):
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots."""
+        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots, unless there are none."""
+        slot_mapping = slot_mapping[: len(key)]
         if self.shape.part.size > 1:
             own = slot_mapping >= 0
             key, value, slot_mapping = key[own], value[own], slot_mapping[own]
-        by_slot = bits(cache).view(self.shape.planes, cache.shape[1], -1, self.shape.head_dim)
-        by_slot[0].index_copy_(1, slot_mapping, bits(to_stored(key.transpose(0, 1), cache.dtype)))
-        by_slot[-1].index_copy_(1, slot_mapping, bits(to_stored(value.transpose(0, 1), cache.dtype)))
+        size = self.shape.block_size
+        at, cells = (slice(None), slot_mapping // size, slot_mapping % size), bits(cache).unflatten(-1, (size, -1))
+        cells[0][at] = bits(to_stored(key.transpose(0, 1), cache.dtype))
+        cells[-1][at] = bits(to_stored(value.transpose(0, 1), cache.dtype))
 
     def attend_decode(
         self,

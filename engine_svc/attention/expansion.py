@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.attention.base import AttentionMetadata, AttentionShape, ExpandVectors, Expansion, bits
+from engine_svc.attention.base import AttentionMetadata, AttentionShape, ExpandVectors, Expansion
+from engine_svc.attention.stored import bits
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.expanded_prefill import Carried, expanded_prefill
 from engine_svc.kernels.tiles import Tiles

@@ -30,6 +30,7 @@ class NativeBackend(AttentionBackend):
 
     name = "native"
     block_dimension = 0
+    records_calls = True
 
     def __init__(self, shape: AttentionShape, kernels: Kernels | None = None) -> None:
         """
@@ -51,14 +52,19 @@ class NativeBackend(AttentionBackend):
         """See AttentionBackend.batch_invariant."""
         return True
 
-    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
-        """See AttentionBackend.allocate; per layer [num_blocks, planes, num_kv_heads, block_size * head_dim].
+    def allocate_memory(self, num_blocks: int, count: int, row: int) -> list[torch.Tensor]:
+        """See AttentionBackend.allocate_memory; [num_blocks, planes, block_size * row] each.
 
         Blocks come first, so that a huge page holds whole blocks.
         """
+        size = (num_blocks, self.shape.planes, self.shape.block_size * row)
+        return [zeros_when_touched(size, self.shape.stored) for _ in range(count)]
+
+    def carve(self, memory: torch.Tensor, index: int) -> torch.Tensor:
+        """See AttentionBackend.carve; [num_blocks, planes, num_kv_heads, block_size * head_dim]."""
         shape = self.shape
-        size = (num_blocks, shape.planes, shape.num_kv_heads, shape.block_size * shape.head_dim)
-        return [zeros_when_touched(size, shape.stored) for _ in range(num_layers)]
+        size = shape.block_size * shape.row
+        return memory[..., index * size : (index + 1) * size].unflatten(-1, (shape.num_kv_heads, -1))
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """See AttentionBackend.prepare; there is nothing to prepare."""

@@ -10,8 +10,8 @@ from engine_svc.attention.base import (
     AttentionOptions,
     Prepared,
     first_key,
-    to_stored,
 )
+from engine_svc.attention.stored import to_stored
 
 
 def softmax_with_sinks(scores: torch.Tensor, sinks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,10 +56,11 @@ class ReferenceBackend(AttentionBackend):
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
         metadata, part = prepared.metadata, self.shape.part
-        keys, values = cache[0].flatten(0, 1), cache[-1].flatten(0, 1)
-        own = metadata.slot_mapping >= 0
-        keys[metadata.slot_mapping[own]] = to_stored(key[own], cache.dtype)
-        values[metadata.slot_mapping[own]] = to_stored(value[own], cache.dtype)
+        keys, values = cache[0], cache[-1]  # [num_blocks, block_size, heads, dim]
+        slots = metadata.slot_mapping[: len(key)]
+        own = slots >= 0
+        new = self._at(slots[own])
+        keys[new], values[new] = to_stored(key[own], cache.dtype), to_stored(value[own], cache.dtype)
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
@@ -67,7 +68,7 @@ class ReferenceBackend(AttentionBackend):
         ):
             first = part.count(first_key(query_len, seq_len, options))
             places = torch.arange(first, part.count(seq_len), device=query.device)
-            slots = self._slots(metadata.block_table[index], places)
+            slots = self._at(self._slots(metadata.block_table[index], places))
             at, positions = torch.arange(seq_len - query_len, seq_len, device=query.device), part.positions(places)
             rows = slice(start, start + query_len)
             output[rows], sums = self._attend(
@@ -77,6 +78,10 @@ class ReferenceBackend(AttentionBackend):
                 lse[rows] = sums
             start += query_len
         return output
+
+    def _at(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks, and places in them."""
+        return slots // self.shape.block_size, slots % self.shape.block_size
 
     def _slots(self, block_table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         size = self.shape.block_size

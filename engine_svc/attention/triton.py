@@ -21,9 +21,9 @@ from engine_svc.attention.base import (
     AttentionShape,
     Others,
     Prepared,
-    Rotation,
 )
 from engine_svc.attention.expansion import MIN_QUERIES, TritonExpansion, round_bytes, rounds_of
+from engine_svc.attention.rotation import Rotation
 from engine_svc.kernels.attend import block_descriptor
 from engine_svc.kernels.cache_write import write_cache
 from engine_svc.kernels.paged_decode import PART, most_parts, paged_decode
@@ -336,5 +336,5 @@ class TritonBackend(AttentionBackend):
 
     def _descriptor(self, cache: torch.Tensor, tiles: Tiles) -> TensorDescriptor | None:
         """Tensor descriptor with which a GPU copies whole tiles; None if it cannot, or if tiles span several blocks."""
-        in_blocks = self.shape.block_size % tiles.keys == 0
-        return block_descriptor(cache, tiles.keys) if self._copies_tiles and in_blocks else None
+        can_copy = self._copies_tiles and cache.is_contiguous() and self.shape.block_size % tiles.keys == 0
+        return block_descriptor(cache, tiles.keys) if can_copy else None

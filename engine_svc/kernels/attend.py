@@ -67,19 +67,20 @@ def store_columns(
 
 @triton.jit
 def _in_cache(
-    first, keys, present, table_ptr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr
+    first, keys, present, table_ptr, WHOLE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SHARING: tl.constexpr,
+    TILE_N: tl.constexpr,
 ):  # fmt: skip
     """(place of a tile's first key, meaningful if one block has the whole tile; places of all keys, int64 [TILE_N])"""
     at = first
     if WHOLE and BLOCK_SIZE % TILE_N == 0:
-        at = tl.load(table_ptr + first // BLOCK_SIZE) * BLOCK_SIZE + first % BLOCK_SIZE
+        at = tl.load(table_ptr + first // BLOCK_SIZE) * (BLOCK_SIZE * SHARING) + first % BLOCK_SIZE
         places = at.to(tl.int64) + tl.arange(0, TILE_N)
     else:
         if WHOLE:
             block = tl.load(table_ptr + keys // BLOCK_SIZE)
         else:
             block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-        places = block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE
+        places = block.to(tl.int64) * (BLOCK_SIZE * SHARING) + keys % BLOCK_SIZE
     return at, places
 
 
@@ -88,8 +89,8 @@ def attend_keys(
     query, query_rest, positions, best, total, result, result_rest, cache_ptr, descriptor, table_ptr, value_offset,
     kv_head, first, last, scale, softcap, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
     PLANES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr, part_of_context, CONTEXT_PARTS: tl.constexpr, slopes,
-    ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr = False,
+    BLOCK_SIZE: tl.constexpr, SHARING: tl.constexpr, TILE_N: tl.constexpr, part_of_context,
+    CONTEXT_PARTS: tl.constexpr, slopes, ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr = False,
 ):  # fmt: skip
     """Continues the online softmax over the keys from `first` to `last` (exclusive): places in the cache, see `held`.
 
@@ -107,6 +108,7 @@ def attend_keys(
         table_ptr: the sequence's row of the block table.
         first: a multiple of TILE_N if there is no window.
         PLANES: 1 if the keys are also the values.
+        SHARING: how many layers share the memory of a block, see AttentionBackend.carve.
         slopes: [rows], of the rows' heads, with ALIBI: see AttentionOptions.
     """
     until = held(seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL), part_of_context, CONTEXT_PARTS)
@@ -121,7 +123,7 @@ def attend_keys(
         for place in range(bounds[section], bounds[section + 1], TILE_N):
             keys = place + tl.arange(0, TILE_N)
             present = (keys >= first) & (keys < last)  # others may have written before the window, even NaN
-            at, places = _in_cache(place, keys, present, table_ptr, section == 1, BLOCK_SIZE, TILE_N)
+            at, places = _in_cache(place, keys, present, table_ptr, section == 1, BLOCK_SIZE, SHARING, TILE_N)
             rows = (places * KV_HEADS + kv_head) * DIM
             if section == 1 and descriptor is not None:
                 key = descriptor.load([at, kv_head * DIM])
@@ -183,7 +185,7 @@ def block_descriptor(cache: torch.Tensor, keys: int) -> TensorDescriptor:
     """A tensor descriptor of a cache, for tiles of `keys` keys of one head.
 
     Args:
-        cache: [planes, num_blocks, block_size, num_kv_heads, head_dim]
+        cache: contiguous [planes, num_blocks, block_size, num_kv_heads, head_dim]
     """
     places, dim = cache[..., 0, 0].numel(), cache.shape[-1]
     return TensorDescriptor.from_tensor(cache.view(places, -1), [keys, dim])

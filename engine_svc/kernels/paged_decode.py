@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine_svc.attention.base import AttentionOptions
 from engine_svc.attention.context import ContextPart
 from engine_svc.kernels.attend import add_shrunk, attend_keys, first_seen, held, load_columns, log_sum, store_columns
+from engine_svc.kernels.cache_write import layers_sharing
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import Tiles, column_tiles
@@ -108,7 +109,7 @@ def _decode_kernel(
     sequences_ptr, slopes_ptr, scale, softcap, query_stride, block_table_stride, value_offset, count, queries,
     WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr, PLANES: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, PART_KEYS: tl.constexpr, TILE_N: tl.constexpr, part_of_context,
+    BLOCK_SIZE: tl.constexpr, SHARING: tl.constexpr, PART_KEYS: tl.constexpr, TILE_N: tl.constexpr, part_of_context,
     CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr, BIDIRECTIONAL: tl.constexpr,
 ):  # fmt: skip
     """One program per range of parts and ROWS rows of a kv head: the heads of its group, one query after the other."""
@@ -160,7 +161,7 @@ def _decode_kernel(
             tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, max(REST, 1)], tl.float32), cache_ptr, descriptor,
             block_table_ptr + sequence * block_table_stride, value_offset, kv_head, tl.maximum(first, visible),
             last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM,
-            MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
+            MAIN, REST, BLOCK_SIZE, SHARING, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
         out_row = (tl.cast(piece, tl.int64) * queries + queries_of) * (KV_HEADS * GROUP) + heads
         store_columns(partial_ptr, out_row * DIM, present, result, 0, MAIN, DIM)
@@ -314,7 +315,7 @@ def paged_decode(
         (len(cache) - 1) * cache.stride(0), count, queries,
         WINDOW=window, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         PLANES=len(cache), GROUP=group, ROWS=tiles.rows, KV_HEADS=num_kv_heads,
-        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, PART_KEYS=part_keys,
+        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, SHARING=layers_sharing(cache), PART_KEYS=part_keys,
         TILE_N=tiles.keys, part_of_context=part.rank, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None, BIDIRECTIONAL=options.bidirectional,
         num_warps=tiles.warps, launch_pdl=begins_early(),

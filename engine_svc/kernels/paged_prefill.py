@@ -23,6 +23,7 @@ from engine_svc.kernels.attend import (
     seen_until,
     store_columns,
 )
+from engine_svc.kernels.cache_write import layers_sharing
 from engine_svc.kernels.eight_bits import in_bytes
 from engine_svc.kernels.overlap import await_inputs, begins_early
 from engine_svc.kernels.tiles import Tiles, column_tiles
@@ -36,9 +37,9 @@ def _prefill_kernel(
     tile_start_ptr, scale, softcap, sinks_ptr, slopes_ptr, lse_ptr, query_stride, output_stride, block_table_stride,
     value_offset, part_of_context, WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, PLANES: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    MAIN: tl.constexpr, REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
-    PART_KEYS: tl.constexpr, BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr, CONTEXT_PARTS: tl.constexpr,
-    ALIBI: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, BLOCK_SIZE: tl.constexpr, SHARING: tl.constexpr, TILE_M: tl.constexpr,
+    TILE_N: tl.constexpr, PART_KEYS: tl.constexpr, BIDIRECTIONAL: tl.constexpr, LSE: tl.constexpr,
+    CONTEXT_PARTS: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """One program per tile and key-value head; a tile's rows are the heads of the group, one query after the other.
 
@@ -88,7 +89,8 @@ def _prefill_kernel(
                 tl.zeros([TILE_M, MAIN], tl.float32), tl.zeros([TILE_M, max(REST, 1)], tl.float32), cache_ptr,
                 descriptor, table_ptr, value_offset, kv_head, tl.maximum(first, part * PART_KEYS),
                 tl.minimum(last, (part + 1) * PART_KEYS), scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS,
-                DIM, MAIN, REST, BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
+                DIM, MAIN, REST, BLOCK_SIZE, SHARING, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI,
+                BIDIRECTIONAL,
             )  # fmt: skip
             new_best = tl.maximum(best, part_best)
             shrink = tl.exp2(best - new_best)
@@ -101,7 +103,7 @@ def _prefill_kernel(
         best, total, result, rest = attend_keys(
             query, query_rest, positions, best, total, result, rest, cache_ptr, descriptor, table_ptr, value_offset,
             kv_head, first, last, scale, softcap, WINDOW, CHUNKED, SOFTCAP, PLANES, KV_HEADS, DIM, MAIN, REST,
-            BLOCK_SIZE, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
+            BLOCK_SIZE, SHARING, TILE_N, part_of_context, CONTEXT_PARTS, slopes, ALIBI, BIDIRECTIONAL,
         )  # fmt: skip
     if LSE:
         lse_row = (first_row + queries) * (KV_HEADS * GROUP) + heads
@@ -150,7 +152,7 @@ def paged_prefill(
         output.stride(0), block_table.stride(0), (len(cache) - 1) * cache.stride(0), part.rank,
         WINDOW=options.sliding_window or 0, CHUNKED=options.chunked, SOFTCAP=options.softcap is not None,
         SINKS=options.sinks is not None, PLANES=len(cache), GROUP=num_heads // num_kv_heads, KV_HEADS=num_kv_heads,
-        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size,
+        DIM=dim, MAIN=main, REST=rest, BLOCK_SIZE=block_size, SHARING=layers_sharing(cache),
         TILE_M=tiles.rows, TILE_N=tiles.keys, PART_KEYS=part_keys,
         BIDIRECTIONAL=options.bidirectional, LSE=lse is not None, CONTEXT_PARTS=part.size,
         ALIBI=options.slopes is not None,

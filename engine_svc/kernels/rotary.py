@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine_svc.kernels.cache_write import layers_sharing, place_of
 from engine_svc.kernels.eight_bits import in_bytes, narrow
 from engine_svc.kernels.overlap import await_inputs, begins_early
 
@@ -75,7 +76,7 @@ def _rotate_kernel(
     heads_ptr, table_ptr, query_norm_ptr, key_norm_ptr, key_cache_ptr, value_cache_ptr, slot_mapping_ptr, epsilon,
     token_stride, NUM_QUERY: tl.constexpr, NUM_KEY: tl.constexpr, CACHED: tl.constexpr, MOST: tl.constexpr,
     DIM: tl.constexpr, DIM_PADDED: tl.constexpr, HALF: tl.constexpr, WITH_NORMS: tl.constexpr,
-    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     """One program per token and ROWS of its heads. With CACHED, value heads follow the query and key heads."""
     head = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -100,7 +101,7 @@ def _rotate_kernel(
         is_value = (head >= NUM_QUERY + NUM_KEY) & (head < NUM_QUERY + 2 * NUM_KEY)
         value = tl.load(starts + column, mask=is_value & (column < DIM), other=0.0)
         slot = tl.load(slot_mapping_ptr + token)
-        place = (slot * NUM_KEY + (head - NUM_QUERY) % NUM_KEY) * DIM + column
+        place = (place_of(slot, BLOCK_SIZE, SHARING) * NUM_KEY + (head - NUM_QUERY) % NUM_KEY) * DIM + column
         goes = column < tl.where(slot >= 0, DIM, 0)
         element = key_cache_ptr.dtype.element_ty
         is_key = is_turned & (head >= NUM_QUERY)
@@ -132,6 +133,7 @@ def rotate(
     tokens, count, dim = heads.shape
     query_norm, key_norm, epsilon = norms or (None, None, 0.0)
     cached = (None, None, None) if slots is None else (*in_bytes(slots.cache), slots.slot_mapping)
+    block_size, sharing = (1, 1) if slots is None else (slots.cache.shape[2], layers_sharing(slots.cache))
     padded = triton.next_power_of_2(dim)
     rows = min(triton.next_power_of_2(count), max(1, _VALUES // padded))
     _rotate_kernel[(tokens, triton.cdiv(count, rows))](
@@ -139,7 +141,7 @@ def rotate(
         NUM_KEY=count - num_query if slots is None else (count - num_query) // 2, CACHED=slots is not None,
         MOST=torch.finfo(slots.cache.dtype).max if slots and slots.cache.dtype != heads.dtype else 0.0, DIM=dim,
         DIM_PADDED=padded, HALF=table_rows.shape[-1], WITH_NORMS=norms is not None, INTERLEAVED=interleaved,
-        ROWS=rows, num_warps=1, launch_pdl=begins_early(),
+        ROWS=rows, BLOCK_SIZE=block_size, SHARING=sharing, num_warps=1, launch_pdl=begins_early(),
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def _place_of(found):
 def _choose_kernel(
     logits_ptr,
     bias_ptr,
+    factor_ptr,
     present_ptr,
     weight_ptr,
     id_ptr,
@@ -46,6 +47,7 @@ def _choose_kernel(
     near,
     SCORING: tl.constexpr,
     BIAS: tl.constexpr,
+    FACTORS: tl.constexpr,
     PRESENT: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -109,6 +111,8 @@ def _choose_kernel(
         keys = tl.where(is_best, _LEAST, keys)
     if RENORMALIZE:
         weights = weights / tl.maximum(tl.sum(weights, 0), 1.0e-30)
+    if FACTORS:
+        weights *= tl.load(factor_ptr + ids)
     overflowed = tl.sum(tl.sum(tl.where(is_number, 0, 1), 1), 0) > 0
     weights = tl.where(overflowed, float("nan"), weights)
     if PRESENT:
@@ -129,6 +133,7 @@ def choose_experts(
     *,
     renormalize: bool,
     present: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See Ops.choose_experts and Routing.
 
@@ -140,10 +145,12 @@ def choose_experts(
     weights = logits.new_empty((tokens, chosen))
     ids = logits.new_empty((tokens, chosen), dtype=torch.int64)
     _choose_kernel[(tokens,)](
-        logits.contiguous(), bias, present, weights, ids, scale, near, SCORING=SCORINGS[scoring],
-        BIAS=bias is not None, PRESENT=present is not None, RENORMALIZE=renormalize, EXPERTS=experts, GROUPS=groups[0],
-        GROUPS_PADDED=triton.next_power_of_2(groups[0]), SIZE_PADDED=triton.next_power_of_2(experts // groups[0]),
-        CHOSEN_GROUPS=groups[1], CHOSEN=chosen, CHOSEN_PADDED=triton.next_power_of_2(chosen),
-        num_warps=1 if experts <= 256 else 4, launch_pdl=begins_early(),
+        logits.contiguous(), bias, factors, present, weights, ids, scale, near, SCORING=SCORINGS[scoring],
+        BIAS=bias is not None, FACTORS=factors is not None, PRESENT=present is not None, RENORMALIZE=renormalize,
+        EXPERTS=experts, GROUPS=groups[0], GROUPS_PADDED=triton.next_power_of_2(groups[0]),
+        SIZE_PADDED=triton.next_power_of_2(experts // groups[0]), CHOSEN_GROUPS=groups[1], CHOSEN=chosen,
+        CHOSEN_PADDED=triton.next_power_of_2(chosen),
+        num_warps=1 if experts <= 256 else 4,
+        launch_pdl=begins_early(),
     )  # fmt: skip
     return weights, ids

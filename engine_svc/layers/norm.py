@@ -13,15 +13,18 @@ from engine_svc.ops.base import Affine, Ops
 class RMSNorm(torch.nn.Module):
     """x / rms(x) * weight, over the last dimension."""
 
-    def __init__(self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0) -> None:
+    def __init__(
+        self, size: int, epsilon: float, *, context: LayerContext, offset: float = 0.0, factor: float = 1.0
+    ) -> None:
         """
         Args:
             offset: added to the checkpoint's weight (Gemma stores weight - 1).
+            factor: multiplied with the checkpoint's weight.
         """
         super().__init__()
         self._ops = context.ops
         self.epsilon = epsilon
-        self.weight = _offset_weight(size, offset, context)
+        self.weight = _changed_weight(size, offset, factor, context)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None = None, output: torch.Tensor | None = None
@@ -51,7 +54,7 @@ class LayerNorm(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self._epsilon = epsilon
-        self.weight = _offset_weight(size, offset, context)
+        self.weight = _changed_weight(size, offset, 1.0, context)
         self.weight.default = None if has_weight else 1.0
         self.bias = LoadedParameter((size,), context.dtype, context.device) if bias else None
 
@@ -65,12 +68,12 @@ class LayerNorm(torch.nn.Module):
         return self._ops.add_layer_norm(hidden, residual, affine, self._epsilon)
 
 
-def _offset_weight(size: int, offset: float, context: LayerContext) -> LoadedParameter:
+def _changed_weight(size: int, offset: float, factor: float, context: LayerContext) -> LoadedParameter:
     weight = LoadedParameter((size,), context.dtype, context.device)
 
     def load(source: TensorSlice, part: str) -> None:
         weight.write(part, weight, source, (slice(None),))
-        weight.add_(offset)
+        weight.add_(offset).mul_(factor)
 
     weight.loader = load
     return weight

@@ -9,7 +9,7 @@ import torch
 from engine_svc.attention.base import AttentionShape
 from engine_svc.attention.context import ContextPart
 from engine_svc.layers.linear import qkv_parts
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import KeyValueHeads, ModelConfig
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
 from quire.errors import StartupError
 from quire.options.cache import KV_CACHE_DTYPES
@@ -24,20 +24,25 @@ _CACHE_DTYPES = registry("--kv-cache-dtype", KV_CACHE_DTYPES, {
 
 
 def attention_shape(
-    config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device
-) -> AttentionShape:
+    config: ModelConfig, options: EngineOptions, groups: ParallelGroups, dtype: torch.dtype, device: torch.device,
+    heads: KeyValueHeads | None = None,
+) -> AttentionShape:  # fmt: skip
     """The shape for one of Quire's own models.
+
+    Args:
+        heads: of the layers' keys and values; None means those of layers without a window.
 
     Raises:
         StartupError: the ranks cannot share contexts as asked.
     """
-    shape = plain_shape(_heads(config, groups.tensor), options, dtype, device)
+    heads = heads or KeyValueHeads(config.num_kv_heads, config.head_dim)
+    shape = plain_shape(_heads(config, groups.tensor, heads), options, dtype, device)
     shape = replace(shape, batch_invariant=options.kernels.batch_invariant is True)
     if latent := config.latent:
         # What adapters add to keys and values depends on the token.
         expanded_dim = 0 if options.lora.enable_lora else latent.plain_dim + latent.value_dim
         shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim)
-    return _shared(shape, config, groups)
+    return _shared(shape, config, groups, heads)
 
 
 def plain_shape(
@@ -53,18 +58,18 @@ def plain_shape(
     return AttentionShape(*heads, block_size, dtype, device, cache_dtype=None if cache_dtype == dtype else cache_dtype)
 
 
-def _heads(config: ModelConfig, group: ParallelGroup) -> tuple[int, int, int]:
+def _heads(config: ModelConfig, group: ParallelGroup, heads: KeyValueHeads) -> tuple[int, int, int]:
     """This rank's numbers of query heads and key-value heads, and the head size."""
     if config.latent:
         size = config.latent.rank + config.latent.rotated_dim
         return group.divide(config.num_heads, "attention heads"), 1, size
     if not config.attention_windows:  # no layer attends, so the configured heads mean nothing
-        return 1, 1, config.head_dim
-    parts = qkv_parts(group, config.num_heads, config.num_kv_heads, config.head_dim)
-    return parts["q"].count // config.head_dim, parts["k"].count // config.head_dim, config.head_dim
+        return 1, 1, heads.size
+    parts = qkv_parts(group, config.num_heads, heads.number, heads.size)
+    return parts["q"].count // heads.size, parts["k"].count // heads.size, heads.size
 
 
-def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) -> AttentionShape:
+def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups, heads: KeyValueHeads) -> AttentionShape:
     """The shape with decode context parallelism: each rank attends to its part with the query heads of all ranks.
 
     Raises:
@@ -73,12 +78,12 @@ def _shared(shape: AttentionShape, config: ModelConfig, groups: ParallelGroups) 
     group, tensor = groups.decode_context, groups.tensor.world_size
     if group.world_size == 1:
         return shape
-    heads = 1 if config.latent else config.num_kv_heads
-    copies = tensor // heads if not tensor % heads and config.attention_windows else 1
+    count = 1 if config.latent else heads.number
+    copies = tensor // count if not tensor % count and config.attention_windows else 1
     if copies % group.world_size:
         raise StartupError(
             f"--decode-context-parallel-size {group.world_size} needs ranks that cache the same heads: with "
-            f"--tensor-parallel-size {tensor}, {copies} ranks have each of this model's {heads} key-value heads. "
+            f"--tensor-parallel-size {tensor}, {copies} ranks have each of this model's {count} key-value heads. "
             f"Choose a divisor of {copies}, or a larger --tensor-parallel-size."
         )
     return replace(shape, num_heads=shape.num_heads * group.world_size, part=ContextPart(group.rank, group.world_size))

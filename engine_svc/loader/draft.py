@@ -13,6 +13,7 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.heads import load_eagle, load_multi_token
 from engine_svc.loader.model import BuiltModel, LoadedModel, load_model
+from engine_svc.models.config import has_one_kind_of_cache
 from engine_svc.models.draft import Draft, DraftDecoder
 from engine_svc.models.registry import is_ours
 from engine_svc.parallel.group import ParallelGroup, ParallelGroups
@@ -133,6 +134,11 @@ def _load_decoder(config: SpeculativeConfig, target: Target, folder: Path, raw: 
         raise StartupError(
             f"{loaded.facts.architecture} has recurrent layers, whose states cannot be rolled back after a wrong "
             "guess; expected a model with only attention layers."
+        )
+    if not has_one_kind_of_cache(loaded.model.config):
+        raise StartupError(
+            f"{loaded.facts.architecture} has layers with different heads, or without keys and values of their own, "
+            "which is not supported for drafts. Choose another draft, or a method that runs no model (ngram, suffix)."
         )
     model = DraftDecoder(loaded.model, target.loaded.facts.vocab_size)
     return Draft(model, loaded.attention, loaded.facts.num_layers, loaded.max_model_len, loaded.present)

@@ -15,6 +15,7 @@ import torch
 
 from engine_svc.attention.base import AttentionBackend
 from engine_svc.attention.context import SharedContext
+from engine_svc.attention.mixed import Kinds, MixedBackend
 from engine_svc.attention.registry import create_backend
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
@@ -29,7 +30,7 @@ from engine_svc.loader.names import parameter_of_module
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
-from engine_svc.models.config import ModelConfig, ModelFacts, without_windows
+from engine_svc.models.config import KeyValueHeads, ModelConfig, ModelFacts, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
@@ -242,6 +243,11 @@ def _build_ours(
         _check_crossing(config, options)
     stage = None
     if groups.layout.pipeline > 1:
+        if config.borrowed or config.token_inputs:
+            raise StartupError(
+                f"--pipeline-parallel-size {groups.layout.pipeline}: layers of {config.architecture} need more from "
+                "earlier layers than hidden states. Use --tensor-parallel-size instead."
+            )
         stage = stages_of(config.num_layers, options.parallel)[groups.layout.coordinates(groups.rank).pipeline]
         speculation = options.speculative.chosen()
         shares_embedding = speculation is not None and speculation.chosen_method in HEAD_METHODS
@@ -298,10 +304,18 @@ def place_layers(
         )
     ops = create_ops(kernels, dtype, device, invariant)
     method = _quantization(raw, options, ModelForm(ops, dtype))
-    shape = attention_shape(config, options, groups, dtype, device)
-    attention = create_backend(options.kernels.attention_backend, shape, kernels)
-    if groups.decode_context.world_size > 1:
-        attention.context = SharedContext(groups.decode_context)
+
+    def backend(heads: KeyValueHeads | None = None) -> AttentionBackend:
+        shape = attention_shape(config, options, groups, dtype, device, heads)
+        found = create_backend(options.kernels.attention_backend, shape, kernels)
+        if groups.decode_context.world_size > 1:
+            found.context = SharedContext(groups.decode_context)
+        return found
+
+    attention = backend()
+    if config.local_heads is not None:
+        kinds = Kinds(attention, backend(config.local_heads))
+        attention = MixedBackend(kinds, lambda layer: config.sliding_windows[layer] is not None)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
     sharing = sharing_of(options.parallel.experts, config, groups)

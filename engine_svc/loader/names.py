@@ -16,7 +16,7 @@ _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 _PREFIXES = ("thinker.", "model.", "language_model.", "text_model.", "model.")
 _OF_OTHERS = (
     "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.", "mlp1.",
-    "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
+    "embed_vision.", "embed_audio.", "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
     "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")

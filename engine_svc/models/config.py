@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
@@ -32,8 +32,15 @@ _THETAS = {
 }  # fmt: skip
 
 NormPlacement = Literal[
-    "before", "after", "around", "parallel", "parallel norms", "alone", "sums", "residual", "cross"
+    "before", "after", "around", "around, scaled", "parallel", "parallel norms", "alone", "sums", "residual", "cross"
 ]  # fmt: skip
+
+
+class KeyValueHeads(NamedTuple):
+    """The heads of a layer's keys and values."""
+
+    number: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class MoeConfig:
     near: float = 0.0  # of sparsemixer, see Routing
     router_bias: bool = False
     weighs_inputs: bool = False  # an expert's weight multiplies its inputs instead of its outputs
+    expert_scales: bool = False  # each expert has a learned factor on its weight
+    beside_dense: bool = False  # the layer also has a dense feed-forward part, and both outputs are added
     activation: Activation | None = None  # of experts; None means that of the other layers
     expert_bias: bool = False
     fused: FusedForm = FusedForm()  # of a checkpoint's tensors that hold all experts
@@ -69,6 +78,15 @@ class Temperature:
     floor: float
     growth: float
     rotating: bool = False  # of layers that rotate; else of those that do not, which count positions from one
+
+
+@dataclass(frozen=True)
+class TokenInputsConfig:
+    """What each layer adds for its tokens by their ids (per-layer embeddings, Gemma 3n and 4)."""
+
+    vocab_size: int
+    size: int  # numbers of a layer and token
+    given_id: int  # token id that stands for tokens whose embeddings are given, such as those of images
 
 
 @dataclass(frozen=True)
@@ -205,15 +223,19 @@ class ModelFacts:
     # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state
+    # Layers without keys and values of their own → the earlier layer whose keys and values they attend to. They are the
+    # last ones of the model.
+    borrowed: Mapping[int, int] = field(default_factory=dict)
     attending: frozenset[int] | None = None  # layers that attend; None means all that are not recurrent
 
     @property
     def attention_windows(self) -> dict[int, int | None]:
-        """Sliding windows of the layers that attend, by layer."""
-        return {layer: window for layer, window in enumerate(self.sliding_windows) if self.attends(layer)}
+        """Sliding windows of the layers that cache keys and values, by layer."""
+        caching = (layer for layer in range(self.num_layers) if self.attends(layer) and layer not in self.borrowed)
+        return {layer: self.sliding_windows[layer] for layer in caching}
 
     def attends(self, layer: int) -> bool:
-        """Whether a layer attends, and so caches keys and values."""
+        """Whether a layer attends; then it caches keys and values, unless it borrows another layer's."""
         return layer not in self.recurrent if self.attending is None else layer in self.attending
 
 
@@ -234,6 +256,7 @@ class ModelConfig(ModelFacts):
     activation: Activation
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
+    local_heads: KeyValueHeads | None = None  # the same; then all values of a head are rotated
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
@@ -242,11 +265,13 @@ class ModelConfig(ModelFacts):
     embedding_multiplier: float = 1.0  # on these and on embeddings that are given
     logits_scale: float = 1.0
     embedding_norm: bool = False
+    token_inputs: TokenInputsConfig | None = None
     qkv_bias: bool = False
     key_bias: bool = True  # whether keys have a bias too
     qkv_clip: float | None = None  # queries, keys and values are clipped to this absolute value
     qkv_layout: Layout = Layout()  # of checkpoint tensors that hold queries, keys and values together
     output_bias: bool = False  # of the attention's output projection
+    wide_layers: frozenset[int] = frozenset()  # layers whose feed-forward part is twice as wide
     mlp_bias: bool = False
     mlp_gated: bool = True
     mlp_up_first: bool = False  # in checkpoint tensors that hold gate and up together
@@ -257,6 +282,8 @@ class ModelConfig(ModelFacts):
     # Norms of queries and keys. Head: of each head, before its rotation; rotated: after it. Each: of each head, with
     # its own weights. All: of all heads as one vector. Weightless: of each head, without weights, if the layer rotates.
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
+    value_norm: bool = False  # whether each head of the values is normalized too, without weights
+    keys_are_values: bool = False  # layers without a window project values like keys, with the same matrix
     attention_sinks: bool = False  # see AttentionOptions
     attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
     bidirectional: bool = False  # see AttentionOptions
@@ -272,7 +299,7 @@ class ModelConfig(ModelFacts):
     # Where the norms of attention and feed-forward are. Parallel: one norm before both, which run side by side;
     # parallel norms: one before each. Alone: before the only part of a layer, which is one of them or recurrent. Sums:
     # of the sum of input and output. Residual: before, and the norm's output is the residual that is added to. Cross:
-    # before, and also before the attention to an encoder's output.
+    # before, and also before the attention to an encoder's output. Around, scaled: see models/gemma4_layer.py.
     norm_placement: NormPlacement = "before"
     recurrent_norm_placement: NormPlacement | None = None  # of recurrent layers, if it differs
     recurrent_name: str = "mixer"  # name of recurrent layers in checkpoints, after `module_names` and `renames`
@@ -289,6 +316,17 @@ class ModelConfig(ModelFacts):
     module_names: Mapping[str, str] = field(
         default_factory=dict
     )  # module names in the family's checkpoints → ours, where they differ
+
+
+def has_one_kind_of_cache(config: ModelConfig) -> bool:
+    """Whether each layer that attends caches its own keys and values, in the same form as all others."""
+    return not config.borrowed and config.local_heads is None
+
+
+def key_value_heads(config: ModelConfig, window: int | None) -> KeyValueHeads:
+    """The heads of keys and values in layers with this window."""
+    own = KeyValueHeads(config.num_kv_heads, config.head_dim)
+    return own if window is None or config.local_heads is None else config.local_heads
 
 
 def without_windows(config: ModelConfig) -> ModelConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +19,11 @@ from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_components, rotary_table
 from engine_svc.models.attention import AnyLayerCache, Attention, StepInputs
 from engine_svc.models.config import ModelConfig, Temperature
-from engine_svc.models.decoder_layer import DecoderLayer, create_layer, hidden_norm
+from engine_svc.models.decoder_layer import DecoderLayer, hidden_norm
 from engine_svc.models.latent_attention import LatentAttention
+from engine_svc.models.layer_kinds import create_layer
 from engine_svc.models.positions import position_table
+from engine_svc.models.token_inputs import TokenInputs
 from engine_svc.parallel.stages import Stage
 from engine_svc.parallel.vocabulary import VocabularyPart
 from engine_svc.recurrence.base import StateShape
@@ -28,7 +31,9 @@ from engine_svc.recurrence.base import StateShape
 logger = logging.getLogger(__name__)
 
 # Modules that only the first or the last stage has.
-_OF_A_STAGE = ("embed_tokens", "project_in", "positions", "embedding_norm", "norm", "project_out", "lm_head")
+_OF_A_STAGE = (
+    "embed_tokens", "project_in", "positions", "embedding_norm", "token_inputs", "norm", "project_out", "lm_head",
+)  # fmt: skip
 
 
 class Decoder(torch.nn.Module):
@@ -61,6 +66,8 @@ class Decoder(torch.nn.Module):
             self.project_in = _projection(embedding_size, hidden_size, context.at("project_in"))
             self.positions = position_table(config, context)
             self.embedding_norm = hidden_norm(config, context) if config.embedding_norm else None
+            form = config.token_inputs
+            self.token_inputs = TokenInputs(config, form, context) if form else None
         self.layers = torch.nn.ModuleDict(  # by their numbers in the whole model
             {str(index): create_layer(config, context.at(f"layers.{index}"), index) for index in stage.layers}
         )
@@ -75,17 +82,21 @@ class Decoder(torch.nn.Module):
                     *size, context=context.at("lm_head"), is_input=False, is_output=True, bias=config.head_bias
                 )
 
-        def table(parameters: Mapping[str, Any]) -> torch.Tensor:
-            found = rotary_table(
-                parameters, config.rotary_dim, config.max_position_embeddings, max_model_len, context.dtype
-            )
+        self._borrow_options()
+
+        def table(parameters: Mapping[str, Any], dim: int = config.rotary_dim) -> torch.Tensor:
+            found = rotary_table(parameters, dim, config.max_position_embeddings, max_model_len, context.dtype)
             return found.to(context.device)
 
         self._taps: frozenset[int] = frozenset()
+        self._first_borrowing = min(config.borrowed, default=None)
         self._rotary = table(config.rope_parameters)
         components = rotary_components(config.rope_parameters, config.rotary_dim)
         self._rotary_components = None if components is None else components.to(context.device)
-        self._local_rotary = table(config.local_rope_parameters) if config.local_rope_parameters else None
+        self._local_rotary = None
+        if config.local_rope_parameters:
+            dim = config.local_heads.size if config.local_heads else config.rotary_dim
+            self._local_rotary = table(config.local_rope_parameters, dim)
         self._query_scales = (
             None if config.temperature is None
             else _query_scales(config.temperature, len(self._rotary)).to(context.device)
@@ -149,6 +160,9 @@ class Decoder(torch.nn.Module):
         scales = None if self._query_scales is None else self._ops.take_rows(self._query_scales, positions)
         step = StepInputs(rotary, local, self._attention, scales)
         hidden = self._embed(token_ids, positions, embedded) if received is None else received
+        if self.stage.looks_up and self.token_inputs is not None:
+            inputs = self.token_inputs(token_ids, hidden, embedded)
+            step = replace(step, token_inputs=functools.partial(self.token_inputs.of_layer, inputs))
         text = None if embedded is None else embedded.text
         if embedded is not None and text is not None:
             hidden, step = self._ops.take_rows(hidden, text), replace(step, encoded=embedded.values)
@@ -157,7 +171,9 @@ class Decoder(torch.nn.Module):
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
             if index in self._taps:
                 tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
-            if index == self.config.num_layers - 1:
+            if index == self._first_borrowing and output_rows is not None:
+                hidden, residual, step = self._outputs_of(hidden, residual, step, output_rows)
+            elif index == self.config.num_layers - 1 and self._first_borrowing is None:
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
             if images is not None and images.deep is not None and index < len(images.deep):
@@ -168,6 +184,24 @@ class Decoder(torch.nn.Module):
         if not (tapped and self.stage.is_last):
             return hidden
         return self._ops.join([each[:, None] for each in (hidden, *tapped)])
+
+    def _outputs_of(
+        self, hidden: torch.Tensor, residual: torch.Tensor, step: StepInputs, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, StepInputs]:
+        """Takes the rows that are needed before layers that borrow keys and values: they need no others."""
+        take, inputs = self._ops.take_rows, step.token_inputs
+        rotary = take(step.rotary, rows)
+        local = rotary if step.local_rotary is step.rotary else take(step.local_rotary, rows)
+        of_rows = None if inputs is None else lambda index: take(inputs(index), rows)
+        step = replace(step, rotary=rotary, local_rotary=local, token_inputs=of_rows)
+        return take(hidden, rows), take(residual, rows), step
+
+    def _borrow_options(self) -> None:
+        """Layers that borrow keys and values need the same scales for these as the layers that cached them."""
+        layers = dict(self._numbered_layers())
+        for index, source in self.config.borrowed.items():
+            if index in layers:
+                layers[index].self_attn.options = layers[source].self_attn.options
 
     def _turned(self, rotary: torch.Tensor, images: ImageExtras) -> torch.Tensor:
         """The rotary rows [tokens, 2, rotary_dim / 2] with those of images, whose tokens have three positions."""

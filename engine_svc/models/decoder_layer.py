@@ -243,19 +243,6 @@ def _times(ops: Ops, hidden: torch.Tensor, factor: float) -> torch.Tensor:
     return hidden if factor == 1 else ops.scale(hidden, factor)
 
 
-LAYERS: dict[str, type[DecoderLayer]] = {
-    "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "parallel": ParallelLayer,
-    "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer, "residual": ResidualNormLayer,
-    "cross": CrossLayer,
-}  # fmt: skip
-
-
-def create_layer(config: ModelConfig, context: LayerContext, index: int) -> DecoderLayer:
-    """Creates the layer with this index."""
-    placement = config.recurrent_norm_placement if index in config.recurrent else None
-    return LAYERS[placement or config.norm_placement](config, context, index)
-
-
 _ATTENTION: dict[str, type[Attention]] = {
     "none": Attention, "queries": GatedAttention, "values": ValueGatedAttention, "heads": HeadGatedAttention,
 }  # fmt: skip
@@ -268,9 +255,10 @@ def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attent
 
 
 def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP | PlainMLP | SparseMLP:
-    if moe := config.moe[index]:
+    if (moe := config.moe[index]) and not moe.beside_dense:
         return SparseMLP(config, moe, context)
-    size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    size, bias = config.hidden_size, config.mlp_bias
+    inner = config.intermediate_size * (2 if index in config.wide_layers else 1)
     if not config.mlp_gated and not config.mlp_has_up:
         return PlainMLP(size, inner, activation=config.activation, bias=bias, context=context)
     return MLP(

@@ -14,8 +14,9 @@ from engine_svc.layers.norm import NoNorm
 from engine_svc.layers.rotary import rotary_table
 from engine_svc.layers.row_table import RowTable
 from engine_svc.models.attention import AnyLayerCache, StepInputs
-from engine_svc.models.decoder_layer import LAYERS, hidden_norm
+from engine_svc.models.decoder_layer import hidden_norm
 from engine_svc.models.encoder_config import EncoderConfig
+from engine_svc.models.layer_kinds import LAYERS
 from engine_svc.models.positions import position_table
 
 

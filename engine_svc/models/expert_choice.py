@@ -21,6 +21,9 @@ class ExpertChoice(ReplicatedLinear):
         self._routing = Routing(
             moe.experts_per_token, moe.renormalize, moe.scoring, moe.num_groups, moe.chosen_groups, moe.scale, moe.near
         )
+        self.expert_scales: LoadedParameter | None = None
+        if moe.expert_scales:
+            self.expert_scales = LoadedParameter((moe.num_experts,), torch.float32, context.device)
         self.e_score_correction_bias: LoadedParameter | None = None
         if moe.choice_bias:
             self.e_score_correction_bias = LoadedParameter((moe.num_experts,), torch.float32, context.device)
@@ -31,7 +34,8 @@ class ExpertChoice(ReplicatedLinear):
 
         The ids of padding rows are -1, so that no expert's weights are read for them.
         """
-        return self._ops.choose_experts(self(hidden), self.e_score_correction_bias, self._routing, self._present.count)
+        bias, present = self.e_score_correction_bias, self._present.count
+        return self._ops.choose_experts(self(hidden), bias, self._routing, present, self.expert_scales)
 
     def _load_bias(self, source: TensorSlice, part: str) -> None:
         if self.e_score_correction_bias is not None:

@@ -56,10 +56,14 @@ class SparseMLP(torch.nn.Module):
         if moe.shared_gate:
             self.shared_expert_gate = ReplicatedLinear(config.hidden_size, 1, context=context.at("shared_expert_gate"))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden_size] → [tokens, hidden_size]."""
+    def forward(self, hidden: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size].
+
+        Args:
+            routed: what the router sees, in the same shape; None means `hidden`.
+        """
         inputs = hidden if self.fc1_latent_proj is None else self.fc1_latent_proj(hidden)
-        output = self.experts(inputs, *self.gate.choose(hidden))
+        output = self.experts(inputs, *self.gate.choose(hidden if routed is None else routed))
         output = output if self.fc2_latent_proj is None else self.fc2_latent_proj(output)
         if self.shared_expert is None:
             return output

@@ -66,7 +66,7 @@ _SIGNATURES = {
     "copy_parts": (_POINTER, _LONG, _LONG, _POINTER, *(_LONG,) * 4),
     "clear": (_POINTER, _LONG, _LONG),
     "rotate_pairs": (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *(_LONG,) * 5),
-    "choose_experts": (_POINTER, _POINTER, *(_LONG,) * 5, _INT, _FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
+    "choose_experts": (*(_POINTER,) * 3, *(_LONG,) * 5, _INT, _FLOAT, _INT, _FLOAT, _POINTER, _POINTER),
     "rotate": (_INT, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _FLOAT, *(_LONG,) * 5, _INT),
     "activate_and_multiply": (_INT, _POINTER, _POINTER, _LONG, _LONG, _INT, _FLOAT, _FLOAT),
     "activate": (_INT, _POINTER, _LONG, _LONG, _INT),

@@ -70,14 +70,11 @@ void mix_sparsely(const float* logits, int64_t experts, int64_t chosen, float ne
 extern "C" {
 
 // logits [tokens, experts] to weights and ids [tokens, chosen]. A bias [experts], if there is one, is added to scores for
-// choosing, but not to weights.
-void quire_choose_experts(const float* logits, const float* bias, int64_t tokens, int64_t experts, int64_t chosen,
-                          int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring, float near,
-                          float* weights, int64_t* ids) {
-  quire::parallel_for(tokens, tokens * experts > WORTH_A_THREAD, [=](int64_t token) {
-    float* weight = weights + token * chosen;
-    int64_t* id = ids + token * chosen;
-    if (scoring == SPARSEMIXER) return mix_sparsely(logits + token * experts, experts, chosen, near, weight, id);
+// choosing, but not to weights. Factors [experts], if there are any, multiply the chosen experts' weights.
+void quire_choose_experts(const float* logits, const float* bias, const float* factors, int64_t tokens, int64_t experts,
+                          int64_t chosen, int64_t groups, int64_t chosen_groups, int renormalize, float scale, int scoring,
+                          float near, float* weights, int64_t* ids) {
+  auto score = [=](int64_t token, float* weight, int64_t* id) {
     // Both scorings grow with the logits, and logits still differ where scores have saturated at 0 or 1.
     std::vector<float> ranked(logits + token * experts, logits + (token + 1) * experts), scores = ranked;
     if (scoring == SOFTMAX)
@@ -93,6 +90,15 @@ void quire_choose_experts(const float* logits, const float* bias, int64_t tokens
       sum += weight[count++] = scores[best];
     });
     for (int64_t i = 0; i < chosen; ++i) weight[i] *= renormalize ? scale / sum : scale;
+  };
+  quire::parallel_for(tokens, tokens * experts > WORTH_A_THREAD, [=](int64_t token) {
+    float* weight = weights + token * chosen;
+    int64_t* id = ids + token * chosen;
+    if (scoring == SPARSEMIXER)
+      mix_sparsely(logits + token * experts, experts, chosen, near, weight, id);
+    else
+      score(token, weight, id);
+    for (int64_t i = 0; factors && i < chosen; ++i) weight[i] *= factors[id[i]];
   });
 }
 }

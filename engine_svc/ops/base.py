@@ -309,6 +309,7 @@ class Ops(ABC):
         bias: torch.Tensor | None,
         routing: Routing,
         present: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [tokens, experts] → weights (float32) and ids (int64), both [tokens, experts_per_token].
 
@@ -316,6 +317,7 @@ class Ops(ABC):
             bias: float32 [experts], added to the scores for choosing, but not to the weights. With a bias, a group of
                 experts is ranked by the sum of its two best scores; without, by its best score.
             present: int32 [1], how many tokens, from the first, are real; ids of the padding are -1. None means all.
+            factors: float32 [experts], on the chosen experts' weights.
         """
 
     @abstractmethod

@@ -126,19 +126,20 @@ class NativeOps(Ops):
         return experts_product(self.kernels, self._pack(gate_up), self._pack(down), down.shape, form)
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
         if present is not None:
-            weights, expert_ids = self.choose_experts(logits, bias, routing)
+            weights, expert_ids = self.choose_experts(logits, bias, routing, factors=factors)
             return weights, of_present(expert_ids, present)
         tokens, experts = logits.shape
         weights = logits.new_empty((tokens, routing.experts_per_token))
         expert_ids = logits.new_empty(weights.shape, dtype=torch.int64)
         self.kernels.choose_experts(
-            logits.data_ptr(), pointer(bias), tokens, experts, routing.experts_per_token, routing.num_groups,
-            routing.chosen_groups, routing.renormalize, routing.scale, SCORINGS[routing.scoring], routing.near,
-            weights.data_ptr(), expert_ids.data_ptr(),
+            logits.data_ptr(), pointer(bias), pointer(factors), tokens, experts, routing.experts_per_token,
+            routing.num_groups, routing.chosen_groups, routing.renormalize, routing.scale, SCORINGS[routing.scoring],
+            routing.near, weights.data_ptr(), expert_ids.data_ptr(),
         )  # fmt: skip
         return weights, expert_ids
 

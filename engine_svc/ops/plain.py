@@ -114,12 +114,16 @@ class PlainOps(Ops):
         return ExpertsProduct(product, held, f"{layout_of(gate_up)}, {layout_of(down)}")
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
         if present is not None:
-            weights, expert_ids = self.choose_experts(logits, bias, routing)
+            weights, expert_ids = self.choose_experts(logits, bias, routing, factors=factors)
             return weights, of_present(expert_ids, present)
+        if factors is not None:
+            weights, expert_ids = self.choose_experts(logits, bias, routing)
+            return weights * factors[expert_ids], expert_ids
         if routing.scoring == "sparsemixer":
             return _mix_sparsely(logits, routing)
         scores = logits.softmax(-1) if routing.scoring == "softmax" else logits.sigmoid()

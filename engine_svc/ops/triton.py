@@ -151,13 +151,14 @@ class TritonOps(PlainOps):
         return ExpertsProduct(product, [*held, *form.biases], ", ".join(layout for _, layout in stacks))
 
     def choose_experts(
-        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, logits: torch.Tensor, bias: torch.Tensor | None, routing: Routing, present: torch.Tensor | None = None,
+        factors: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """See Ops.choose_experts."""
         groups = (routing.num_groups, routing.chosen_groups)
         return choose_experts(
             logits, bias, routing.scoring, routing.experts_per_token, groups, routing.scale, routing.near,
-            renormalize=routing.renormalize, present=present,
+            renormalize=routing.renormalize, present=present, factors=factors,
         )  # fmt: skip
 
     def _tile(self, rows: int, matrices: int, most: int = MANY_ROWS) -> int:

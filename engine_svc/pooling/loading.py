@@ -18,7 +18,7 @@ from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.model import division_told, longest_sequence, place_layers
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import ModelConfig, has_one_kind_of_cache
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.encoder import Encoder
 from engine_svc.models.encoder_config import HEAD, NOBODYS, EncoderConfig, HeadConfig, HeadLayer
@@ -63,6 +63,11 @@ def load_pooled(
     """
     raw = text_part(read_model_config(folder, options.form))
     config, head = _shape(raw, form)
+    if isinstance(config, ModelConfig) and not has_one_kind_of_cache(config):
+        raise StartupError(
+            f"{config.architecture} has layers with different heads, or without keys and values of their own, which is "
+            "not supported for pooling. Use --runner generate."
+        )
     longest = _longest(config, form, options)
     groups = ParallelGroups()
     with division_told(groups):

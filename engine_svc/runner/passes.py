@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine_svc.attention.base import AttentionMetadata, Prepared
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
@@ -28,7 +29,7 @@ class ForwardPasses:
 
     def __init__(self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int) -> None:
         self._model, self._attention, self._groups = loaded.model, loaded.attention, groups
-        self._present = loaded.present
+        self._present, self._borrowed = loaded.present, loaded.facts.borrowed
         self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
         self.caches: list[torch.Tensor] = []
         self.states: StateCache | None = None
@@ -64,15 +65,23 @@ class ForwardPasses:
         attended = {
             layer: LayerCache(cache, ready)
             for group, ready in zip(self._groups, map(prepare, inputs.metadata), strict=True)
-            for layer, cache in zip(group.layers, self.caches, strict=False)
+            for layer, cache in zip(group.layers, self._attention.caches_of(self.caches, group.layers), strict=True)
         }
-        if inputs.outputs is not None and layers[-1] in attended:
-            cache, ready = attended[layers[-1]]
-            if images is not None:
-                last = images.prepare_outputs(ready.metadata, inputs.outputs)
-            else:
-                last = prepare(inputs.outputs.as_queries(ready.metadata))
-            attended[layers[-1]] = LayerCache(cache, last)
+        attended |= {layer: attended[source] for layer, source in self._borrowed.items()}
+        if (outputs := inputs.outputs) is not None:
+
+            def prepare_outputs(metadata: AttentionMetadata) -> Prepared:
+                if images is not None:
+                    return images.prepare_outputs(metadata, outputs)
+                return prepare(outputs.as_queries(metadata))
+
+            of_outputs: dict[int, Prepared] = {}  # by what has been prepared for all rows
+            for layer in self._borrowed or layers[-1:]:
+                if layer in attended:
+                    cache, ready = attended[layer]
+                    if id(ready) not in of_outputs:
+                        of_outputs[id(ready)] = prepare_outputs(ready.metadata)
+                    attended[layer] = LayerCache(cache, of_outputs[id(ready)])
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
 

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 import torch
 
-from engine_svc.attention.native import NativeBackend
 from engine_svc.block_stores.base import BlockStore, NoStore
 from engine_svc.block_stores.chosen import MakeStore, chosen_store
-from engine_svc.layer_groups import group_layers
+from engine_svc.layer_groups import group_layers, most_caches
 from engine_svc.loader.draft import Target, load_draft
 from engine_svc.loader.folder import weights_folder
 from engine_svc.loader.model import has_experts, load_model
@@ -99,8 +98,8 @@ class Runner:
         self._whole_image_tokens = self._facts.whole_image_tokens if loaded.images else 0
         self._token_budget = step_tokens(device, options.scheduler, self._whole_image_tokens)
         stage = self._model.stage
-        self._groups = group_layers(self._facts.attention_windows, stage.layers)
-        self._group_size = max(len(group.layers) for group in self._groups)
+        self._groups = group_layers(self._facts.attention_windows, stage.layers, self._attention.layers_per_cache)
+        self._num_caches = most_caches(self._groups, self._attention.layers_per_cache)
         self._buffers = SlotBuffers(
             max_num_seqs, self._max_model_len, self._attention.shape.block_tokens, len(self._groups), device,
             self._dtype, self._attention.shape.part,
@@ -209,7 +208,7 @@ class Runner:
             device=device_name(self._device),
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
-            bytes_per_block=self._attention.bytes_per_block(self._group_size) + self._draft_bytes_per_block,
+            bytes_per_block=self._attention.bytes_per_block(self._num_caches) + self._draft_bytes_per_block,
             available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes, later_bytes),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_tokens,
@@ -264,7 +263,7 @@ class Runner:
         return [*self._forward.caches, *(self._drafting.caches if self._drafting else ())]
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
-        self._forward.caches = self._attention.allocate(num_blocks, self._group_size)
+        self._forward.caches = self._attention.allocate(num_blocks, self._num_caches)
         if self._drafting:
             self._drafting.allocate(num_blocks)
         self._forward.states = StateCache(self._state_form, num_states, self._device)
@@ -327,7 +326,7 @@ class Runner:
             begin = time.perf_counter()
             count = self.make_graphs(CudaCapture(), self._options.speculative.most_query_len)
             logger.info("recorded %d CUDA graphs in %.1f s", count, time.perf_counter() - begin)
-        elif isinstance(self._attention, NativeBackend) and self._attention.kernels:
+        elif self._attention.records_calls and self._attention.kernels:
             kernels, room = self._attention.kernels, self._room(self._token_budget)
             self._recorded = NotedSteps(
                 self._forward.prepare, kernels, room, self._nobodys_slot, self._adapters, skips_rows=self._skips_rows

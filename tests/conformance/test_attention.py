@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape, bits
+from engine_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, AttentionShape
 from engine_svc.attention.context import ContextPart
 from engine_svc.attention.native import NativeBackend
 from engine_svc.attention.registry import create_backend
+from engine_svc.attention.stored import bits
 from engine_svc.kernels.tiles import Tiles
 from engine_svc.native.library import kernels
-from tests.support.native import fastest_kernels, needs_native
+from tests.support.native import AVAILABLE, fastest_kernels, needs_native
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 80
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -203,6 +204,18 @@ def test_batches(name: str, window: int | None, batch: str) -> None:
 def test_shapes(name: str, heads: int, kv_heads: int, dim: int) -> None:
     backend = make_backend(name, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     check_backend(backend, BATCHES["mixed"], None)
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu", "triton", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("batch", ["chunks", "mixed"])
+def test_layers_that_share_memory(monkeypatch: pytest.MonkeyPatch, name: str, batch: str) -> None:
+    """Attends in the middle one of three parts of the memory, and leaves the others untouched."""
+    backend = make_backend(name, AVAILABLE[-1] if name == "native" else None)
+    (memory,) = backend.allocate_memory(NUM_BLOCKS, 1, 3 * backend.shape.row)
+    monkeypatch.setattr(backend, "allocate", lambda *_: [backend.carve(memory, 1)])
+    check_backend(backend, BATCHES[batch], 12)
+    for neighbor in (0, 2):
+        assert not backend.carve(memory, neighbor).any()
 
 
 @pytest.mark.parametrize("name", ["reference", "cpu", "triton"])

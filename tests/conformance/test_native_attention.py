@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_svc.attention.base import AttentionBackend, AttentionOptions, to_stored
+from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.stored import to_stored
 from engine_svc.native.library import kernels
 from tests.conformance.test_attention import (
     BATCHES,

@@ -261,6 +261,18 @@ def test_choose_experts(name: str, routing: str, tokens: int) -> None:
 
 
 @every
+@pytest.mark.parametrize("routing", [ROUTINGS["mixtral"], Routing(2, False, "sparsemixer", near=0.02)])
+def test_factors_multiply_the_weights_of_chosen_experts(name: str, routing: Routing) -> None:
+    ops, _ = make_ops(name)
+    logits, factors = normal(5, 8, dtype=torch.float32), normal(8, dtype=torch.float32, seed=1)
+    weights, ids = ops.choose_experts(logits, None, routing)
+    present = torch.tensor([3], dtype=torch.int32)
+    found, own = ops.choose_experts(logits, None, routing, present, factors)
+    assert own[:3].equal(ids[:3])
+    torch.testing.assert_close(found[:3], (weights * factors[ids])[:3])
+
+
+@every
 @pytest.mark.parametrize("present", [0, 3, 5])
 def test_rows_of_nobody_choose_no_expert(name: str, present: int) -> None:
     ops, _ = make_ops(name)

@@ -151,8 +151,8 @@ def test_engine_with_expanded_prompts(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "olmo2", "phi3-partial", "gpt-oss",
-        "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared", "bloom", "falcon-rw", "mpt-clipped",
+        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "gemma4-moe", "gemma4-small",
+        "olmo2", "phi3-partial", "gpt-oss", "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared", "bloom", "falcon-rw", "mpt-clipped",
         "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid",
     ],
 )  # fmt: skip

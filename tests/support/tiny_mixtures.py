@@ -24,6 +24,13 @@ _COMMAND: dict[str, Any] = {
     "num_hidden_layers": 6, "logit_scale": 0.3,
 }  # fmt: skip
 
+GEMMA4: dict[str, Any] = {
+    "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 4, "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True, "sliding_window": 16, "num_hidden_layers": 4, "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "final_logit_softcapping": 20.0, "tie_word_embeddings": True,
+}  # fmt: skip
+
 # Before Transformers 5.18, its own implementation has only this one.
 _SWIGLU_LIMIT = 2.0 if hasattr(GptOssConfig(), "swiglu_limit") else 7.0
 
@@ -51,6 +58,11 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v3.2": ("DeepseekV32", _SPARSE),
+    "gemma4-moe": (
+        "Gemma4Text", GEMMA4 | {
+            "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
+        },
+    ),
     "dots": (
         "Dots1", _GROUPED | {
             "first_k_dense_replace": 1, "sliding_window": 16, "max_window_layers": 1, "norm_topk_prob": True,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support.tiny_mixtures import COMPRESSED, MIXTURES
+from tests.support.tiny_mixtures import COMPRESSED, GEMMA4, MIXTURES
 
 VOCAB_SIZE = 160
 _LOADING = threading.Lock()
@@ -111,6 +111,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-small": (
+        "Gemma4Text",
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_key_value_heads": 1,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
     "gemma3": (
         "Gemma3Text",
         {
@@ -356,11 +370,15 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
+        elif parameter_name.endswith("scale"):
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
         elif not parameter.any():  # what training begins with zeros, such as sinks
             torch.nn.init.normal_(parameter, std=0.2)
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             torch.nn.init.normal_(buffer, std=0.2)
+        elif name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_svc.attention.base import bits, to_stored
+from engine_svc.attention.stored import bits, to_stored
 from engine_svc.kernels.cache_write import write_cache
 
 

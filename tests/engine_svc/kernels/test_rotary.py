@@ -15,19 +15,21 @@ TOKENS, NUM_QUERY, NUM_KEY = 4, 3, 2  # few, because each is a program for Trito
 @pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize(("dim", "rotated"), [(16, 16), (80, 80), (64, 22), (32, 0)])
 @pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("interleaved", "sharing"), [(False, 1), (True, 2)])
 def test_rotated_keys_are_cached(
-    dtype: torch.dtype, cached: torch.dtype | None, dim: int, rotated: int, with_norms: bool, interleaved: bool
-) -> None:
+    dtype: torch.dtype, cached: torch.dtype | None, dim: int, rotated: int, with_norms: bool, interleaved: bool,
+    sharing: int,
+) -> None:  # fmt: skip
     torch.manual_seed(0)
     wider = torch.randn(TOKENS, NUM_QUERY + 2 * NUM_KEY + 1, dim).to(dtype)
     heads, angles = wider[:, : NUM_QUERY + 2 * NUM_KEY], torch.randn(TOKENS, rotated // 2)
     table = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
     norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype), 1e-6) if with_norms else None
     slots = torch.tensor([37, 2, -1, 16])  # one in each block; that of the third token is on another rank
-    cache = torch.zeros(2, 3, 16, NUM_KEY, dim, dtype=cached or dtype)
-
-    expected, expected_cache = wider.clone(), cache.clone()
+    # Of two layers that share the memory of each block, the second one.
+    caches = [torch.zeros(2, 3, sharing * 16, NUM_KEY, dim, dtype=cached or dtype) for _ in range(2)]
+    cache, expected_cache = (each[:, :, -16:] for each in caches)
+    expected = wider.clone()
     query_key, value = expected[:, : NUM_QUERY + NUM_KEY], expected[:, NUM_QUERY + NUM_KEY : NUM_QUERY + 2 * NUM_KEY]
     rotate(query_key, table, NUM_QUERY, norms, interleaved)
     write_cache(query_key[:, NUM_QUERY:], value, expected_cache, slots)

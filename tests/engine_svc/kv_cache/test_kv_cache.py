@@ -29,7 +29,7 @@ from engine_svc.kv_cache.events import (
 )
 from engine_svc.kv_cache.facts import KvCacheFacts
 from engine_svc.kv_cache.manager import KvCacheManager
-from engine_svc.layer_groups import group_layers
+from engine_svc.layer_groups import group_layers, most_caches
 from quire.block_hash import block_key, block_keys
 from quire.options.cache import CacheOptions
 from tests.support.kv_cache import make_manager, take_copies
@@ -101,7 +101,7 @@ def test_a_sliding_window_gives_blocks_back() -> None:
         ((6,) * 4, [(6, 4)]),
         ((6, None) * 6, [(None, 6), (6, 6)]),
         ((6, 6, None) * 4, [(None, 4), (6, 4), (6, 4)]),
-        ((*(6,) * 25, None), [(None, 1), *[(6, 4)] * 6, (6, 1)]),
+        ((*(6,) * 25, None), [(None, 1), *[(6, 3)] * 8, (6, 1)]),
     ],
 )
 def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[int | None, int]]) -> None:
@@ -109,6 +109,26 @@ def test_layers_are_grouped(windows: tuple[int | None, ...], groups: list[tuple[
     assert [(group.window, len(group.layers)) for group in found] == groups
     assert sorted(layer for group in found for layer in group.layers) == list(range(len(windows)))
     assert all(windows[layer] == group.window for group in found for layer in group.layers)
+
+
+@pytest.mark.parametrize(
+    ("windows", "sizes", "caches"),
+    [
+        ((6, 6, 6, 6, 6, None) * 5, [(None, 5), *[(6, 3)] * 8, (6, 1)], 3),  # as in Gemma 4 26B A4B
+        ((6, 6, 6, 6, 6, None) * 10, [(None, 10), *[(6, 5)] * 10], 5),  # as in Gemma 4 31B
+    ],
+)
+def test_layers_that_share_caches_are_grouped(
+    windows: tuple[int | None, ...], sizes: list[tuple[int | None, int]], caches: int
+) -> None:
+    """Two layers without a window have room where one with a window has."""
+
+    def per_cache(layer: int) -> int:
+        return 2 if windows[layer] is None else 1
+
+    found = group_layers(dict(enumerate(windows)), per_cache=per_cache)
+    assert [(group.window, len(group.layers)) for group in found] == sizes
+    assert most_caches(found, per_cache) == caches
 
 
 @pytest.mark.parametrize("windows", [(None,) * 4, (6, None) * 6, (6, 6, None) * 4, (*(6,) * 25, None)])

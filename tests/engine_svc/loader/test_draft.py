@@ -20,7 +20,7 @@ from tests.support.tiny_models import make_model
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    families = ("llama", "mistral", "bamba", "qwen3")
+    families = ("llama", "mistral", "bamba", "qwen3", "gemma4")
     return {name: make_model(tmp_path_factory.mktemp(name), name) for name in families}
 
 
@@ -51,6 +51,7 @@ def test_drafts_that_are_none(folders: dict[str, Path], tmp_path: Path) -> None:
     assert "there is no such folder" in refusal(folders["llama"], tmp_path / "nowhere")
     assert "has no config.json" in refusal(folders["llama"], tmp_path)
     assert "BambaForCausalLM has recurrent layers" in refusal(folders["llama"], folders["bamba"])
+    assert "Gemma4ForCausalLM has layers with different heads" in refusal(folders["llama"], folders["gemma4"])
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MedusaModel"]}))
     assert re.search(
         r"config\.json in .* has the architecture MedusaModel; expected one", refusal(folders["llama"], tmp_path)

@@ -30,7 +30,10 @@ TYPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "float16"}, {"dtype": "float32"},
 ]  # fmt: skip
 # Windows and soft caps, experts, latent attention, sinks, and each kind of state.
-FAMILIES = ("llama", "gemma2", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba", "qwen3-next")
+FAMILIES = (
+    "llama", "gemma2", "gemma4-moe", "gemma4-small", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba",
+    "qwen3-next",
+)  # fmt: skip
 TOKENS = 12
 HIDDEN_SIZE = 64
 # Everything returned for a sequence, alone and in a batch, which is compared bit for bit.

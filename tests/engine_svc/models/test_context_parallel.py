@@ -46,6 +46,7 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
         ("falcon", {"alibi": True}, {"max_num_batched_tokens": 19}),
         ("falcon-40b", {"alibi": True}, {"size": 4, "decode_context_parallel_size": 2}),
         ("gemma2", ONE_HEAD, {"max_num_batched_tokens": 19}),  # soft caps, windows, two groups of layers
+        ("gemma4-small", {}, {"max_num_batched_tokens": 19}),  # heads of two kinds, and borrowed keys and values
         pytest.param("deepseek-v3", {}, {"enable_expert_parallel": True}, marks=pytest.mark.slow),
         pytest.param("deepseek-v2", {}, {"attention_backend": "reference"}, marks=pytest.mark.slow),
         pytest.param("gpt-oss", ONE_HEAD, {"max_num_batched_tokens": 19}, marks=pytest.mark.slow),  # sinks and windows

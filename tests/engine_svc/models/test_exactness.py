@@ -59,8 +59,8 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "GraniteMoeSWA", "GraniteSWA", "HYV3", "MiniCPM3", "Ministral",
-    "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "GraniteMoeSWA", "GraniteSWA", "HYV3", "MiniCPM3",
+    "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_families(model_folder: ModelFolder, family: str, backend: str) -> None:
     check(model_folder(family), attention_backend=backend)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek-v3", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma4-small", "deepseek-v3", "bloom"])
 def test_what_backends_are_compared_with(model_folder: ModelFolder, family: str) -> None:
     check(model_folder(family), attention_backend="reference")
 
@@ -273,7 +273,9 @@ def test_without_chunks_and_without_prefix_cache(model_folder: ModelFolder) -> N
     check(model_folder("qwen3"), enable_chunked_prefill=False, enable_prefix_caching=False)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "ministral3", "gemma2", "deepseek-v3", "gpt-oss", "llama4"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "ministral3", "gemma2", "gemma4-small", "deepseek-v3", "gpt-oss", "llama4"]
+)
 def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
     folder = model_folder(family)
     (shared,) = random_prompts(70)
@@ -285,13 +287,15 @@ def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
     assert [output.usage.cached_prompt_tokens for (output,) in outputs if output.usage] == [64] * 4
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_preemption(model_folder: ModelFolder, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("llama", 14), ("mistral", 14), ("gemma4", 24), ("gemma4-small", 14)]
+)
+def test_preemption(model_folder: ModelFolder, family: str, num_blocks: int) -> None:
     """The cache cannot hold all sequences: some lose their blocks and are computed again."""
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
     sampling = replace(GREEDY, max_tokens=40)
-    with running_engine(folder, num_blocks=14, enable_prefix_caching=False) as engine:
+    with running_engine(folder, num_blocks=num_blocks, enable_prefix_caching=False) as engine:
         outputs = run(engine, prompts, sampling)
         assert engine.load().counters.preemptions > 0
     check_greedy(folder, prompts, tokens(outputs), 40)
@@ -359,6 +363,8 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "llama-untied",
         "qwen2-moe",
         "gemma3",
+        "gemma4",
+        "gemma4-small",
         "olmo2",
         "phi3",
         "cohere-norms",

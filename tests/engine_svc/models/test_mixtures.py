@@ -24,7 +24,7 @@ from tests.support.tiny_models import LONGROPE, check_greedy, reference_tokens
 
 PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40)
 # They use operations that other families do not: gates, biases, sinks, chunks, another choice of experts.
-OWN_WAYS = ("gpt-oss", "llama4", "phimoe")
+OWN_WAYS = ("gemma4-moe", "gpt-oss", "llama4", "phimoe")
 
 
 def check(folder: Path, **options: Any) -> None:

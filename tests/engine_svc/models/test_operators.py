@@ -67,6 +67,8 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "llama",
         "gemma2",
         "gemma3",
+        "gemma4-moe",
+        "gemma4-small",
         "olmo2",
         "phi3-partial",
         "mixtral",

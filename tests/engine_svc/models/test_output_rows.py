@@ -27,7 +27,7 @@ LAYERS = 3
 FAMILIES = (
     "llama", "olmo2", "gemma2", "cohere2", "falcon-11b", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "qwen3-next",
     "lfm3", "minimax", "nemotron-h", "falcon-h1", "mamba", "kimi-linear", "mixtral",
-    "ministral3", "minicpm3", "afmoe", "nanochat",
+    "ministral3", "minicpm3", "afmoe", "nanochat", "gemma4-moe", "gemma4-small",
 )  # fmt: skip
 
 
@@ -57,8 +57,9 @@ def test_they_are_what_all_rows_would_be(
 
 
 @pytest.mark.parametrize("attention_backend", ["reference", "cpu", "triton"])
-def test_by_other_backends(model_folder: ModelFolder, attention_backend: str) -> None:
-    folder, prompts = model_folder("gemma2"), random_prompts(*LENGTHS)
+@pytest.mark.parametrize("family", ["gemma2", "gemma4-small"])
+def test_by_other_backends(model_folder: ModelFolder, family: str, attention_backend: str) -> None:
+    folder, prompts = model_folder(family), random_prompts(*LENGTHS)
     with running_engine(
         folder, attention_backend=attention_backend, max_num_batched_tokens=24, enforce_eager=True, cpu_kernels="torch"
     ) as engine:

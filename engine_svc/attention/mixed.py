@@ -1,0 +1,180 @@
+"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4).
+
+Each kind of layer has a backend of its own. Both carve their layers' caches out of the same memory, whose rows are a
+common multiple of theirs: where one kind's heads take half the room, two of its layers share the memory of one of the
+other kind. So a block of the pool serves any group of layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine_svc.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    CacheScales,
+    Prepared,
+)
+from engine_svc.attention.rotation import Rotation
+
+
+class Kinds(NamedTuple):
+    """The backends of layers without and with a window."""
+
+    whole: AttentionBackend
+    windowed: AttentionBackend
+
+
+@dataclass(frozen=True)
+class _BothPrepared(Prepared):
+    whole: Prepared
+    windowed: Prepared
+
+
+class MixedBackend(AttentionBackend):
+    """Leaves each layer's attention to the backend for its heads, which are told apart by their size."""
+
+    def __init__(self, kinds: Kinds, has_window: Callable[[int], bool]) -> None:
+        """
+        Args:
+            kinds: two backends of the same class, with heads of different sizes.
+            has_window: whether a layer has a window.
+        """
+        super().__init__(kinds.whole.shape, kinds.whole.kernels)
+        self._kinds, self._has_window = kinds, has_window
+        self._row = math.lcm(*(each.shape.row for each in kinds))
+        self.name = kinds.whole.name
+        self.block_dimension = kinds.whole.block_dimension
+        self.query_lens, self.records_calls = kinds.whole.query_lens, kinds.whole.records_calls
+
+    @property
+    def tails(self) -> tuple[tuple[int, int], ...]:
+        """See AttentionBackend.tails."""
+        return tuple(dict.fromkeys(self._kinds.whole.tails + self._kinds.windowed.tails))
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See AttentionBackend.batch_invariant."""
+        return all(each.batch_invariant for each in self._kinds)
+
+    def allocate(self, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        """See AttentionBackend.allocate; this is the memory, see `caches_of`."""
+        return self._kinds.whole.allocate_memory(num_blocks, num_layers, self._row)
+
+    def layers_per_cache(self, layer: int) -> int:
+        """See AttentionBackend.layers_per_cache."""
+        return self._row // self._of_layer(layer).shape.row
+
+    def caches_of(self, caches: Sequence[torch.Tensor], layers: Sequence[int]) -> list[torch.Tensor]:
+        """See AttentionBackend.caches_of; all layers of a group are of the same kind."""
+        if not layers:
+            return []
+        kind, count = self._of_layer(layers[0]), self.layers_per_cache(layers[0])
+        return [kind.carve(caches[index // count], index % count) for index in range(len(layers))]
+
+    def _of_layer(self, layer: int) -> AttentionBackend:
+        return self._kinds.windowed if self._has_window(layer) else self._kinds.whole
+
+    def bytes_per_block(self, num_layers: int) -> int:
+        """See AttentionBackend.bytes_per_block."""
+        own = self._kinds.whole
+        return own.bytes_per_block(num_layers) // own.shape.row * self._row
+
+    def most_positions(self, sequences: int, query_len: int = 1) -> int:
+        """See AttentionBackend.most_positions."""
+        return min(each.most_positions(sequences, query_len) for each in self._kinds)
+
+    def decoding_bytes(self, sequences: int, positions: int) -> int:
+        """See AttentionBackend.decoding_bytes."""
+        return max(each.decoding_bytes(sequences, positions) for each in self._kinds)
+
+    def plan_size(self, sequences: int, tokens: int) -> int:
+        """See AttentionBackend.plan_size; the plans of both kinds, one behind the other."""
+        return sum(each.plan_size(sequences, tokens) for each in self._kinds)
+
+    def plan(
+        self, query_lens: npt.NDArray[np.int64], seq_lens: npt.NDArray[np.int64], sequences: int, tokens: int
+    ) -> npt.NDArray[np.int32] | None:
+        """See AttentionBackend.plan."""
+        plans = [each.plan(query_lens, seq_lens, sequences, tokens) for each in self._kinds]
+        found = [plan for plan in plans if plan is not None]
+        return np.concatenate(found) if len(found) == len(plans) else None
+
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
+        """See AttentionBackend.prepare. A group's layers need only one of both, which has little to do."""
+        batches = [metadata] * len(self._kinds)
+        if metadata.plan is not None:
+            sequences, tokens = len(metadata.seq_lens_host), len(metadata.slot_mapping)
+            sizes = [each.plan_size(sequences, tokens) for each in self._kinds]
+            batches = [replace(metadata, plan=plan) for plan in metadata.plan.split(sizes)]
+        return _BothPrepared(metadata, *(each.prepare(batch) for each, batch in zip(self._kinds, batches, strict=True)))
+
+    def _chosen(self, head_dim: int, prepared: Prepared) -> tuple[AttentionBackend, Prepared]:
+        """The backend for heads of this size, and what it has prepared."""
+        is_whole = head_dim == self._kinds.whole.shape.head_dim
+        chosen = self._kinds.whole if is_whole else self._kinds.windowed
+        if isinstance(prepared, _BothPrepared):
+            return chosen, prepared.whole if is_whole else prepared.windowed
+        parts = tuple(replace(part, prepared=self._chosen(head_dim, part.prepared)[1]) for part in prepared.parts)
+        return chosen, replace(prepared, parts=parts)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See AttentionBackend.forward."""
+        kind, own = self._chosen(query.shape[-1], prepared)
+        return kind.forward(query, key, value, cache, own, options)
+
+    def rotate_and_forward(
+        self,
+        heads: torch.Tensor,
+        rotation: Rotation,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See AttentionBackend.rotate_and_forward."""
+        kind, own = self._chosen(heads.shape[-1], prepared)
+        return kind.rotate_and_forward(heads, rotation, cache, own, options)
+
+    def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
+        """See AttentionBackend.use_scales."""
+        for each in self._kinds:
+            each.use_scales(options, scales)
+
+    @contextmanager
+    def calculate_scales(self) -> Iterator[None]:
+        """See AttentionBackend.calculate_scales."""
+        with ExitStack() as stack:
+            for each in self._kinds:
+                stack.enter_context(each.calculate_scales())
+            yield
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: torch.Tensor,
+        prepared: Prepared,
+        options: AttentionOptions,
+        lse: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See AttentionBackend.attend."""
+        kind, own = self._chosen(query.shape[-1], prepared)
+        return kind.attend(query, key, value, cache, own, options, lse)

@@ -1,0 +1,30 @@
+"""The kinds of decoder layers, by where their norms are: see ModelConfig.norm_placement."""
+
+from __future__ import annotations
+
+from engine_svc.layers.context import LayerContext
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.decoder_layer import (
+    CrossLayer,
+    DecoderLayer,
+    MixerLayer,
+    ParallelLayer,
+    ParallelNormsLayer,
+    PostNormLayer,
+    ResidualNormLayer,
+    SandwichNormLayer,
+    SumNormLayer,
+)
+from engine_svc.models.gemma4_layer import Gemma4Layer
+
+LAYERS: dict[str, type[DecoderLayer]] = {
+    "before": DecoderLayer, "after": PostNormLayer, "around": SandwichNormLayer, "around, scaled": Gemma4Layer,
+    "parallel": ParallelLayer, "parallel norms": ParallelNormsLayer, "alone": MixerLayer, "sums": SumNormLayer,
+    "residual": ResidualNormLayer, "cross": CrossLayer,
+}  # fmt: skip
+
+
+def create_layer(config: ModelConfig, context: LayerContext, index: int) -> DecoderLayer:
+    """Creates the layer with this index."""
+    placement = config.recurrent_norm_placement if index in config.recurrent else None
+    return LAYERS[placement or config.norm_placement](config, context, index)
