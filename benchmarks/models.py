@@ -30,6 +30,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "max_position_embeddings": 40960, "tie_word_embeddings": True,
     },
+    # Gemma 4 E2B, but with a vocabulary of 32k: inputs by token id, and 20 layers that borrow keys and values.
+    "gemma-4-e2b": {
+        "family": "Gemma4", "vocab_size": 32768, "vocab_size_per_layer_input": 32768, "hidden_size": 1536,
+        "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True, "sliding_window": 512, "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 131072,
+    },
     "llama-3.1-8b": {
         "family": "Llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
@@ -114,7 +122,9 @@ def _config(shape: str) -> Any:
 
     arguments = dict(SHAPES[shape])
     special = {"bos_token_id": None, "eos_token_id": 257, "pad_token_id": None}
-    return getattr(transformers, f"{arguments.pop('family')}Config")(**arguments, **special)
+    family = arguments.pop("family")
+    whole = getattr(transformers, f"{family}Config")
+    return getattr(transformers, f"{family}TextConfig", whole)(**arguments, **special)
 
 
 def byte_tokenizer(vocab_size: int) -> Any:

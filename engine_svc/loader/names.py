@@ -20,7 +20,7 @@ _OF_OTHERS = (
     "talker.", "token2wav.", "code2wav.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.")
+_OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_")
 
 
 def parameter_name(

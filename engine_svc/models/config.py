@@ -25,7 +25,8 @@ _ROPE_TYPES = {"su": "longrope"}
 _THETAS = {
     "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5,
     "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
-    "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6,
+    "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5,
+    "MiniMaxForCausalLM": 1e6,
     "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6, "MiniMaxText01ForCausalLM": 1e6,
     "Ministral3ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6,
     "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
@@ -306,6 +307,7 @@ class ModelConfig(ModelFacts):
     multipliers: Multipliers | None = None
     balance: Balance | None = None  # of residual norms
     norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
+    output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None
     # Parts of names in the family's checkpoints that are not loaded, of a vision model for example.
     ignored_names: tuple[str, ...] = ()

@@ -38,6 +38,7 @@ class DecoderLayer(torch.nn.Module):
     """A layer with norms before attention and before feed-forward."""
 
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    output_norms: tuple[str, ...] = ()  # those of what is added to the residual
 
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
@@ -54,7 +55,8 @@ class DecoderLayer(torch.nn.Module):
         if attends:
             self.add_module(self._attention_name, _attention(config, context.at(self._attention_name), index))
         for name in self.norms:
-            setattr(self, name, hidden_norm(config, context))
+            factor = config.output_norm_factor if name in self.output_norms else 1.0
+            setattr(self, name, hidden_norm(config, context, factor))
         self._mixes = attends or self.state_shape is not None
         if not (is_alone and self._mixes):
             self.add_module(feed_forward_name, _feed_forward(config, context.at(feed_forward_name), index))
@@ -167,6 +169,7 @@ class SandwichNormLayer(DecoderLayer):
     norms = (
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )  # fmt: skip
+    output_norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, cache: AnyLayerCache, step: StepInputs
@@ -268,13 +271,17 @@ def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP
     )  # fmt: skip
 
 
-def hidden_norm(config: ModelConfig, context: LayerContext) -> RMSNorm | LayerNorm:
-    """Creates a norm of hidden states, of the family's kind."""
+def hidden_norm(config: ModelConfig, context: LayerContext, factor: float = 1.0) -> RMSNorm | LayerNorm:
+    """Creates a norm of hidden states, of the family's kind.
+
+    Args:
+        factor: on the checkpoint's weights, of RMS norms only.
+    """
     size, epsilon, offset = config.hidden_size, config.norm_eps, config.norm_offset
     if config.norm == "layer":
         return LayerNorm(
             size, epsilon, context=context, offset=offset, bias=config.norm_bias, has_weight=config.norm_weight
         )
-    norm = RMSNorm(size, epsilon, context=context, offset=offset)
+    norm = RMSNorm(size, epsilon, context=context, offset=offset, factor=factor)
     norm.weight.default = None if config.norm_weight else 1.0
     return norm

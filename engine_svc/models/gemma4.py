@@ -1,4 +1,4 @@
-"""Gemma 4 (Google 2026), the text model.
+"""Gemma 4 (Google 2026), the text model, and that of the 12B model, whose images and audio have no encoder (Unified).
 
 Layers without a window have fewer and larger heads than those with one. The small models (E2B, E4B) add inputs by token
 id in each layer, and their last layers have no keys and values of their own; of the large ones, one has experts.
@@ -25,9 +25,11 @@ from engine_svc.models.config import (
 from quire.errors import StartupError
 
 _DEFAULTS: dict[str, Any] = {
-    "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "sliding_window": 512,
-    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0,
+    "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512, "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": 262144,
 }  # fmt: skip
+_SMALL: dict[str, Any] = {"sliding_window": 512, "hidden_size_per_layer_input": 256}
+_UNIFIED: dict[str, Any] = {"sliding_window": 1024, "hidden_size_per_layer_input": 0}
 _ROTATION = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 
 
@@ -36,7 +38,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         StartupError: the layers of a kind differ in their heads, or all tokens attend to later ones.
     """
-    config = _DEFAULTS | {name: value for name, value in config.items() if value is not None}
+    own = _UNIFIED if config["architectures"][0] == "Gemma4UnifiedForCausalLM" else _SMALL
+    config = _DEFAULTS | own | {name: value for name, value in config.items() if value is not None}
     if config.get("use_bidirectional_attention") == "all":
         raise StartupError("config.json: use_bidirectional_attention is 'all', which generating text does not allow.")
     windows = (*sliding_windows(config, 6)[:-1], None)  # the last layer never has one

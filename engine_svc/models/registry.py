@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "engine_svc.models.gemma",
     "Gemma3ForCausalLM": "engine_svc.models.gemma",
     "Gemma4ForCausalLM": "engine_svc.models.gemma4",
+    "Gemma4UnifiedForCausalLM": "engine_svc.models.gemma4",
     "GemmaForCausalLM": "engine_svc.models.gemma",
     "Glm4ForCausalLM": "engine_svc.models.glm",
     "Glm4MoeForCausalLM": "engine_svc.models.glm_moe",
@@ -59,7 +60,9 @@ ARCHITECTURES = {
     "HeliumForCausalLM": "engine_svc.models.helium",
     "HunYuanDenseV1ForCausalLM": "engine_svc.models.hunyuan",
     "HunYuanMoEV1ForCausalLM": "engine_svc.models.hunyuan_moe",
+    "HyperCLOVAXForCausalLM": "engine_svc.models.hyperclovax",
     "InternLM3ForCausalLM": "engine_svc.models.internlm3",
+    "Jais2ForCausalLM": "engine_svc.models.jais2",
     "JambaForCausalLM": "engine_svc.models.jamba",
     "KimiLinearForCausalLM": "engine_svc.models.kimi_linear",
     "Lfm2ForCausalLM": "engine_svc.models.lfm2",
@@ -70,6 +73,7 @@ ARCHITECTURES = {
     "MPTForCausalLM": "engine_svc.models.mpt",
     "Mamba2ForCausalLM": "engine_svc.models.pure_mamba",
     "MambaForCausalLM": "engine_svc.models.pure_mamba",
+    "MellumForCausalLM": "engine_svc.models.mellum",
     "MiniCPM3ForCausalLM": "engine_svc.models.minicpm3",
     "MiniMaxForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
@@ -222,6 +226,7 @@ _IMPLIED = {
 # For other multimodal models, by architecture and type of text model: the architecture of the text model, which runs
 # alone.
 TEXT_MODELS = {
+    ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"): "Gemma4UnifiedForCausalLM",
     ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
     ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
     ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",

@@ -63,6 +63,13 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32,
         },
     ),
+    "mellum": (
+        "Mellum", {
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "sliding_window": 16,
+            "num_hidden_layers": 4, "head_dim": 32, "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+        },
+    ),
     "dots": (
         "Dots1", _GROUPED | {
             "first_k_dense_replace": 1, "sliding_window": 16, "max_window_layers": 1, "norm_topk_prob": True,

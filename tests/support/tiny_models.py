@@ -112,6 +112,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24}),
     "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4-unified": (
+        "Gemma4UnifiedText",
+        {name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"},
+    ),
     "gemma4-small": (
         "Gemma4Text",
         GEMMA4
@@ -170,6 +174,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("Phi3", {"sliding_window": 16}),
     "phi3-partial": ("Phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {"residual_multiplier": 0.6, "embedding_multiplier": 3.0, "logits_scaling": 0.5, "rms_norm_eps": 1e-3},
+    ),
+    "hyperclovax-plain": (
+        "HyperCLOVAX",
+        {
+            "residual_multiplier": 0.6,
+            "use_post_norm": False,
+            "attention_multiplier": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "jais2": ("Jais2", {}),
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama-untied": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}),
     "llama-mlp-bias": ("Llama", {"tie_word_embeddings": True, "mlp_bias": True, "head_dim": 32}),

@@ -59,8 +59,9 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "GraniteMoeSWA", "GraniteSWA", "HYV3", "MiniCPM3",
-    "Ministral", "NanoChat", "Nemotron", "SolarOpen", "VaultGemma", "Youtu",
+    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA",
+    "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen",
+    "VaultGemma", "Youtu",
 )  # fmt: skip
 
 

@@ -151,6 +151,7 @@ def test_layers_that_guess_ahead_are_not_loaded(
         ("llama4", "Llama4ForConditionalGeneration"),
         ("kimi-k2", "KimiK25ForConditionalGeneration"),
         ("mistral", "Mistral3ForConditionalGeneration"),
+        ("gemma4-unified", "Gemma4UnifiedForConditionalGeneration"),
     ],
 )
 def test_the_text_model_of_one_that_sees_images(
@@ -164,7 +165,7 @@ def test_the_text_model_of_one_that_sees_images(
     save_file(renamed | vision, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
     config = {"architectures": [architecture], "text_config": text, "vision_config": {}, "dtype": "float32"}
-    config["model_type"] = {"mistral": "mistral3"}.get(family, family)
+    config["model_type"] = {"mistral": "mistral3", "gemma4-unified": "gemma4_unified"}.get(family, family)
     (folder / "config.json").write_text(json.dumps(config))
     with running_engine(folder, limit_mm_per_prompt="image=0,video=0") as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))
