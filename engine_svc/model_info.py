@@ -45,6 +45,7 @@ class ModelInfo:
     accepts_audio: bool = False
     encoder_tokens: int = 0
     bidirectional_images: bool = False
+    image_window: int | None = None
     cpu_kernels: str = ""
     batch_invariant: bool = False
     state_bytes: int = 0
@@ -70,6 +71,7 @@ class ModelInfo:
             accepts_media=self.accepts_images or self.accepts_videos or self.accepts_audio,
             encoder_tokens=self.encoder_tokens,
             max_image_tokens=self.max_num_batched_tokens if self.bidirectional_images else None,
+            image_window=self.image_window,
         )
 
     def summary(self) -> str:
@@ -141,6 +143,7 @@ def make_model_info(
         accepts_audio=spec.accepts_audio,
         encoder_tokens=spec.encoder_tokens,
         bidirectional_images=spec.bidirectional_images,
+        image_window=min(filter(None, spec.windows), default=None) if spec.bidirectional_images else None,
         cpu_kernels=spec.cpu_kernels,
         batch_invariant=spec.batch_invariant,
         state_bytes=spec.state_bytes,

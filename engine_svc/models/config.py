@@ -221,6 +221,7 @@ class ModelFacts:
     encoder_rows: int = 0
     # Tokens of an image, if they attend to all of it, also to those after them: one step must compute the whole image.
     whole_image_tokens: int = 0
+    windows_on_whole_images: bool = False  # then they do so in layers with a window only
     # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
     dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state
@@ -232,8 +233,8 @@ class ModelFacts:
     @property
     def attention_windows(self) -> dict[int, int | None]:
         """Sliding windows of the layers that cache keys and values, by layer."""
-        caching = (layer for layer in range(self.num_layers) if self.attends(layer) and layer not in self.borrowed)
-        return {layer: self.sliding_windows[layer] for layer in caching}
+        found = enumerate(self.sliding_windows)
+        return {layer: window for layer, window in found if self.attends(layer) and layer not in self.borrowed}
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends; then it caches keys and values, unless it borrows another layer's."""

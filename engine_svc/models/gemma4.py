@@ -58,7 +58,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         activation=activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         embedding_scale=size**0.5, logits_softcap=config.get("final_logit_softcapping"),
         tie_word_embeddings=config.get("tie_word_embeddings", True), token_inputs=_token_inputs(config),
-        renames=_RENAMES, ignored_names=_unused(borrowed),
+        whole_image_tokens=_image_tokens(config), windows_on_whole_images=True, renames=_RENAMES,
+        ignored_names=_unused(borrowed),
     )  # fmt: skip
 
 
@@ -85,6 +86,20 @@ def _heads(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> tuple[
     if len(whole) > 1 or others - {local}:
         raise StartupError("config.json: per_layer_config differs between layers with the same kind of attention.")
     return whole.pop(), local
+
+
+def _image_tokens(config: Mapping[str, Any]) -> int:
+    """Tokens of the largest image by default, if its tokens attend to all of it; else 0.
+
+    Raises:
+        ValueError: it is longer than the windows.
+    """
+    if config.get("use_bidirectional_attention") != "vision" or "vision_config" not in config:
+        return 0
+    tokens: int = config.get("vision_soft_tokens_per_image", 280)
+    if tokens > config["sliding_window"]:
+        raise ValueError(f"an image has {tokens} tokens, more than the sliding_window, {config['sliding_window']}")
+    return tokens
 
 
 def _borrowed(config: Mapping[str, Any], windows: tuple[int | None, ...]) -> dict[int, int]:

@@ -80,3 +80,4 @@ class RequestLimits:
     # Tokens that each prompt begins with and that stand for its only recording; 0 means that prompts are as they like.
     encoder_tokens: int = 0
     max_image_tokens: int | None = None  # most tokens of an image; None means any number
+    image_window: int | None = None  # the same, beyond which some layers would not see all of it

@@ -124,6 +124,12 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
     check_images(request.images, len(request.prompt_token_ids))
     longest = max(image.num_tokens for image in request.images)
+    if limits.image_window is not None and longest > limits.image_window:
+        raise InvalidRequest(
+            f"An image takes {longest} tokens, but the model's layers see whole images of at most "
+            f"{limits.image_window}. Have it scaled to fewer, as the model's own processor does by default.",
+            parameter="images",
+        )
     if limits.max_image_tokens is not None and longest > limits.max_image_tokens:
         raise InvalidRequest(
             f"An image takes {longest} tokens, and this model computes an image in one step; steps have at most "

@@ -128,7 +128,8 @@ class ImageRows:
                     embeddings, deep = encoded.embeddings[first:last], encoded.deep
                     deep = None if deep is None else deep[first:last]
                     turns = None if rotary is None else rotary.of(places)
-                    found.append(GivenRows(places - begin + start, embeddings, deep, turns, self._both_ways))
+                    both_ways = self._both_ways and encoded.both_ways
+                    found.append(GivenRows(places - begin + start, embeddings, deep, turns, both_ways))
             start += sequence.num_new_tokens
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine_svc.attention.base import AttentionMetadata, Prepared
+from engine_svc.attention.base import AttentionMetadata, OutputRows, Prepared
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
@@ -30,6 +30,7 @@ class ForwardPasses:
     def __init__(self, loaded: LoadedModel, groups: Sequence[LayerGroup], max_num_seqs: int) -> None:
         self._model, self._attention, self._groups = loaded.model, loaded.attention, groups
         self._present, self._borrowed = loaded.present, loaded.facts.borrowed
+        self._windows_on_images = loaded.facts.windows_on_whole_images
         self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
         self.caches: list[torch.Tensor] = []
         self.states: StateCache | None = None
@@ -57,33 +58,36 @@ class ForwardPasses:
 
     def _layer_caches(self, inputs: Inputs, embedded: EmbeddedRows | None) -> list[AnyLayerCache]:
         """The cache of each layer of the stage."""
-        layers, prepare = self._model.stage.layers, self._attention.prepare
-        images = None
+        layers, images = self._model.stage.layers, None
         if embedded is not None and embedded.both_ways is not None:
             images = ImageParts(self._attention, embedded.both_ways)
-            prepare = images.prepare
-        attended = {
-            layer: LayerCache(cache, ready)
-            for group, ready in zip(self._groups, map(prepare, inputs.metadata), strict=True)
-            for layer, cache in zip(group.layers, self._attention.caches_of(self.caches, group.layers), strict=True)
-        }
-        attended |= {layer: attended[source] for layer, source in self._borrowed.items()}
-        if (outputs := inputs.outputs) is not None:
-
-            def prepare_outputs(metadata: AttentionMetadata) -> Prepared:
-                if images is not None:
-                    return images.prepare_outputs(metadata, outputs)
-                return prepare(outputs.as_queries(metadata))
-
-            of_outputs: dict[int, Prepared] = {}  # by what has been prepared for all rows
-            for layer in self._borrowed or layers[-1:]:
-                if layer in attended:
-                    cache, ready = attended[layer]
-                    if id(ready) not in of_outputs:
-                        of_outputs[id(ready)] = prepare_outputs(ready.metadata)
-                    attended[layer] = LayerCache(cache, of_outputs[id(ready)])
+        attended: dict[int, LayerCache] = {}
+        for group, metadata in zip(self._groups, inputs.metadata, strict=True):
+            own = images if group.window is not None or not self._windows_on_images else None
+            caches = dict(zip(group.layers, self._attention.caches_of(self.caches, group.layers), strict=True))
+            ready = self._prepare(own, metadata)
+            attended |= {layer: LayerCache(cache, ready) for layer, cache in caches.items()}
+            sources = self._borrowed or {layers[-1]: layers[-1]}
+            lasts = {layer: caches[source] for layer, source in sources.items() if source in caches}
+            if lasts and inputs.outputs is not None:
+                ready = self._prepare(own, metadata, inputs.outputs)
+            attended |= {layer: LayerCache(cache, ready) for layer, cache in lasts.items()}
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
+
+    def _prepare(
+        self, images: ImageParts | None, metadata: AttentionMetadata, outputs: OutputRows | None = None
+    ) -> Prepared:
+        """Prepares the layers of a group, or those of them in which only the output rows attend.
+
+        Args:
+            images: of the batch, if these layers see whole images.
+        """
+        if outputs is None:
+            return (images or self._attention).prepare(metadata)
+        if images is not None:
+            return images.prepare_outputs(metadata, outputs)
+        return self._attention.prepare(outputs.as_queries(metadata))
 
     def _crossing_caches(
         self, rows: EncoderRows, inputs: Inputs, embedded: EmbeddedRows | None

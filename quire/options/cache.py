@@ -78,8 +78,9 @@ class CacheOptions:
         "size of its files beyond which those used least recently are deleted: 32).", schema=KvTransferConfig,
     )  # fmt: skip
     kv_sharing_fast_prefill: bool = option(
-        False, "Has no effect, as in vLLM, and says so at startup: prompts are computed the same way without it."
-    )
+        False, "Has no effect, and says so at startup: layers that attend to another layer's keys and values always "
+        "compute only the rows of a prompt that are sampled from.",
+    )  # fmt: skip
     swap_space: float = option(
         0.0, "GiB of host memory per rank for KV blocks that are evicted from the device; they are copied back when a "
         "prompt or a preempted request needs them.", minimum=0, maximum=1 << 20,

@@ -52,6 +52,7 @@ def test_what_is_refused() -> None:
     assert "--max-num-batched-tokens 5 or more" in refused(
         IMAGE, IMAGE.at(5, 5), limits=replace(LIMITS, max_image_tokens=4)
     )
+    assert "see whole images of at most 4" in refused(IMAGE, IMAGE.at(5, 5), limits=replace(LIMITS, image_window=4))
     assert "0 tokens at 2 is empty" in refused(IMAGE.at(2, 0))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, data=bytes(11)),)))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, dtype="float16"),)))
