@@ -19,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from quire.bounds import RESERVED_TEMPLATE_VARIABLES
+from quire.reasoning import EFFORT
 from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
 from tokenizer_svc.developer_role import knows_developers, without_developers
 from tokenizer_svc.rendered import Rendered
@@ -118,6 +119,7 @@ class ChatTemplates:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
@@ -125,6 +127,7 @@ class ChatTemplates:
 
         Args:
             template: used in place of the model's; None means the model's.
+            default_effort: how much to think if the variables do not say; empty leaves it to the template.
             placeholders, interleaves: see `with_text_content`.
 
         Raises:
@@ -135,6 +138,7 @@ class ChatTemplates:
                 raise TemplateRejection(
                     f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"
                 )
+        default = {EFFORT: default_effort} if default_effort else {}
         try:
             chosen = self._compile(template) if template else self._own(bool(tools))
             pieces = chosen.template.generate(
@@ -143,7 +147,7 @@ class ChatTemplates:
                 ),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **variables},
+                **{**self._special_tokens, **default, **variables},
             )
             text = self._join(pieces)
         except jinja2.TemplateSyntaxError as error:

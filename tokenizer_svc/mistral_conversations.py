@@ -73,6 +73,7 @@ class MistralConversations:
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:
@@ -94,7 +95,7 @@ class MistralConversations:
             else:
                 request = ChatCompletionRequest.from_openai(
                     messages=known, tools=tools, continue_final_message=continue_final_message,
-                    reasoning_effort=self._effort(variables),
+                    reasoning_effort=self._effort(variables, default_effort),
                 )  # fmt: skip
                 tokens = self._tokenizer.encode_chat_completion(request).tokens
         except TemplateRejection:
@@ -106,18 +107,18 @@ class MistralConversations:
             raise too_long(self._max_chars)
         return Rendered(text, tuple(tokens))
 
-    def _effort(self, variables: Mapping[str, Any]) -> str | None:
+    def _effort(self, variables: Mapping[str, Any], default: str) -> str | None:
         """How much to think, for models with such a setting: those of version 15 and later of tekken.json.
 
-        What a request asks for, which also sets the switches, goes to the package, which rejects what the model does
-        not know. The server's default does not, unless the model knows it.
+        What somebody has set goes to the package, which rejects what the model does not know. The default does not,
+        unless the model knows it.
         """
-        effort: str | None = variables.get(EFFORT)
         settings = self._tokenizer.instruct_tokenizer.tokenizer.model_settings_builder
         if settings is None or settings.reasoning_effort is None:
             return None
-        is_asked = any(name in variables for name in THINKING_SWITCHES)
-        return effort if is_asked or effort in settings.reasoning_effort.values else None
+        known = default if default in settings.reasoning_effort.values else None
+        effort: str | None = variables.get(EFFORT, known)
+        return effort
 
     def _transcription(self, messages: list[dict[str, Any]], language: str) -> list[int]:
         """The prompt for the words of the audio that the messages have, see `quire.media`.

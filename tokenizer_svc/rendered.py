@@ -27,6 +27,7 @@ class Templates(Protocol):
         continue_final_message: bool,
         variables: Mapping[str, Any],
         template: str | None,
+        default_effort: str = "",
         placeholders: Mapping[str, str] = {},
         interleaves: bool = False,
     ) -> Rendered:

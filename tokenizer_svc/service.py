@@ -303,6 +303,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             continue_final_message=request.continue_final_message,
             variables=_parse(request.template_kwargs_json or b"{}", "chat_template_kwargs", dict),
             template=request.chat_template or None,
+            default_effort=request.default_reasoning_effort,
             **of_media,
         )
         self._metrics.rendered_conversations.inc()

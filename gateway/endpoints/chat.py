@@ -133,6 +133,7 @@ async def _prepare(
             add_special_tokens=body.add_special_tokens,
             template=body.chat_template,
             kwargs=variables,
+            default_effort=context.options.reasoning.default_effort,
             tools_json=tools.offered,
             block_size=model.block_size,
             cache_salt=caller.cache_salt,

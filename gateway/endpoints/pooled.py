@@ -256,7 +256,7 @@ async def _conversations(call: PoolingCall, body: InputFields, messages: Sequenc
             continue_final_message=body.continue_final_message,
             add_special_tokens=bool(body.add_special_tokens),
             template=body.chat_template,
-            kwargs=template_variables(body.chat_template_kwargs, None, ""),
+            kwargs=template_variables(body.chat_template_kwargs, None, None),
             max_tokens=call.model.max_model_len,
             truncation=call.truncation,
         )

@@ -149,7 +149,7 @@ async def _cross_encoded(call: PoolingCall, body: ScoringFields, pairs: Pairs) -
     inputs = await call.context.tokenizer.encode_pairs(
         pairs.firsts, pairs.seconds, call.model.max_model_len, call.truncation,
         max_first_tokens=body.max_tokens_per_query or 0, max_second_tokens=body.max_tokens_per_doc or 0,
-        template=body.chat_template, kwargs={**template_variables(body.chat_template_kwargs, None, ""), **told},
+        template=body.chat_template, kwargs={**template_variables(body.chat_template_kwargs, None, None), **told},
     )  # fmt: skip
     if not call.info.has_token_types:
         inputs = [TokenizedInput(each.token_ids) for each in inputs]

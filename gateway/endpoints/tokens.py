@@ -94,6 +94,7 @@ async def sequence_of(request: Request, body: TokenizeRequest, context: GatewayC
             context.options.reasoning.reasoning_effort,
             defaults=context.options.default_chat_template_kwargs,
         ),
+        default_effort=context.options.reasoning.default_effort,
         tools_json=await beside(request, template_tools, body.tools),
     )
     return rendered.prompt

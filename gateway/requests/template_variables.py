@@ -13,17 +13,17 @@ from quire.reasoning import EFFORT, THINKING_SWITCHES
 def template_variables(
     kwargs: Mapping[str, Any] | None,
     reasoning_effort: str | None,
-    default_effort: str,
+    server_effort: str | None,
     documents: Sequence[Mapping[str, str]] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Returns the variables; those that the request sets explicitly take precedence.
+    """Returns the variables that the request and the operator set; the request's take precedence.
 
     A requested effort also turns thinking on, or off for `none`, in templates with a switch for it, unless the request
-    sets such a switch. The server's default effort says only how much to think, not whether.
+    sets such a switch. The operator's says only how much to think, not whether.
 
     Args:
-        default_effort: the server's; empty leaves it to the template.
+        server_effort: the operator's; without one, or if it is empty, none is set.
         defaults: the server's for all other variables.
 
     Raises:
@@ -33,7 +33,7 @@ def template_variables(
     switch = switch_of(given)
     usual = {name: value for name, value in (defaults or {}).items() if switch is None or name not in THINKING_SWITCHES}
     if reasoning_effort is None:
-        return ({EFFORT: default_effort} if default_effort else {}) | usual | given
+        return ({EFFORT: server_effort} if server_effort else {}) | usual | given
     if reasoning_effort not in REASONING_EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort is {reasoning_effort[:50]!r}; it must be one of {', '.join(REASONING_EFFORTS)}.",

@@ -209,6 +209,7 @@ class Tokenizer:
         add_special_tokens: bool,
         template: str | None,
         kwargs: Mapping[str, Any] | None,
+        default_effort: str = "",
         tools_json: bytes = b"",
         block_size: int = 0,
         cache_salt: str = "",
@@ -223,6 +224,8 @@ class Tokenizer:
         """Renders a conversation by the chat template; the other arguments are as in `encode`.
 
         Args:
+            kwargs: the variables that somebody has set.
+            default_effort: how much to think if they do not say, for models that do not refuse it; empty for none.
             media: the files of its image, video and audio parts.
             processor_settings: for the model's image processor, instead of the server's.
             reading_settings: for reading the files, by kind, instead of the server's.
@@ -235,6 +238,7 @@ class Tokenizer:
             add_special_tokens=add_special_tokens,
             chat_template=template or "",
             template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
+            default_reasoning_effort=default_effort,
             block_size=block_size,
             cache_salt=cache_salt,
             adapter=adapter,

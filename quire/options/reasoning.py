@@ -17,6 +17,7 @@ REASONING_PARSERS = (
 PARSERS_OF_CALLS_TOO = ("openai_gptoss",)  # Harmony has a channel for tool calls
 # Efforts that requests may ask for; templates use those they know.
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_DEFAULT_EFFORT = "medium"
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class ReasoningOptions:
         "", "Python file that registers additional reasoning parsers; see docs/reasoning.md.", metavar="FILE"
     )
     enable_reasoning: bool | None = option(None, "Deprecated: --reasoning-parser implies it.")
-    reasoning_effort: str = option(
-        "medium", "Reasoning effort if a request does not set one, for models whose chat template supports "
-        "`reasoning_effort`. Empty leaves it to the template.",
+    reasoning_effort: str | None = option(
+        None, "Reasoning effort if a request does not set one, for models whose chat template supports "
+        "`reasoning_effort`. Empty leaves it to the template. Default: medium, or the model's own if it is known to "
+        "have only other efforts.",
         choices=("", "low", "medium", "high"), metavar="[low|medium|high]",
     )  # fmt: skip
 
@@ -52,6 +54,11 @@ class ReasoningOptions:
     def plugin(self) -> str:
         """The file with additional parsers, whichever flag it was given by; empty for none."""
         return self.reasoning_parser_plugin or str(self.structured_outputs_config.get("reasoning_parser_plugin", ""))
+
+    @property
+    def default_effort(self) -> str:
+        """The effort where neither the request nor the operator sets one; empty if the operator does."""
+        return _DEFAULT_EFFORT if self.reasoning_effort is None else ""
 
     @property
     def constrains_thinking(self) -> bool:

@@ -94,7 +94,7 @@ class DecodeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_bytes: _Optional[_Iterable[bytes]] = ..., token_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RenderChatRequest(_message.Message):
-    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios")
+    __slots__ = ("messages_json", "tools_json", "add_generation_prompt", "continue_final_message", "template_kwargs_json", "chat_template", "add_special_tokens", "block_size", "cache_salt", "max_tokens", "adapter", "truncation", "images", "image_processor_kwargs_json", "videos", "media_io_kwargs_json", "audios", "default_reasoning_effort")
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class RenderChatRequest(_message.Message):
     VIDEOS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_IO_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     AUDIOS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     messages_json: bytes
     tools_json: bytes
     add_generation_prompt: bool
@@ -129,7 +130,8 @@ class RenderChatRequest(_message.Message):
     videos: _containers.RepeatedCompositeFieldContainer[Video]
     media_io_kwargs_json: bytes
     audios: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    default_reasoning_effort: str
+    def __init__(self, messages_json: _Optional[bytes] = ..., tools_json: _Optional[bytes] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., template_kwargs_json: _Optional[bytes] = ..., chat_template: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., block_size: _Optional[int] = ..., cache_salt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ..., image_processor_kwargs_json: _Optional[bytes] = ..., videos: _Optional[_Iterable[_Union[Video, _Mapping]]] = ..., media_io_kwargs_json: _Optional[bytes] = ..., audios: _Optional[_Iterable[bytes]] = ..., default_reasoning_effort: _Optional[str] = ...) -> None: ...
 
 class Video(_message.Message):
     __slots__ = ("files",)

@@ -12,11 +12,11 @@ from tests.support.stack import start_stack, stop_stack
 
 
 @contextlib.contextmanager
-def serving_tiny(folder: Path) -> Iterator[openai.OpenAI]:
+def serving_tiny(folder: Path, *arguments: str) -> Iterator[openai.OpenAI]:
     """A client of a stack that serves a tiny model in float32 under the name `tiny`. No token ends its answers."""
     running = start_stack(
         folder, folder / "log", "--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "512",
-        "--kv-cache-memory-bytes", "64M", "--override-generation-config", '{"eos_token_id": []}',
+        "--kv-cache-memory-bytes", "64M", "--override-generation-config", '{"eos_token_id": []}', *arguments,
     )  # fmt: skip
     try:
         running.wait_healthy()

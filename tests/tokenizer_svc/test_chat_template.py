@@ -82,6 +82,17 @@ async def test_a_template_of_the_request(chatml: ChatRenderer) -> None:
     assert await render(chatml, template="{{ messages | length }} {{ bos_token }}") == "3 <s>"
 
 
+async def test_an_effort_that_nobody_has_set(chatml: ChatRenderer) -> None:
+    template = "{{ reasoning_effort }}"
+    assert await render(chatml, template=template, default_effort="medium") == "medium"
+    told = {"reasoning_effort": "low"}
+    assert await render(chatml, template=template, default_effort="medium", variables=told) == "low"
+    template = "{{ reasoning_effort is defined }}"
+    assert [await render(chatml, template=template), await render(chatml, template=template, default_effort="")] == [
+        "False"
+    ] * 2
+
+
 async def test_tool_use_template() -> None:
     running = renderer({"default": "plain", "tool_use": "tools"})
     await running.start()

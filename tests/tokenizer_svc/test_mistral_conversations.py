@@ -65,9 +65,11 @@ async def test_they_are_mistrals_tokens(renderer: ChatRenderer, tekken: Path) ->
 
 
 async def test_thinking_is_not_its_matter(renderer: ChatRenderer) -> None:
-    """The gateway always sends the server's default."""
+    """Models without such a setting think as their system prompts say."""
     variables = {"reasoning_effort": "high", "enable_thinking": False, "thinking": False}
-    assert await render(renderer, ASKED, variables=variables) == await render(renderer, ASKED)
+    expected = await render(renderer, ASKED)
+    assert await render(renderer, ASKED, variables=variables) == expected
+    assert await render(renderer, ASKED, default_effort="high") == expected
 
 
 async def test_thinking_of_models_with_such_a_setting(tmp_path: Path) -> None:
@@ -76,14 +78,21 @@ async def test_thinking_of_models_with_such_a_setting(tmp_path: Path) -> None:
     reference = MistralTokenizer.from_file(str(path))
     renderer = ChatRenderer({}, {}, timeout_seconds=10.0, max_chars=300, conversations=str(path))
     await renderer.start()
-    # The server's default goes without saying where the model does not know it.
-    for effort, expected in ((None, None), ("medium", None), ("high", "high"), ("none", "none")):
-        rendered = await render(renderer, ASKED, variables={} if effort is None else {"reasoning_effort": effort})
+    high, on = {"reasoning_effort": "high"}, {"enable_thinking": True}
+    # A default goes without saying where the model does not know it, whatever else the operator says about thinking.
+    cases: list[tuple[dict[str, Any], str, str | None]] = [
+        ({}, "", None), ({}, "medium", None), (on, "medium", None), ({}, "high", "high"),
+        (high, "", "high"), (high | on, "medium", "high"), ({"reasoning_effort": "none"}, "high", "none"),
+        ({"reasoning_effort": None}, "high", None),
+    ]  # fmt: skip
+    for variables, default, expected in cases:
+        rendered = await render(renderer, ASKED, variables=variables, default_effort=default)
         request = ChatCompletionRequest.from_openai(messages=ASKED, reasoning_effort=expected)
         assert list(rendered.token_ids or ()) == reference.encode_chat_completion(request).tokens
         assert f'[MODEL_SETTINGS]{{"reasoning_effort": "{expected or "none"}"}}[/MODEL_SETTINGS]' in rendered.text
-    with pytest.raises(InvalidRequest, match=r"should be one of .*none.*high.*, got medium"):
-        await render(renderer, ASKED, variables={"reasoning_effort": "medium", "enable_thinking": True})
+    for others in ({}, on):
+        with pytest.raises(InvalidRequest, match=r"should be one of .*none.*high.*, got medium"):
+            await render(renderer, ASKED, variables={"reasoning_effort": "medium"} | others, default_effort="high")
     await renderer.close()
 
 

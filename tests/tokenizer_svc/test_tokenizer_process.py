@@ -21,7 +21,7 @@ from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tests.support.engine_process import ROOT, free_port
 from tests.support.waiting import WAIT_SECONDS
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ reasoning_effort }}"
 SECONDS = 60.0
 
 
@@ -76,6 +76,8 @@ async def test_its_calls(service: Service) -> None:
     messages = json.dumps([{"role": "user", "content": "hi"}]).encode()
     chat = await service.stub.RenderChat(tokenizer_pb2.RenderChatRequest(messages_json=messages), timeout=SECONDS)
     assert chat.text == "user: hi\n"
+    request = tokenizer_pb2.RenderChatRequest(messages_json=messages, default_reasoning_effort="low")
+    assert (await service.stub.RenderChat(request, timeout=SECONDS)).text == "user: hi\nlow"
     again = await service.stub.Decode(tokenizer_pb2.DecodeRequest(token_ids=chat.sequence.token_ids), timeout=SECONDS)
     assert again.text == chat.text
     pairs = tokenizer_pb2.EncodePairsRequest(first_texts=["hello"], second_texts=["größe", ""])

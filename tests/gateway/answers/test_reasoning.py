@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from gateway.services.tokenizers import Tokenizers
 from quire.options.reasoning import ReasoningOptions
+from quire.v1 import tokenizer_pb2
 from tests.gateway.conftest import Replicas, StartReplicas
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -133,6 +136,46 @@ async def test_a_model_that_does_not_think_tells_of_no_reasoning(start_replicas:
         message = whole["choices"][0]["message"]
         assert (message["content"], message["reasoning"]) == ("<think>one</think>two", None)
         assert "completion_tokens_details" not in whole["usage"]
+
+
+@pytest.mark.parametrize(
+    ("of_server", "fields", "told", "default"),
+    [
+        (None, {}, {"enable_thinking": True}, "medium"),
+        ("", {}, {"enable_thinking": True}, ""),
+        ("medium", {}, {"reasoning_effort": "medium", "enable_thinking": True}, ""),
+        (
+            None,
+            {"reasoning_effort": "low"},
+            {"reasoning_effort": "low", "enable_thinking": True, "thinking": True},
+            "medium",
+        ),
+    ],
+)
+async def test_the_tokenizer_service_knows_whether_an_effort_was_asked_for(
+    start_replicas: StartReplicas,
+    monkeypatch: pytest.MonkeyPatch,
+    of_server: str | None,
+    fields: dict[str, Any],
+    told: dict[str, Any],
+    default: str,
+) -> None:
+    asked: list[tokenizer_pb2.RenderChatRequest] = []
+    call = Tokenizers.call
+
+    async def listening(tokenizers: Tokenizers, method: str, request: Any, seconds: float | None = None) -> Any:
+        asked.extend([request] if method == "RenderChat" else [])
+        return await call(tokenizers, method, request, seconds)
+
+    monkeypatch.setattr(Tokenizers, "call", listening)
+    options = {"reasoning": ReasoningOptions(reasoning_effort=of_server)}
+    async with start_replicas(1, **options, default_chat_template_kwargs={"enable_thinking": True}) as replicas:
+        await says(replicas, "so")
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert (await replicas.gateway.post(path, CHAT | fields)).status_code == 200
+    assert len(asked) == 2
+    for request in asked:
+        assert (json.loads(request.template_kwargs_json), request.default_reasoning_effort) == (told, default)
 
 
 async def test_an_effort_that_does_not_exist_is_refused(start_replicas: StartReplicas) -> None:

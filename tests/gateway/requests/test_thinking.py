@@ -13,6 +13,7 @@ from gateway.requests.messages import template_messages
 from gateway.requests.template_variables import template_variables
 from gateway.requests.thinking import MarkTokens, Thinking, thinking_after
 from quire.errors import InvalidRequest, StartupError
+from quire.options.base import to_arguments
 from quire.options.gateway import GatewayOptions
 from quire.options.reasoning import ReasoningOptions
 from quire.reasoning import ReasoningMarks
@@ -142,9 +143,18 @@ def test_defaults_for_templates_are_no_fields_of_requests() -> None:
 
 
 def test_efforts_may_be_left_to_templates() -> None:
-    assert template_variables({"x": 1}, None, "") == {"x": 1}
-    assert template_variables(None, None, "") == {}
-    assert template_variables(None, "low", "")["reasoning_effort"] == "low"
+    for of_server in ("", None):
+        assert template_variables({"x": 1}, None, of_server) == {"x": 1}
+        assert template_variables(None, None, of_server) == {}
+        assert template_variables(None, "low", of_server)["reasoning_effort"] == "low"
+
+
+@pytest.mark.parametrize(("set_one", "default"), [(None, "medium"), ("", ""), ("medium", ""), ("high", "")])
+def test_an_effort_that_the_operator_sets_is_no_default(set_one: str | None, default: str) -> None:
+    """`quire serve` passes options on to the gateway, even if they say the same as the default."""
+    options = GatewayOptions(reasoning=ReasoningOptions(reasoning_effort=set_one))
+    assert options.reasoning.default_effort == default
+    assert to_arguments(options) == ([] if set_one is None else ["--reasoning-effort", set_one], {})
 
 
 @pytest.mark.parametrize("effort", ["huge", ""])
