@@ -1,4 +1,4 @@
-"""Activations, alone and gated: SwiGLU, GeGLU, and the clamped one of gpt-oss."""
+"""Activations, alone and gated: SwiGLU, GeGLU, the clamped one of gpt-oss, and xIELU."""
 
 from __future__ import annotations
 
@@ -105,4 +105,33 @@ def activate(values: torch.Tensor, kind: str) -> torch.Tensor:
     _activate_kernel[(triton.cdiv(size, _COLUMNS),)](
         values, size, COLUMNS=_COLUMNS, KIND=_KINDS[kind], num_warps=4, launch_pdl=begins_early(),
     )  # fmt: skip
+    return values
+
+
+@triton.jit
+def _xielu_kernel(values_ptr, numbers_ptr, size, COLUMNS: tl.constexpr):
+    """One program per range of values; see Ops.xielu. NaN stays NaN."""
+    await_inputs()
+    place = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = place < size
+    rise, fall = tl.load(numbers_ptr), tl.load(numbers_ptr + 1)
+    slope, limit = tl.load(numbers_ptr + 2), tl.load(numbers_ptr + 3)
+    values = tl.load(values_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    below = tl.where(values > limit, limit, values)
+    # From -1 on by its series, because there the difference would lose most of its digits.
+    series = 1.0 + below * (1.0 / 10)
+    for divisor in tl.static_range(9, 2, -1):
+        series = 1.0 + series * below * (1.0 / divisor)
+    rest = tl.where(below < -1.0, tl.exp(below) - 1.0 - below, series * below * below * 0.5)
+    falling = (slope + fall) * (rest + (below - values))
+    curve = tl.where(values > 0.0, rise * values * values, falling)
+    tl.store(values_ptr + place, (slope * values + curve).to(values_ptr.dtype.element_ty), mask=inside)
+
+
+def xielu(values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """See Ops.xielu."""
+    size = values.numel()
+    _xielu_kernel[(triton.cdiv(size, _COLUMNS),)](
+        values, numbers, size, COLUMNS=_COLUMNS, num_warps=4, launch_pdl=begins_early()
+    )
     return values

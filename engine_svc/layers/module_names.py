@@ -11,6 +11,8 @@ PARTS = {
     "gate_proj": ("gate_up_proj", "gate"), "up_proj": ("gate_up_proj", "up"),
     "q_conv1d": ("conv1d", "q"), "k_conv1d": ("conv1d", "k"), "v_conv1d": ("conv1d", "v"),
     "w1": ("gate_up_proj", "gate"), "w3": ("gate_up_proj", "up"), "w2": ("down_proj", ""),
+    "alpha_p": ("act_fn", "alpha_p"), "alpha_n": ("act_fn", "alpha_n"), "beta": ("act_fn", "beta"),
+    "eps": ("act_fn", "eps"),
 }  # fmt: skip
 # Mixtral's names (w1, w2, w3) are those of Llama's original code.
 EXPERT_PARTS = {

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
-from engine_svc.ops.base import Activation, Scoring
+from engine_svc.ops.base import Activation, LearnedActivation, Scoring
 from quire.errors import StartupError
 
 # Activations by their names in config.json; several names may mean the same.
@@ -23,6 +23,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
+    "ApertusForCausalLM": 1.2e7,
     "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5,
     "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
     "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5,
@@ -255,7 +256,7 @@ class ModelConfig(ModelFacts):
     norm_weight: bool = True  # False means that checkpoints have none, and it is one
     has_norm: bool = True  # after the last layer
     tie_word_embeddings: bool
-    activation: Activation
+    activation: Activation | LearnedActivation  # a learned one only in dense layers without gates
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
     local_heads: KeyValueHeads | None = None  # the same; then all values of a head are rotated
@@ -330,6 +331,17 @@ def key_value_heads(config: ModelConfig, window: int | None) -> KeyValueHeads:
     """The heads of keys and values in layers with this window."""
     own = KeyValueHeads(config.num_kv_heads, config.head_dim)
     return own if window is None or config.local_heads is None else config.local_heads
+
+
+def fixed_activation(config: ModelConfig) -> Activation:
+    """The activation of a model in which no layer learns its own.
+
+    Raises:
+        ValueError: they do.
+    """
+    if config.activation == "xielu":
+        raise ValueError("xielu is only supported in dense layers without gates")
+    return config.activation
 
 
 def without_windows(config: ModelConfig) -> ModelConfig:

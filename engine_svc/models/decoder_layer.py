@@ -19,7 +19,7 @@ from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
 from engine_svc.models.latent_attention import LatentAttention
-from engine_svc.models.mlp import MLP, PlainMLP
+from engine_svc.models.mlp import MLP, PlainMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
 from engine_svc.models.recurrent_layers import recurrent_layer
 from engine_svc.models.row_pass import RowPass
@@ -257,11 +257,13 @@ def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attent
     return _ATTENTION[config.attention_gates](config, context, index)
 
 
-def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP | PlainMLP | SparseMLP:
+def _feed_forward(config: ModelConfig, context: LayerContext, index: int) -> MLP | PlainMLP | XieluMLP | SparseMLP:
     if (moe := config.moe[index]) and not moe.beside_dense:
         return SparseMLP(config, moe, context)
     size, bias = config.hidden_size, config.mlp_bias
     inner = config.intermediate_size * (2 if index in config.wide_layers else 1)
+    if config.activation == "xielu":
+        return XieluMLP(size, inner, bias=bias, context=context)
     if not config.mlp_gated and not config.mlp_has_up:
         return PlainMLP(size, inner, activation=config.activation, bias=bias, context=context)
     return MLP(

@@ -94,7 +94,8 @@ def _image_tokens(config: Mapping[str, Any]) -> int:
     Raises:
         ValueError: it is longer than the windows.
     """
-    if config.get("use_bidirectional_attention") != "vision" or "vision_config" not in config:
+    is_unified = config["architectures"][0] == "Gemma4UnifiedForCausalLM"  # whose images are not read
+    if config.get("use_bidirectional_attention") != "vision" or "vision_config" not in config or is_unified:
         return 0
     tokens: int = config.get("vision_soft_tokens_per_image", 280)
     if tokens > config["sliding_window"]:

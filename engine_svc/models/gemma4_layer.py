@@ -11,7 +11,7 @@ from engine_svc.layers.linear import whole_linear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.parameter import LoadedParameter
 from engine_svc.models.attention import AnyLayerCache, StepInputs
-from engine_svc.models.config import ModelConfig, MoeConfig, TokenInputsConfig
+from engine_svc.models.config import ModelConfig, MoeConfig, TokenInputsConfig, fixed_activation
 from engine_svc.models.decoder_layer import LayerOutput, SandwichNormLayer, hidden_norm
 from engine_svc.models.moe import SparseMLP
 
@@ -21,7 +21,7 @@ class TokenInput(torch.nn.Module):
 
     def __init__(self, config: ModelConfig, form: TokenInputsConfig, context: LayerContext) -> None:
         super().__init__()
-        self._ops, self._activation = context.ops, config.activation
+        self._ops, self._activation = context.ops, fixed_activation(config)
         self.gate = whole_linear(config.hidden_size, form.size, bias=False, context=context.at("per_layer_input_gate"))
         at = context.at("per_layer_projection")
         self.projection = whole_linear(form.size, config.hidden_size, bias=False, context=at)

@@ -1,4 +1,4 @@
-"""The feed-forward layers: gated (SwiGLU, GeGLU), and plain."""
+"""The feed-forward layers: gated (SwiGLU, GeGLU), plain, and with a learned activation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, even_parts
 from engine_svc.layers.part import Layout
+from engine_svc.layers.xielu import Xielu
 from engine_svc.ops.base import Activation, ClampedSwish, RowProduct, activate
 
 
@@ -85,3 +86,18 @@ class PlainMLP(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden_size] → [tokens, hidden_size]."""
         return self.fc_out(self._ops.activate(self.fc_in(hidden), self._activation))
+
+
+class XieluMLP(torch.nn.Module):
+    """Feed-forward layer without gate, with an activation that it learns: down(xielu(up(x)))."""
+
+    def __init__(self, hidden_size: int, size: int, *, bias: bool, context: LayerContext) -> None:
+        super().__init__()
+        parts = even_parts(context.groups.tensor, {"up": size})
+        self.gate_up_proj = ColumnParallelLinear(hidden_size, parts, bias=bias, context=context.at("gate_up_proj"))
+        self.act_fn = Xielu(context)
+        self.down_proj = RowParallelLinear(size, hidden_size, bias=bias, context=context.at("down_proj"))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden_size] → [tokens, hidden_size]."""
+        return self.down_proj(self.act_fn(self.gate_up_proj(hidden)))

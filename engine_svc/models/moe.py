@@ -7,7 +7,7 @@ import torch
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.experts import Experts, ExpertsShape
 from engine_svc.layers.linear import ColumnParallelLinear, ReplicatedLinear, whole_linear
-from engine_svc.models.config import ModelConfig, MoeConfig
+from engine_svc.models.config import ModelConfig, MoeConfig, fixed_activation
 from engine_svc.models.expert_choice import ExpertChoice
 from engine_svc.models.mlp import MLP
 from engine_svc.ops.base import ExpertsForm
@@ -26,7 +26,9 @@ class SparseMLP(torch.nn.Module):
         super().__init__()
         self._ops = context.ops
         self.gate = ExpertChoice(config.hidden_size, moe, context=context.at("gate"))
-        form = ExpertsForm(moe.activation or config.activation, weighs_inputs=moe.weighs_inputs, is_gated=moe.is_gated)
+        form = ExpertsForm(
+            moe.activation or fixed_activation(config), weighs_inputs=moe.weighs_inputs, is_gated=moe.is_gated
+        )
         size, latent = config.hidden_size, moe.latent_size
         shape = ExpertsShape(
             moe.num_experts, latent or size, moe.experts_per_token, moe.expert_size, moe.expert_bias, moe.fused
@@ -47,7 +49,7 @@ class SparseMLP(torch.nn.Module):
             self.shared_expert = MLP(
                 config.hidden_size,
                 moe.shared_size,
-                activation=config.activation,
+                activation=fixed_activation(config),
                 bias=config.mlp_bias,
                 context=context.at("shared_expert"),
                 is_gated=moe.is_gated,

@@ -14,6 +14,7 @@ from quire.errors import StartupError
 # Architecture of config.json → module with `config_of(config) -> ModelConfig`.
 ARCHITECTURES = {
     "AfmoeForCausalLM": "engine_svc.models.afmoe",
+    "ApertusForCausalLM": "engine_svc.models.apertus",
     "ArceeForCausalLM": "engine_svc.models.arcee",
     "BambaForCausalLM": "engine_svc.models.bamba",
     "BloomForCausalLM": "engine_svc.models.bloom",
@@ -139,6 +140,7 @@ IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
@@ -166,6 +168,7 @@ IMAGE_MODELS = frozenset({
 # Those of them that read videos too.
 VIDEO_MODELS = frozenset({
     "Exaone4_5_ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
@@ -184,6 +187,7 @@ VIDEO_MODELS = frozenset({
 # Audio-language models whose audio Quire encodes (see media/audio.py).
 AUDIO_MODELS = frozenset({
     "AudioFlamingo3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "GlmAsrForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -192,6 +196,8 @@ AUDIO_MODELS = frozenset({
     "VoxtralForConditionalGeneration",
     "WhisperForConditionalGeneration",
 })  # fmt: skip
+# Those of them of which only some hear: the part of the configuration that those have.
+_HEARING_PARTS = {"Gemma4ForConditionalGeneration": "audio_config"}
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
@@ -257,7 +263,8 @@ def takes_images(config: Mapping[str, Any]) -> bool:
 
 def takes_audio(config: Mapping[str, Any]) -> bool:
     """Whether it is an audio-language model whose audio Quire encodes."""
-    return any(name in AUDIO_MODELS for name in config.get("architectures") or ())
+    names = [name for name in config.get("architectures") or () if name in AUDIO_MODELS]
+    return any(name not in _HEARING_PARTS or config.get(_HEARING_PARTS[name]) for name in names)
 
 
 def takes_videos(config: Mapping[str, Any]) -> bool:

@@ -66,6 +66,32 @@ inline void activate_and_multiply(const Activation& form, const Value* gate_up, 
   }
 }
 
+// The numbers of an xIELU, as the caller has them.
+struct Xielu {
+  float rise, fall, slope, limit;
+};
+
+// e^x - 1 - x for x up to 0: from -1 on by its series, because there the difference would lose most of its digits.
+inline Floats exponential_rest(Floats x) {
+  Floats y = all(1.0f / 3628800);
+  y = fma(y, x, all(1.0f / 362880));
+  y = fma(y, x, all(1.0f / 40320));
+  y = fma(y, x, all(1.0f / 5040));
+  y = fma(y, x, all(1.0f / 720));
+  y = fma(y, x, all(1.0f / 120));
+  y = fma(y, x, all(1.0f / 24));
+  y = fma(y, x, all(1.0f / 6));
+  y = fma(y, x, all(0.5f));
+  return select(at_least(x, all(-1.0f)), y * x * x, exponential(x) - all(1.0f) - x);
+}
+
+// slope * x, and rise * x^2 if x > 0, else (slope + fall) * (e^least(x, limit) - 1 - x). NaN stays NaN.
+inline Floats xielu(const Xielu& form, Floats x) {
+  Floats below = least(all(form.limit), x);
+  Floats falling = all(form.slope + form.fall) * (exponential_rest(below) + (below - x));
+  return fma(all(form.slope), x, select(at_least(zero(), x), falling, all(form.rise) * x * x));
+}
+
 template <Gate GATE, class Value>
 inline void activate(Value* values, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) store(values + i, activated<GATE>(load(values + i, size - i)), size - i);

@@ -306,6 +306,17 @@ void quire_activate(int type, void* values, int64_t rows, int64_t size, int gate
   });
 }
 
+// values [rows, size], in place.
+void quire_xielu(int type, void* values, int64_t rows, int64_t size, const Xielu* form) {
+  with_type(type, [=](auto value) {
+    using Value = decltype(value);
+    parallel_for(rows, rows * size > WORTH_A_THREAD, [=](int64_t row) {
+      Value* from = (Value*)values + row * size;
+      for (int64_t i = 0; i < size; i += LANES) store(from + i, xielu(*form, load(from + i, size - i)), size - i);
+    });
+  });
+}
+
 // Copies parts [tokens, count, bytes] to output, whose parts are contiguous. Strides between tokens and between parts are
 // in bytes.
 void quire_copy_parts(const void* parts, int64_t token_stride, int64_t part_stride, void* output,
@@ -333,6 +344,7 @@ RECORDABLE(rotate)
 RECORDABLE(rotate_pairs)
 RECORDABLE(activate_and_multiply)
 RECORDABLE(activate)
+RECORDABLE(xielu)
 RECORDABLE(scale)
 RECORDABLE(scale_rows)
 RECORDABLE(copy_parts)

@@ -22,6 +22,7 @@ class ClampedSwish:
 
 PlainActivation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]  # relu2: ReLU, squared
 Activation = PlainActivation | ClampedSwish
+LearnedActivation = Literal["xielu"]  # with numbers that each layer learns, see Ops.xielu
 
 
 class Product(Protocol):
@@ -451,6 +452,16 @@ class Ops(ABC):
     @abstractmethod
     def activate(self, values: torch.Tensor, activation: PlainActivation) -> torch.Tensor:
         """Applies the activation to contiguous [tokens, size], in place, and returns it."""
+
+    @abstractmethod
+    def xielu(self, values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Applies xIELU (Huang and Schlag 2024) to contiguous [tokens, size], in place, and returns it.
+
+        A value x becomes slope * x, plus rise * x² if x > 0, else plus (slope + fall) * (e^min(x, limit) - 1 - x).
+
+        Args:
+            numbers: contiguous float32 [4]: rise, fall, slope and limit, which is negative.
+        """
 
 
 def of_present(expert_ids: torch.Tensor, present: torch.Tensor) -> torch.Tensor:

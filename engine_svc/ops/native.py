@@ -310,3 +310,8 @@ class NativeOps(Ops):
         """See Ops.activate."""
         self.kernels.activate(TYPES[values.dtype], values.data_ptr(), *values.shape, GATES[activation])
         return values
+
+    def xielu(self, values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """See Ops.xielu."""
+        self.kernels.xielu(TYPES[values.dtype], values.data_ptr(), *values.shape, numbers.data_ptr())
+        return values

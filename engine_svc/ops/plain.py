@@ -244,6 +244,12 @@ class PlainOps(Ops):
         """See Ops.activate."""
         return values.copy_(_ACTIVATIONS[activation](values))
 
+    def xielu(self, values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """See Ops.xielu."""
+        (rise, fall, slope, limit), wide = numbers, values.float()
+        falling = (slope + fall) * (torch.minimum(wide, limit).expm1() - wide)
+        return values.copy_(slope * wide + torch.where(wide > 0, rise * wide.square(), falling))
+
 
 def _filled(tiles: RowTiles) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yields the index, group and rows of each tile that has rows."""

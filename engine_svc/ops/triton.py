@@ -213,6 +213,10 @@ class TritonOps(PlainOps):
         """See Ops.activate."""
         return activation_kernels.activate(values, activation)
 
+    def xielu(self, values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """See Ops.xielu."""
+        return activation_kernels.xielu(values, numbers)
+
 
 class InvariantTritonOps(TritonOps):
     """TritonOps with batch-invariant matrix products.

@@ -402,6 +402,37 @@ def test_activate(name: str, rows: int, size: int) -> None:
         close(ops.activate(values.clone(), activation), expected, dtype)
 
 
+def xielu(values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """In float64."""
+    (rise, fall, slope, limit), wide = numbers.double(), values.double()
+    falling = (slope + fall) * (torch.minimum(wide, limit).expm1() - wide)
+    return slope * wide + torch.where(wide > 0, rise * wide.square(), falling)
+
+
+@every
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (3, 100), (20, 64)])
+def test_xielu(name: str, rows: int, size: int) -> None:
+    """The limit is so large that values on both of its sides occur."""
+    ops, dtype = make_ops(name)
+    values, numbers = normal(rows, size, dtype=dtype) * 4, torch.tensor([0.7, 0.4, 0.6, -0.5])
+    expected = xielu(values, numbers)
+    found = ops.xielu(values, numbers)
+    assert found is values
+    close(found, expected, dtype)
+
+
+@every
+def test_xielu_of_any_number(name: str) -> None:
+    """Near zero, where most digits of the difference would be lost, and far from it."""
+    ops, _ = make_ops(name)
+    values = torch.tensor([[0.0, 1e-9, -1e-9, 1e-7, -1e-7, 1e-3, -1e-3, -0.1, -0.999, -1.0, -1.001, -9.0, 1e4, -1e4]])
+    numbers = torch.tensor([3.0, 4.0, 0.5, -1e-6])
+    expected = xielu(values, numbers)
+    torch.testing.assert_close(ops.xielu(values, numbers).double(), expected, atol=0, rtol=2e-6)
+    broken, most = ops.xielu(torch.tensor([[torch.nan, torch.inf]]), numbers)[0]
+    assert broken.isnan() and most == torch.inf
+
+
 @fast
 def test_more_rows_than_a_task_has(name: str) -> None:
     ops, dtype = make_ops(name)

@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": ("DeepseekV3", _LATENT),
     "deepseek-v3-bias": ("DeepseekV3", _LATENT | {"attention_bias": True}),
     "deepseek-v3-halves": ("DeepseekV3", _LATENT | {"rope_interleave": False}),
+    "apertus": ("Apertus", {"attention_bias": True}),
     "arcee": ("Arcee", {"mlp_bias": True}),
     "bloom": ("Bloom", {}),
     "bloom-6-heads": ("Bloom", {"hidden_size": 96, "num_attention_heads": 6}),
@@ -388,7 +389,7 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias") or "norm" in parameter_name:
             torch.nn.init.normal_(parameter, mean=float("norm" in parameter_name), std=0.2)
-        elif parameter_name.endswith("scale"):
+        elif parameter_name.endswith(("scale", "alpha_p", "alpha_n")):
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
         elif not parameter.any():  # what training begins with zeros, such as sinks
             torch.nn.init.normal_(parameter, std=0.2)
@@ -397,6 +398,8 @@ def make_model(folder: Path, family: str, *, max_shard_size: str = "1GB", **chan
             torch.nn.init.normal_(buffer, std=0.2)
         elif name.endswith("layer_scalar"):
             torch.nn.init.normal_(buffer, mean=1.0, std=0.2)
+        elif name.endswith(("act_fn.beta", "act_fn.eps")):  # of xIELU, far from their usual values
+            torch.nn.init.uniform_(buffer, *((0.3, 0.8) if name.endswith("beta") else (-0.5, -0.1)))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 

@@ -178,7 +178,7 @@ products = [
     (activation._gated_kernel, {"SIZE": 2880, "COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in range(6)
 ] + [
     (activation._activate_kernel, {"COLUMNS": 1024, "KIND": kind}, {"num_warps": 4}) for kind in (0, 1, 3, 4, 5)
-] + [
+] + [(activation._xielu_kernel, {"COLUMNS": 1024}, {"num_warps": 4})] + [
     (rotary._rotate_kernel,
      {"NUM_QUERY": 4, "NUM_KEY": 2, "CACHED": False, "MOST": 0.0, "DIM": 96, "DIM_PADDED": 128, "HALF": half,
       "WITH_NORMS": norms, "INTERLEAVED": interleaved, "ROWS": 8, "key_cache_ptr": None, "value_cache_ptr": None,
@@ -219,7 +219,7 @@ for kernel, constants, options in products if element == cached else ():
     signature = {
         name: "constexpr" if name in constants
         else "*fp32" if kernel is experts._add_kernel and name == "weight_ptr"
-        else "*fp32" if name.endswith(("scale_ptr", "share_ptr"))
+        else "*fp32" if name.endswith(("scale_ptr", "share_ptr", "numbers_ptr"))
         else "*i64" if name == "id_ptr"
         else "*i8" if kernel.__module__ == int8.__name__ and name in ("code_ptr", "weight_ptr")
         else "fp32" if name in ("slope", "limit", "epsilon") else "*i32" if name in ("row_ptr", "expert_ptr")

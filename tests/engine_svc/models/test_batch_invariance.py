@@ -29,10 +29,10 @@ from tests.support.tiny_models import HYBRIDS
 TYPES: list[dict[str, Any]] = [
     {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "float16"}, {"dtype": "float32"},
 ]  # fmt: skip
-# Windows and soft caps, experts, latent attention, sinks, and each kind of state.
+# Windows and soft caps, experts, latent attention, sinks, each kind of state, and learned activations.
 FAMILIES = (
     "llama", "gemma2", "gemma4-moe", "gemma4-small", "mixtral", "deepseek-v3", "gpt-oss", "jamba", "bamba",
-    "qwen3-next",
+    "qwen3-next", "apertus",
 )  # fmt: skip
 TOKENS = 12
 HIDDEN_SIZE = 64

@@ -45,10 +45,11 @@ from tests.support.tiny_models import (
 PROMPTS = random_prompts(1, 5, 16, 17, 40, 90)
 # Answers span several blocks, leave every window, and go beyond the positions from which rotary scaling stretches.
 ANSWER = 40
-# Families that differ in their kernels: windows and soft caps, experts, latent attention, head norms, linear biases.
+# Families that differ in their kernels: windows and soft caps, experts, latent attention, head norms, linear biases,
+# learned activations.
 LEVEL_FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {}, "mixtral": {}, "deepseek-v3": {"kv_lora_rank": 24}, "qwen3": {},
-    "bloom": {},
+    "bloom": {}, "apertus": {},
 }  # fmt: skip
 
 # Architecture → type of model.
@@ -59,9 +60,9 @@ SIZES = (
     "num_experts_per_tok",
 )  # fmt: skip
 WITH_DEFAULTS = (
-    "Afmoe", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "Gemma4Unified", "GraniteMoeSWA", "GraniteSWA",
-    "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron", "SolarOpen",
-    "VaultGemma", "Youtu",
+    "Afmoe", "Apertus", "Arcee", "Cohere2Moe", "Cwm", "ExaoneMoe", "Gemma4", "Gemma4Unified", "GraniteMoeSWA",
+    "GraniteSWA", "HYV3", "HyperCLOVAX", "Jais2", "Mellum", "MiniCPM3", "Ministral", "NanoChat", "Nemotron",
+    "SolarOpen", "VaultGemma", "Youtu",
 )  # fmt: skip
 
 
@@ -381,6 +382,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "minicpm3",
         "nanochat",
         "granite-swa",
+        "apertus",
     ],  # each kind of layer that is sharded
 )
 def test_tensor_parallel(model_folder: ModelFolder, family: str) -> None:

@@ -98,6 +98,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "opt-projected",
         "gpt2",
         "stablelm-12b",
+        "apertus",
     ],
 )
 def test_steps_run_what_is_listed(model_folder: ModelFolder, family: str, dtype: str) -> None:

@@ -91,6 +91,7 @@ def compare(folder: Path, **options: Any) -> None:
         "olmo2", "cohere2", "mixtral", "qwen2-moe", "deepseek-v3", "jamba",
         "granite-hybrid", "qwen3-next", "mamba", "lfm2-moe", "nemotron-h", "falcon-h1", "minimax", "kimi-linear",
         "opt-projected", "gpt2", "recurrent-gemma", "lfm3", "ministral3", "mistral4", "llama4",
+        "apertus",
     ],
 )  # fmt: skip
 def test_families(folder: Callable[[str], Path], replays: list[bool], family: str) -> None:
