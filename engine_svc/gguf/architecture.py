@@ -20,6 +20,8 @@ class Architecture:
     neighbours: bool = False  # rows of queries and keys that rotate together are neighbors
     norm_offset: float = 0.0  # how much more norm weights are here than in Hugging Face's layout
     attends: bool = True  # at least some layers attend
+    # Some sizes may differ between layers: the common fields have the first layer's, and `fields` those of the others.
+    varies: bool = False
     tiled: bool = False  # value heads of delta nets are ordered by their index within a key head first
     # Whether this is the family of a file, if several have the same name in llama.cpp; None means if no other one is.
     when: Callable[[Facts], bool] | None = None

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from engine_svc.gguf.architecture import Architecture
 from engine_svc.gguf.dense import DENSE
 from engine_svc.gguf.facts import Facts
+from engine_svc.gguf.gemma4 import GEMMA4
 from engine_svc.gguf.latent import LATENT
 from engine_svc.gguf.mixtures import MIXTURES
 from engine_svc.gguf.recurrent import RECURRENT
 from quire.errors import StartupError
 
 # By llama.cpp's names, with a suffix after a space if several families have the same name.
-ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **MIXTURES, **RECURRENT, **LATENT}
+ARCHITECTURES: Mapping[str, Architecture] = {**DENSE, **GEMMA4, **MIXTURES, **RECURRENT, **LATENT}
 # Families that llama.cpp has a name for, but neither converts nor runs.
 _NAMES_ALONE = frozenset({"gptj"})
 

@@ -14,6 +14,10 @@ from quire.gguf.files import Gguf, read_gguf
 from quire.gguf.tokens import end_token_ids
 from quire.gguf.types import BF16, F16, PLAIN, READ
 
+# Sizes that are no larger than the largest tensor's.
+_SIZES = (
+    "embedding_length", "feed_forward_length", "attention.key_length_swa", "embedding_length_per_layer_input",
+)  # fmt: skip
 _MOST = {"block_count": 1 << 12, "expert_count": 1 << 12, "context_length": 1 << 24}
 
 
@@ -47,7 +51,7 @@ def gguf_weights(model: Gguf) -> dict[str, Any]:
                 f"{', '.join(READ)}. Use the model's Q2_K, IQ4_XS or Q4_K_M file."
             )
         if tensor.type not in PLAIN and not is_widened(tensor.name, architecture, facts):
-            for name in huggingface_names(tensor, architecture.modules):
+            for name in huggingface_names(tensor, architecture):
                 types[name.removesuffix(".weight")] = tensor.type.name
     return {
         "dtype": _dtype(model),
@@ -74,7 +78,7 @@ def _check(facts: Facts) -> None:
         raise StartupError(f"{facts.model.files[0]} lacks the tensor token_embd.weight: it is not a language model.")
     # Matrices are allocated with the sizes in the metadata, before tensors are checked against them.
     largest = max(max(tensor.shape) for tensor in tensors.values())
-    found = {key: facts.find(key, 0) for key in (*_MOST, "embedding_length", "feed_forward_length")}
+    found = {key: _largest(facts, key) for key in (*_MOST, *_SIZES)}
     if architecture_of(facts).attends:
         found["attention.key_length"] = facts.need("attention.head_count") * head_size(facts)
     for key, number in found.items():
@@ -86,13 +90,24 @@ def _check(facts: Facts) -> None:
             )
 
 
+def _largest(facts: Facts, key: str) -> Any:
+    """A number, or the largest one of all layers; 0 if there is none."""
+    found = facts.model.metadata.get(f"{facts.architecture}.{key}", 0)
+    return max(found, default=0) if isinstance(found, list) else found
+
+
+def _size(facts: Facts, key: str) -> Any:
+    """A size of all layers; that of the first one in families whose layers differ."""
+    return facts.by_layer(key)[0] if architecture_of(facts).varies else facts.find(key)
+
+
 def _shape(facts: Facts) -> dict[str, Any]:
     # All norms of a model are of one kind with one epsilon, whatever name a family has for it.
     epsilon = facts.find("attention.layer_norm_rms_epsilon") or facts.find("attention.layer_norm_epsilon") or 1e-6
     return {
         "vocab_size": facts.model.tensors["token_embd.weight"].shape[0],
         "hidden_size": facts.need("embedding_length"),
-        "intermediate_size": facts.find("feed_forward_length") or facts.find("expert_feed_forward_length") or 0,
+        "intermediate_size": _size(facts, "feed_forward_length") or facts.find("expert_feed_forward_length") or 0,
         "num_hidden_layers": facts.num_layers,
         "max_position_embeddings": facts.need("context_length"),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps"), epsilon),
@@ -107,7 +122,7 @@ def _attention(facts: Facts) -> dict[str, Any]:
     heads = facts.need("attention.head_count")
     return {
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.find("attention.head_count_kv") or heads,
+        "num_key_value_heads": _size(facts, "attention.head_count_kv") or heads,
         "head_dim": head_size(facts),
         "rope_parameters": rope_parameters(facts),
         "attention_bias": any(facts.layers_with(f"{each}.bias") for each in ("attn_q", "attn_qkv")),

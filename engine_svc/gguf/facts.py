@@ -60,6 +60,22 @@ class Facts:
             )
         return found
 
+    def by_layer(self, key: str) -> list[int]:
+        """A required number of each layer, which may differ.
+
+        Raises:
+            StartupError: it is missing, or not a number above 0 for all layers or each of them.
+        """
+        found = self.model.metadata.get(f"{self.architecture}.{key}")
+        numbers = found[: self.num_layers] if isinstance(found, list) else [found] * self.num_layers
+        good = [each for each in numbers if isinstance(each, int) and each > 0]
+        if not good or len(good) < self.num_layers:
+            raise StartupError(
+                f"{self.model.files[0]}: the metadata's {self.architecture}.{key} is {found!r}; expected a number "
+                f"above 0, or one for each of the {self.num_layers} layers."
+            )
+        return good
+
     @property
     def num_layers(self) -> int:
         """The number of layers, without multi-token prediction layers at the end."""

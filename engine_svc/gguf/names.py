@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from engine_svc.gguf.architecture import Architecture
 from engine_svc.gguf.facts import Facts
@@ -31,7 +30,10 @@ _MODULES = {
     "ssm_dt_norm": "mixer.dt_layernorm", "ssm_b_norm": "mixer.b_layernorm", "ssm_c_norm": "mixer.c_layernorm",
 }  # fmt: skip
 # Fused tensors and the tensors they contain; they are split unless the family has a module of this name.
-TOGETHER = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ssm_ba": ("ssm_beta", "ssm_alpha")}
+_TOGETHER = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"), "ssm_ba": ("ssm_beta", "ssm_alpha"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+}  # fmt: skip
 # The matrices that compute keys and values from the cached latent vectors; the first name stands for both together.
 KEYS_OF_VECTORS, VALUES_OF_VECTORS = "attn_k_b", "attn_v_b"
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+(?:\.\w+)*?)(?:\.(weight|bias))?")
@@ -45,15 +47,18 @@ def layer_and_key(name: str) -> tuple[int, str]:
     return (int(layer[1]), layer[2]) if layer else (-1, name.rpartition(".")[0])
 
 
-def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[str]:
+def keys_within(name: str, architecture: Architecture) -> tuple[str, ...]:
+    """The names, within the layer, of the tensors that a tensor contains: usually its own alone."""
+    _, key = layer_and_key(name)
+    return (key,) if key in architecture.modules else _TOGETHER.get(key, (key,))
+
+
+def huggingface_names(tensor: StoredTensor, architecture: Architecture) -> list[str]:
     """The names of a tensor, or of each of its parts: of experts, or of queries, keys and values.
 
     An unknown tensor keeps its own name.
-
-    Args:
-        modules: the family's module names that differ from the common ones.
     """
-    known = {**_TOP, **_MODULES, **modules}
+    known = {**_TOP, **_MODULES, **architecture.modules}
     layer = _LAYER.fullmatch(tensor.name)
     if layer is None:
         top, _, kind = tensor.name.rpartition(".")
@@ -61,15 +66,16 @@ def huggingface_names(tensor: StoredTensor, modules: Mapping[str, str]) -> list[
             return [tensor.name]
         return [f"{known[top]}.{kind}" if known[top] == "lm_head" else f"model.{known[top]}.{kind}"]
     prefix, key, kind = f"model.layers.{layer[1]}", layer[2], layer[3] or "weight"
-    if key in TOGETHER and key not in known:
-        return [f"{prefix}.{known[each]}.{kind}" for each in TOGETHER[key]]
     if whole := known.get(f"{key}.{kind}") or (known.get(key) if layer[3] is None and "norm" not in key else None):
         return [f"{prefix}.{whole}"]
-    module = known.get(key)
-    if module is None:
+    modules = [known.get(each) for each in keys_within(tensor.name, architecture)]
+    if None in modules:
         return [tensor.name]
-    count = tensor.shape[0] if "{}" in module else 1
-    return [f"{prefix}.{module.format(index)}.{kind}" for index in range(count)]
+    return [
+        f"{prefix}.{module.format(index)}.{kind}"
+        for module in modules if module is not None
+        for index in range(tensor.shape[0] if "{}" in module else 1)
+    ]  # fmt: skip
 
 
 def is_ignored(name: str, facts: Facts) -> bool:

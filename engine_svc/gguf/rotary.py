@@ -8,6 +8,7 @@ from engine_svc.gguf.facts import Facts
 from quire.errors import StartupError
 
 _FREQUENCIES, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+_STANDING = 1e29  # a divisor from which nothing rotates; files have 1e30, rounded
 
 
 def rope_parameters(facts: Facts) -> dict[str, Any]:
@@ -21,6 +22,32 @@ def rope_parameters(facts: Facts) -> dict[str, Any]:
     if rotated and rotated != size:
         parameters["partial_rotary_factor"] = rotated / size
     return parameters | _scaling(facts)
+
+
+def proportional_rotation(facts: Facts) -> dict[str, Any]:
+    """The `rope_parameters` of layers that rotate the first part of each half, at frequencies as if it were all of it.
+
+    Files express this by divisors of the frequencies: 1 for what rotates, and a number so large that nothing moves for
+    the rest.
+
+    Raises:
+        StartupError: the divisors are others, or the kind of scaling is not supported.
+    """
+    if not facts.has(_FREQUENCIES):
+        return rope_parameters(facts)
+    divisors, size = facts.numbers(_FREQUENCIES), head_size(facts)
+    rotated = divisors.count(1.0)
+    if 2 * len(divisors) != size or any(each != 1.0 for each in divisors[:rotated]) or not _stands(divisors[rotated:]):
+        raise StartupError(
+            f"{facts.model.files[0]}: {_FREQUENCIES} is {divisors[:8]} …; expected {size // 2} numbers for heads of "
+            f"{size}: first 1, then at least {_STANDING:g}. Use the model's safetensors."
+        )
+    theta = float(facts.find("rope.freq_base", 10000.0))
+    return {"rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": 2 * rotated / size}
+
+
+def _stands(divisors: list[float]) -> bool:
+    return all(each >= _STANDING for each in divisors)
 
 
 def head_size(facts: Facts) -> int:

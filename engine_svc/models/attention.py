@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from engine_svc.attention.rotation import Rotation
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
 from engine_svc.layers.norm import HeadLayerNorm, ParallelRMSNorm, RMSNorm
-from engine_svc.layers.parameter import Load, LoadedParameter, TensorSlice
+from engine_svc.layers.parameter import LoadedParameter, TensorSlice
 from engine_svc.layers.split import Part
 from engine_svc.models.config import ModelConfig, key_value_heads
 from engine_svc.ops.base import HeadNorms, Ops
@@ -79,7 +78,6 @@ class Attention(torch.nn.Module):
         self._head_dim = head_dim = heads.size
         parts = qkv_parts(context.groups.tensor, config.num_heads, heads.number, head_dim)
         self._heads, self._kv_heads = parts["q"].count // head_dim, parts["k"].count // head_dim
-        self._borrows = index in config.borrowed
         self.sinks: LoadedParameter | None = None
         if config.attention_sinks:
             self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
@@ -95,14 +93,13 @@ class Attention(torch.nn.Module):
         self._clip = config.qkv_clip
         self._rotates, self._interleaved = index not in config.no_rope_layers, config.rope_interleaved
         self._scales_queries = config.temperature is not None and config.temperature.rotating == self._rotates
-        own = {"q": parts["q"]} if self._borrows else parts
+        self._projected = self._projections(config, index)
+        own = {name: parts[name] for name in self._projected}
         self.qkv_proj = ColumnParallelLinear(
             config.hidden_size, own, bias=config.qkv_bias, context=context.at("qkv_proj"), layout=config.qkv_layout
         )
         if self.qkv_proj.bias is not None and not config.key_bias:
             self.qkv_proj.bias.keep_zero("k")
-        if config.keys_are_values and config.sliding_windows[index] is None:
-            _load_keys_twice(self.qkv_proj)
         self.o_proj = RowParallelLinear(
             config.num_heads * head_dim, config.hidden_size, bias=config.output_bias, context=context.at("o_proj")
         )
@@ -111,13 +108,16 @@ class Attention(torch.nn.Module):
         for name in ("q", "k") if config.qk_norm not in ("none", "weightless") else ():
             if name in own:
                 self.add_module(f"{name}_norm", _norm_of_heads(config, context, parts[name], index))
-        ones = torch.ones(head_dim, dtype=context.dtype, device=context.device)
         if config.qk_norm in ("head", "rotated"):
-            of_keys = self.q_norm if self._borrows else self.k_norm
+            of_keys = self.k_norm if "k" in own else self.q_norm
             self._head_norms = HeadNorms(self.q_norm.weight, of_keys.weight, config.norm_eps)
         elif config.qk_norm == "weightless" and self._rotates:
+            ones = torch.ones(head_dim, dtype=context.dtype, device=context.device)
             self._head_norms = HeadNorms(ones, ones, config.norm_eps)
-        self._value_norm = HeadNorms(ones, ones, config.norm_eps) if config.value_norm else None
+
+    def _projections(self, config: ModelConfig, index: int) -> str:
+        """Which of queries, keys and values the layer has projections for, by their first letters."""
+        return "qkv"
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
@@ -138,23 +138,15 @@ class Attention(torch.nn.Module):
     def _attend(self, heads: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """Queries, keys and values [tokens, all heads, head_dim] → [outputs, query heads * head_dim]."""
         where = cache.cache, cache.prepared, self.options
-        if self._borrows:
-            query = self._rotation(step)(heads)
-            none = query.new_empty((0, self._kv_heads, self._head_dim))
-            return step.attention.forward(step.outputs(self._ops, query), none, none, *where).flatten(1)
         scales = step.query_scales if self._scales_queries else None
         if scales is not None and self._head_norms is None:  # may come before the rotation, but not before norms
             self._ops.scale_rows(heads[:, : self._heads].flatten(1), scales)
             scales = None
-        norm = self._value_norm
-        if scales is None and norm is None and (self._rotates or self._head_norms is not None):
+        if scales is None and (self._rotates or self._head_norms is not None):
             return step.attention.rotate_and_forward(heads, self._rotation(step), *where).flatten(1)
         together, value = heads.split((self._heads + self._kv_heads, self._kv_heads), dim=1)
-        if norm is not None:
-            value = self._ops.rotate(value, step.rotary[..., :0], self._kv_heads, norm)
-        if scales is not None or norm is not None:
-            together = self._rotation(step)(together)
         if scales is not None:
+            together = self._rotation(step)(together)
             self._ops.scale_rows(together[:, : self._heads].flatten(1), scales)
         query, key = together.split((self._heads, self._kv_heads), dim=1)
         return step.attention.forward(step.outputs(self._ops, query), key, value, *where).flatten(1)
@@ -198,16 +190,3 @@ def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part, index
         return HeadLayerNorm(part, config.head_dim, config.norm_eps, context=context)
     heads = key_value_heads(config, config.sliding_windows[index])
     return RMSNorm(heads.size, config.norm_eps, context=context, offset=config.norm_offset)
-
-
-def _load_keys_twice(projection: ColumnParallelLinear) -> None:
-    """Makes all parameters load what a checkpoint has for keys as values, too."""
-    for parameter in projection.parameters():
-        assert isinstance(parameter, LoadedParameter)
-        parameter.loader = functools.partial(_load_twice, parameter.loader)
-
-
-def _load_twice(load: Load, source: TensorSlice, part: str) -> None:
-    load(source, part)
-    if part == "k":
-        load(source, "v")

@@ -18,6 +18,7 @@ from engine_svc.models.attention import AnyLayerCache, Attention, BothCaches, Cr
 from engine_svc.models.config import ModelConfig
 from engine_svc.models.cross_attention import CrossAttention
 from engine_svc.models.gated_attention import GatedAttention, HeadGatedAttention, ValueGatedAttention
+from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
@@ -254,6 +255,8 @@ _ATTENTION: dict[str, type[Attention]] = {
 def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
     if config.latent:
         return LatentAttention(config, config.latent, context)
+    if config.value_norm:
+        return Gemma4Attention(config, context, index)
     return _ATTENTION[config.attention_gates](config, context, index)
 
 

@@ -9,8 +9,10 @@ from quire.gguf.files import Gguf
 # Tokens that end an answer in some chat format, and that files seldom declare as such.
 _ENDS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-    "<|return|>", "<|call|>", "<EOT>", "<|END_OF_TURN_TOKEN|>",
+    "<|return|>", "<|call|>", "<EOT>", "<|END_OF_TURN_TOKEN|>", "<turn|>", "<|tool_response>",
 })  # fmt: skip
+# Those that files declare as text, so that it is shown: behind Gemma 4's calls, where tools answer.
+_VISIBLE_ENDS = frozenset({"<|tool_response>"})
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -32,9 +34,9 @@ def token_kinds(model: Gguf) -> list[int]:
 
 
 def end_token_ids(model: Gguf) -> list[int]:
-    """Ids of the tokens that end an answer: those that the file declares, and control tokens that do in a known chat
-    format."""
+    """Ids of the tokens that end an answer: those that the file declares, and those that do in a known chat format."""
     named = {model.number(f"tokenizer.ggml.{key}") for key in _END_KEYS}
     tokens = zip(model.texts("tokenizer.ggml.tokens"), token_kinds(model), strict=True)
-    known = {index for index, (text, kind) in enumerate(tokens) if kind == TokenKind.CONTROL and text in _ENDS}
+    ends: dict[int, frozenset[str]] = {TokenKind.CONTROL: _ENDS, TokenKind.USER_DEFINED: _VISIBLE_ENDS}
+    known = {index for index, (text, kind) in enumerate(tokens) if text in ends.get(kind, frozenset())}
     return sorted(index for index in named | known if index is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ def gguf_tokenizer(file: Path) -> tuple[dict[str, Any], dict[str, str], dict[str
     """
     model = read_gguf(file)
     kind = model.text("tokenizer.ggml.model")
-    if not model.texts("tokenizer.ggml.tokens") or kind not in ("gpt2", "llama"):
+    convert = {"gpt2": _byte_level, "llama": _pieces, "gemma4": _gemma4}.get(kind)
+    if not model.texts("tokenizer.ggml.tokens") or convert is None:
         raise StartupError(
-            f"{file} has a tokenizer of the kind {kind or 'none'!r}, which is not supported; gpt2 and llama are. "
-            f"{_OTHER}"
+            f"{file} has a tokenizer of the kind {kind or 'none'!r}, which is not supported; gpt2, llama and gemma4 "
+            f"are. {_OTHER}"
         )
-    definition = _byte_level(model) if kind == "gpt2" else _pieces(model)
+    definition = convert(model)
     return definition, _special_tokens(model), _chat_templates(model)
 
 
@@ -47,10 +49,9 @@ def _byte_level(model: Gguf) -> dict[str, Any]:
             + _OTHER
         )
     rules = BYTE_LEVEL[name]
-    merges = [merge.split(" ") for merge in model.texts("tokenizer.ggml.merges")]
-    if any(len(pair) != 2 for pair in merges):
-        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges are not all pairs. {_OTHER}")
-    bpe = {"type": "BPE", "vocab": _vocabulary(model), "merges": merges, "ignore_merges": rules.ignore_merges}
+    bpe = {
+        "type": "BPE", "vocab": _vocabulary(model), "merges": _merges(model), "ignore_merges": rules.ignore_merges,
+    }  # fmt: skip
     return _definition(
         model, bpe, normalizer={"type": "NFC"} if rules.composes else None, pre_tokenizer=byte_level_steps(rules),
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
@@ -59,20 +60,50 @@ def _byte_level(model: Gguf) -> dict[str, Any]:
 
 
 def _pieces(model: Gguf) -> dict[str, Any]:
-    """A SentencePiece-like tokenizer: spaces are spelled out, bytes are tokens, and merges with the highest score come
-    first."""
+    """A tokenizer of SentencePiece: the merges are those that lead to the tokens with the highest scores first."""
     is_gemma = model.text("general.architecture").startswith("gemma")
     tokens = model.texts("tokenizer.ggml.tokens")
     vocabulary = with_spelled_spaces(_vocabulary(model)) if is_gemma else _vocabulary(model)
     scores = [-float(index) for index in range(len(tokens))] if is_gemma else _scores(model)
+    merges = _merges(model) or merges_of_pieces(vocabulary, scores)
+    return _spelled(model, vocabulary, merges, prefix=model.metadata.get("tokenizer.ggml.add_space_prefix", True))
+
+
+def _gemma4(model: Gguf) -> dict[str, Any]:
+    """Gemma 4's tokenizer, whose scores mean nothing. As in its tokenizer.json, texts are not split before merging."""
+    merges = _merges(model)
+    if not merges:
+        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges is missing, which the kind gemma4 needs. {_OTHER}")
+    prefix = model.metadata.get("tokenizer.ggml.add_space_prefix", False)
+    return _spelled(model, _vocabulary(model), merges, prefix=prefix)
+
+
+def _merges(model: Gguf) -> list[tuple[str, str]]:
+    """
+    Raises:
+        StartupError: a merge is not of two tokens.
+    """
     merges = [merge.split(" ") for merge in model.texts("tokenizer.ggml.merges")]
+    if any(len(pair) != 2 for pair in merges):
+        raise StartupError(f"{model.files[0]}: tokenizer.ggml.merges are not all pairs. {_OTHER}")
+    return [(left, right) for left, right in merges]
+
+
+def _spelled(
+    model: Gguf, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], *, prefix: Any
+) -> dict[str, Any]:  # fmt: skip
+    """A SentencePiece-like tokenizer: spaces are spelled out, and bytes are tokens.
+
+    Args:
+        prefix: whether texts get a space in front.
+    """
+    tokens = model.texts("tokenizer.ggml.tokens")
     unknown = model.number("tokenizer.ggml.unknown_token_id")
     bpe = {
-        "type": "BPE", "vocab": vocabulary, "merges": merges or merges_of_pieces(vocabulary, scores),
+        "type": "BPE", "vocab": vocabulary, "merges": merges,
         "byte_fallback": True, "fuse_unk": True,
         "unk_token": tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
     }  # fmt: skip
-    prefix = model.metadata.get("tokenizer.ggml.add_space_prefix", True)
     spelled: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     before = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
     decoders: list[dict[str, Any]] = [

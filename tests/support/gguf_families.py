@@ -287,11 +287,32 @@ def _ministral3(config: Config) -> dict[str, Any]:
     }
 
 
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Layers without a window have heads of their own; those that borrow keys and values may be wider."""
+    layers = range(config["num_hidden_layers"])
+    own = [config["per_layer_config"].get(str(layer), {}) for layer in layers]
+    counts = [each.get("num_key_value_heads", config["num_key_value_heads"]) for each in own]
+    whole, size = own[-1]["head_dim"], config["head_dim"]
+    borrowing, width = config["num_kv_shared_layers"], config["intermediate_size"]
+    widths = [width * (2 if layer >= len(layers) - borrowing else 1) for layer in layers]
+    found = _windows(config) | {
+        "attention.key_length": whole, "attention.value_length": whole, "attention.key_length_swa": size,
+        "attention.value_length_swa": size, "rope.dimension_count": whole, "rope.dimension_count_swa": size,
+        "attention.head_count_kv": counts if len({*counts}) > 1 else counts[0],
+        "attention.shared_kv_layers": borrowing,
+        "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input", 0),
+        "feed_forward_length": widths if config["use_double_wide_mlp"] else width,
+    }  # fmt: skip
+    return found | ({"expert_used_count": config["top_k_experts"]} if config.get("enable_moe_block") else {})
+
+
 def _lfm2(config: Config) -> dict[str, Any]:
     length = {} if "moe_intermediate_size" in config else {"feed_forward_length": 64}
     return _kv_heads(config) | length | {"shortconv.l_cache": config["conv_L_cache"]}
 
 
+# Such that llama.cpp's map, which has only matrices, gives them their module's name.
+_ROUTER = ((r"\.router\.scale$", ".router.proj.scale"), (r"\.router\.per_expert_scale$", ".experts.down_proj.scale"))
 _SHARED_BIAS = (("e_score_correction_bias", "e_score_correction.bias"),)
 _STEPS = ((r"\.dt_bias", ".dt_proj.bias"),)
 _BACKBONE = _STEPS + _SHARED_BIAS
@@ -309,6 +330,8 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(ARCH.GEMMA, offset=1.0),
     "gemma2": Family(ARCH.GEMMA2, offset=1.0),
     "gemma3_text": Family(ARCH.GEMMA3, offset=1.0),
+    "gemma4_text": Family(ARCH.GEMMA4, metadata=_gemma4, renames=_ROUTER),
+    "gemma4_unified_text": Family(ARCH.GEMMA4, metadata=_gemma4),
     "gpt_oss": Family(ARCH.GPT_OSS),
     "phi": Family(ARCH.PHI2),
     "phi3": Family(ARCH.PHI3),

@@ -22,11 +22,14 @@ Type = gguf.GGMLQuantizationType
 KindOf = Callable[[str], str]  # name of a matrix in GGUF → its type's name
 
 _EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+            "gate_up_proj": "ffn_gate_up_exps",
             "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}  # fmt: skip
 # Tensors of all experts.
 _FUSED = re.compile(
     r"(.+\.(?:mlp|feed_forward|block_sparse_moe))\.(?:experts\.)?(gate_up|down|input|output)_(?:proj(?:_bias)?|linear\.weight)"
 )
+# The same, with outputs first, of which llama.cpp keeps gates and ups together.
+_TOGETHER = re.compile(r"(model\.layers\.\d+\.experts)\.(gate_up_proj|down_proj)")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 # Numbers of config.json → what files call them.
 _KEYS = {
@@ -89,7 +92,7 @@ def write_gguf(
         for theirs, piece in _pieces(name, view, family, config, names):
             kind = kind_of(theirs) if _may_be_packed(theirs, piece, view) else "F32"
             packed, kind = _write(view, piece, kind, count)
-            if "_exps." in theirs:
+            if theirs.endswith(("_exps.weight", "_exps.bias")):
                 stacks.setdefault(f"{theirs} {kind}", []).append(packed)
             else:
                 writer.add_tensor(theirs, packed, raw_dtype=Type[kind])
@@ -138,6 +141,9 @@ def _views(meant: Mapping[str, np.ndarray], takes_turns: bool) -> Iterator[tuple
     """
     for name in sorted(meant):
         values = meant[name]
+        if together := _TOGETHER.fullmatch(name):
+            yield from ((f"{together[1]}.{index}.{together[2]}.weight", each) for index, each in enumerate(values))
+            continue
         found = _FUSED.fullmatch(name)
         if found is None:
             yield name, values
@@ -170,11 +176,11 @@ def _pieces(
             renamed = re.sub(pattern, other, renamed)
         if piece.module:
             renamed = f"model.layers.{parts[2]}.{piece.module}.{parts[-1]}"
-        theirs = names.get_name(renamed, try_suffixes=(".weight", ".bias"))
+        theirs = names.get_name(renamed, try_suffixes=(".weight", ".bias", ".scale"))
         assert theirs is not None, renamed
         if family.offset and name.endswith("norm.weight") and "linear_attn" not in name:
             piece = replace(piece, offset=family.offset)
-        yield f"{theirs}.weight" if name.endswith("sinks") else theirs, piece
+        yield f"{theirs}.weight" if name.endswith(("sinks", "layer_scalar")) else theirs, piece
 
 
 def _may_be_packed(theirs: str, piece: Piece, view: np.ndarray) -> bool:
@@ -253,8 +259,11 @@ def _metadata(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _rotary_factors(config: Mapping[str, Any]) -> np.ndarray | None:
-    """The factors by which Llama 3 divides frequencies."""
+    """The factors by which Llama 3 divides frequencies, and those by which nothing rotates in a part of Gemma 4's."""
     rope = config.get("rope_parameters") or {}
+    if (whole := rope.get("full_attention") or {}).get("rope_type") == "proportional":
+        half = config["per_layer_config"][str(config["num_hidden_layers"] - 1)]["head_dim"] // 2
+        return np.where(np.arange(half) < int(whole["partial_rotary_factor"] * half), 1, 1e30).astype(np.float32)
     if rope.get("rope_type") != "llama3":
         return None
     inverse, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](

@@ -28,7 +28,7 @@ GEMMA4: dict[str, Any] = {
     "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 4, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True, "sliding_window": 16, "num_hidden_layers": 4, "hidden_size_per_layer_input": 0,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-    "final_logit_softcapping": 20.0, "tie_word_embeddings": True,
+    "final_logit_softcapping": 20.0, "tie_word_embeddings": False,
 }  # fmt: skip
 
 # Before Transformers 5.18, its own implementation has only this one.

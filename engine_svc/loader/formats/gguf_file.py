@@ -96,10 +96,10 @@ class GgufFile(CheckpointFormat):
 
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
         """Yields Hugging Face names and tensors in the order of the files."""
-        modules = architecture_of(self._facts).modules
+        architecture = architecture_of(self._facts)
         for stored in sorted(self._model.tensors.values(), key=lambda each: (each.file, each.offset)):
             if not is_ignored(stored.name, self._facts):
-                yield huggingface_names(stored, modules), stored
+                yield huggingface_names(stored, architecture), stored
 
     def _parts(self, stored: StoredTensor, files: Mapping[Path, torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors in Hugging Face's layout that a stored tensor becomes.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine_svc.gguf.architecture import Architecture
 from engine_svc.gguf.facts import Facts
-from engine_svc.gguf.names import TOGETHER, layer_and_key
+from engine_svc.gguf.names import keys_within
 from engine_svc.gguf.rotary import head_size
 from quire.gguf.header import StoredTensor
 
@@ -54,10 +55,6 @@ class HuggingFaceLayout:
 
     def __init__(self, architecture: Architecture, facts: Facts) -> None:
         self._architecture, self._facts = architecture, facts
-        self._heads = 0
-        if architecture.attends:
-            self._heads = facts.need("attention.head_count")
-            self._kv_heads = facts.find("attention.head_count_kv") or self._heads
         self._tiled: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         if architecture.tiled:
             self._tiled = {
@@ -65,6 +62,14 @@ class HuggingFaceLayout:
                 "ssm_alpha": self._untile, "ssm_beta": self._untile, "ssm_a": self._untile, "ssm_dt": self._untile,
                 "ssm_out": lambda values: self._untile(values.t()).t(),
             }  # fmt: skip
+
+    @functools.cached_property
+    def _heads(self) -> int:
+        return int(self._facts.need("attention.head_count"))
+
+    @functools.cached_property
+    def _kv_heads(self) -> int:
+        return int(self._facts.find("attention.head_count_kv") or self._heads)
 
     def parts(self, stored: StoredTensor, values: torch.Tensor) -> list[torch.Tensor]:
         """The converted tensor, or one tensor for each of its names; see `huggingface_names`.
@@ -75,13 +80,24 @@ class HuggingFaceLayout:
         Raises:
             ValueError: the tensor cannot be split.
         """
-        _, key = layer_and_key(stored.name)
-        if key in TOGETHER and key not in self._architecture.modules:
-            parts = self._queries_keys_values(values) if key == "attn_qkv" else self._strengths_and_steps(values)
-            return [self._whole(each, part) for each, part in zip(TOGETHER[key], parts, strict=True)]
-        if key.endswith("_exps"):
-            return list(values)
-        return [self._whole(key, values)]
+        keys = keys_within(stored.name, self._architecture)
+        pairs = zip(keys, self._split(keys, values), strict=True)
+        return [converted for key, part in pairs for converted in self._of_experts(key, part)]
+
+    def _split(self, keys: Sequence[str], values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Splits a tensor into those that it contains; see `keys_within`."""
+        match keys:
+            case ["attn_q", "attn_k", "attn_v"]:
+                return self._queries_keys_values(values)
+            case ["ssm_beta", "ssm_alpha"]:
+                return self._strengths_and_steps(values)
+            case ["ffn_gate_exps", "ffn_up_exps"]:
+                return self._gates_and_ups(values)
+        return [values] * len(keys)
+
+    def _of_experts(self, key: str, values: torch.Tensor) -> list[torch.Tensor]:
+        """The converted tensor, or that of each expert."""
+        return list(values) if key.endswith("_exps") else [self._whole(key, values)]
 
     def _queries_keys_values(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
         size = head_size(self._facts)
@@ -95,11 +111,17 @@ class HuggingFaceLayout:
         pairs = values.unflatten(0, (self._facts.need("ssm.group_count"), 2, -1))
         return [each.flatten(0, 1) for each in pairs.unbind(1)]
 
+    def _gates_and_ups(self, values: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Splits each expert's rows in halves: its gate comes first."""
+        if values.dim() != 3 or values.shape[1] % 2:
+            raise ValueError("expected experts with an even number of rows, of gate and up")
+        return values.chunk(2, dim=1)
+
     def _whole(self, key: str, values: torch.Tensor) -> torch.Tensor:
         values = self._tiled[key](values) if key in self._tiled else values
-        rotating = {"attn_q": self._heads, "attn_k": self._heads and self._kv_heads}
-        if self._architecture.neighbours and key in rotating:
-            pairs = values.unflatten(0, (rotating[key], values.shape[0] // rotating[key] // 2, 2))
+        if self._architecture.neighbours and key in ("attn_q", "attn_k"):
+            heads = self._heads if key == "attn_q" else self._kv_heads
+            pairs = values.unflatten(0, (heads, values.shape[0] // heads // 2, 2))
             return pairs.transpose(1, 2).flatten(0, 2)
         if key == "ssm_a":  # the states' decay rate; checkpoints have its logarithm
             rates = values.float().neg().log()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import struct
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.gguf.architectures import ARCHITECTURES
@@ -34,6 +36,8 @@ from tests.support.tiny_models import HYBRIDS, ROPES, check_greedy, make_model
 
 PROMPTS = random_prompts(3, 25)
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
+# Where embeddings are scaled up, the likeliest token would otherwise be the last one again, whatever layers compute.
+UNTIED = {"tie_word_embeddings": False}
 # Tiny models of families that llama.cpp supports, with configuration changes for what GGUF files cannot express.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-untied": {}, "mixtral": {}, "qwen2": {}, "qwen2-moe": {"decoder_sparse_step": 1}, "qwen3": {},
@@ -43,8 +47,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32, "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
-    "phi3": {}, "phi3-partial": {}, "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {},
-    "seed-oss": {}, "ministral3": {},
+    "gemma4": UNTIED | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    "gemma4-small": UNTIED, "gemma4-unified": {}, "gemma4-moe": UNTIED, "phi3": {}, "phi3-partial": {},
+    "olmo2": {}, "granite": {}, "cohere": {}, "cohere2": {}, "glm4": {}, "smollm3": {}, "seed-oss": {},
+    "ministral3": {},
 }  # fmt: skip
 # Families that are also tested with quantized blocks.
 IN_BLOCKS: dict[str, dict[str, Any]] = {
@@ -67,6 +78,7 @@ IN_BLOCKS: dict[str, dict[str, Any]] = {
     "qwen3-next": {"mlp_only_layers": []}, "qwen3.5": {}, "qwen3.5-moe": {},
     "deepseek-v2-plain": {}, "deepseek-v3": {}, "kimi-k2": {}, "glm-5": {},
     "kimi-linear": {"num_expert_group": 1, "topk_group": 1},
+    "gemma4": UNTIED, "gemma4-small": UNTIED, "gemma4-moe": UNTIED,
 }  # fmt: skip
 # A shape with room for blocks of 256 values.
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -102,7 +114,7 @@ def test_families_whose_tensors_are_changed(tmp_path: Path, family: str) -> None
 
 def test_every_architecture_is_here() -> None:
     tried = {(DENSE | MIXTURES | HYBRIDS)[family][0].removesuffix("Text") for family in FAMILIES | IN_BLOCKS}
-    alike = {"Bamba"}  # GGUF has the same architecture name for it as for another
+    alike = {"Bamba", "Gemma4Unified"}  # GGUF has the same architecture name for them as for others
     assert {each.huggingface for each in ARCHITECTURES.values()} == {f"{name}ForCausalLM" for name in tried - alike}
 
 
@@ -210,6 +222,39 @@ def test_a_configuration_from_elsewhere(tmp_path: Path) -> None:
     check(written, hf_config_path=str(tmp_path / "elsewhere"))
 
 
+@pytest.mark.parametrize("family", ["gemma4", "gemma4-small", "gemma4-moe"])
+def test_the_configuration_of_layers_that_differ(tmp_path: Path, family: str) -> None:
+    """Some of it, such as the cap on logits, does not change which token is likeliest."""
+    written = write_gguf(make_model(tmp_path / "model", family, **FAMILIES[family]), tmp_path / "gguf")
+    meant = json.loads((written.reference / "config.json").read_text())
+    for own in meant["per_layer_config"].values():  # which has what differs from the other layers
+        own.setdefault("num_key_value_heads", meant["num_key_value_heads"])
+    found = read_model_config(written.file, ModelFormOptions())
+    same = {"final_logit_softcapping", "head_dim", "hidden_size_per_layer_input", "intermediate_size", "layer_types",
+            "num_key_value_heads", "num_kv_shared_layers", "per_layer_config", "rope_parameters", "sliding_window",
+            "use_double_wide_mlp"}  # fmt: skip
+    assert {name: found[name] for name in same} == {name: meant[name] for name in same}
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_values_that_are_keys_by_a_configuration_from_elsewhere(tmp_path: Path, kind: str) -> None:
+    """The matrix of keys counts as that of values, too, whether or not the configuration says so."""
+    written = write_gguf(make_model(tmp_path / "model", "gemma4"), tmp_path / "gguf", lambda name: kind)
+    check(written, hf_config_path=str(written.reference))
+
+
+def test_keys_and_values_that_are_not_used(tmp_path: Path) -> None:
+    """Gemma 4's layers that borrow keys and values may have matrices of their own, which mean nothing."""
+    model = make_model(tmp_path / "model", "gemma4-small", attention_k_eq_v=False, **UNTIED)
+    tensors = load_file(model / "model.safetensors")
+    prefix = "model.layers.{}.self_attn.{}.weight"
+    for borrowing, other in ((3, 0), (4, 1), (5, 2)):
+        for part in ("k_proj", "v_proj", "k_norm"):
+            tensors[prefix.format(borrowing, part)] = -tensors[prefix.format(other, part)]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    check(write_gguf(model, tmp_path / "gguf"))
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [
     ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q4_K", "bfloat16"),
 ])  # fmt: skip
@@ -219,14 +264,15 @@ def test_the_type_that_auto_takes(tmp_path: Path, kind: str, dtype: str) -> None
 
 
 def test_where_answers_end(tmp_path: Path) -> None:
-    """Answers end at the tokens named in the file, and at control tokens that end a turn in a known chat format."""
+    """Answers end at the tokens named in the file, and at those that end a turn in a known chat format: these must be
+    control tokens, except the one where tools answer Gemma 4, which converters declare as text to have it shown."""
     metadata = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": ["a", "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>"],
-        "tokenizer.ggml.token_type": [1, 3, 3, 4, 3], "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.tokens": ["a", "<|im_end|>", "</s>", "<|eot_id|>", "<|endoftext|>", "<|tool_response>"],
+        "tokenizer.ggml.token_type": [1, 3, 3, 4, 3, 4], "tokenizer.ggml.eos_token_id": 2,
     }  # fmt: skip
     file = write_gguf(make_model(tmp_path / "model", "llama"), tmp_path / "gguf", extra=metadata).file
-    assert read_model_config(file, ModelFormOptions())["eos_token_id"] == [1, 2, 4]
+    assert read_model_config(file, ModelFormOptions())["eos_token_id"] == [1, 2, 4, 5]
 
 
 @pytest.mark.parametrize(("name", "reason"), [
@@ -250,6 +296,21 @@ def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> N
     ("jamba", {b"blk.3.ffn_gate_inp": b"blk.2.ffn_gate_inp"}, r"layers \[1, 2\] of a Jamba model; expected evenly"),
     ("deepseek-v3", {b"blk.1.attn_v_b": b"blk.1.attn_w_b"},
      r"blk\.1\.attn_k_b\.weight of \[4, 16, 24\]: the file lacks blk\.1\.attn_v_b\.weight, which belongs to it"),
+    ("gemma4-small", {"gemma4.attention.shared_kv_layers": 5},
+     r"gemma4\.attention\.shared_kv_layers is 5 of 6 layers; expected that an earlier layer of the same kind"),
+    ("gemma4-small", {"gemma4.feed_forward_length": [96, 96, 96, 192, 192, 96]},
+     r"feed_forward_length is \[96, 96, 96, 192, 192, 96\]; expected .* twice that in the last 3 layers"),
+    ("gemma4", {"gemma4.attention.head_count_kv": [4, 1, 2, 1]},
+     r"head_count_kv differs between layers with sliding_attention \(\[2, 4\]\)"),
+    ("gemma4", {"gemma4.attention.head_count_kv": [4, 1]},
+     r"head_count_kv is \[4, 1\]; expected a number above 0, or one for each of the 4 layers"),
+    ("gemma4", {"gemma4.attention.sliding_window_pattern": [True] * 4}, "gives the last layer a window"),
+    ("gemma4", {"gemma4.rope.dimension_count_swa": 8},
+     r"rope\.dimension_count_swa is 8, but attention\.key_length_swa is 16; they must be equal.*safetensors"),
+    ("gemma4", {np.float32(1e30).tobytes(): np.float32(2).tobytes()},
+     r"rope_freqs\.weight is \[1\.0, .*2\.0.*\] …; expected 16 numbers for heads of 32: first 1, then at least 1e\+29"),
+    ("gemma4-moe", {struct.pack("<3Q", 64, 64, 6): struct.pack("<3Q", 64, 3, 128)},
+     r"blk\.0\.ffn_gate_up_exps\.weight of \[128, 3, 64\]: expected experts with an even number of rows"),
     ("lfm2", {}, r"not a whole GGUF file: the tensor \S+ of \S+ \[.*\] would end at byte \d+, but the file has \d+"),
 ])  # fmt: skip
 def test_files_that_contradict_themselves(
@@ -302,6 +363,8 @@ def test_metadata_that_are_missing(tmp_path: Path) -> None:
     ("embedding_length", 1 << 31, "embedding_length is 2147483648; it must be at most 256"),
     ("feed_forward_length", 1 << 31, "feed_forward_length is 2147483648; it must be at most 256"),
     ("attention.key_length", 1 << 31, "attention.key_length is 8589934592; it must be at most 256"),
+    ("attention.key_length_swa", 1 << 31, "attention.key_length_swa is 2147483648; it must be at most 256"),
+    ("embedding_length_per_layer_input", 1 << 31, "embedding_length_per_layer_input is 2147483648; it must be at most"),
     ("block_count", 1 << 31, "block_count is 2147483648; it must be at most 4096"),
     ("expert_count", 1 << 31, "expert_count is 2147483648; it must be at most 4096"),
     ("context_length", 1 << 31, "context_length is 2147483648; it must be at most 16777216"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from quire.errors import StartupError
 from quire.tokenizer.files import TokenizerFiles, read_tokenizer_files
@@ -108,6 +109,52 @@ def test_gemma_merges_in_the_order_of_its_vocabulary(tmp_path: Path) -> None:
                         "tokenizer.ggml.add_space_prefix": False}  # fmt: skip
     tokenizer = read_tokenizer_files(write_metadata(tmp_path / "m.gguf", metadata, "gemma3")).tokenizer
     assert tokenizer.encode("abc  a").tokens == ["<s>", "ab", "c", "▁▁", "a"]
+
+
+def merged() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary like Gemma 4's, and its merges, none of which are of newlines and other text."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|▁*[^\n▁]*"), "isolated")
+    trained.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=800))
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    found = [trained.id_to_token(index) for index in range(trained.get_vocab_size())]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *found]
+    merges = [(left, right) for left, right in json.loads(trained.to_str())["model"]["merges"]]
+    return {token: index for index, token in enumerate(tokens)}, merges
+
+
+def gemma4() -> dict[str, Any]:
+    """What a file has of this tokenizer."""
+    vocabulary, merges = merged()
+    kinds = [3] * 7 + [4] * 2 + [6] * 256
+    return {
+        "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": list(vocabulary),
+        "tokenizer.ggml.token_type": kinds + [1] * (len(vocabulary) - len(kinds)),
+        "tokenizer.ggml.scores": [-1000.0] * len(vocabulary),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges], "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.unknown_token_id": 3, "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+    }  # fmt: skip
+
+
+def test_gemma4_merges_as_its_file_says(tmp_path: Path) -> None:
+    """Matches Transformers' Gemma tokenizer; the scores mean nothing."""
+    vocabulary, merges = merged()
+    original = transformers.GemmaTokenizer(vocab=vocabulary, merges=merges).backend_tokenizer
+    original.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    original.add_tokens(["<think>", "</think>"])
+    original.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
+    found = read_tokenizer_files(write_metadata(tmp_path / "m.gguf", gemma4(), "gemma4"))
+    check(found, original)
+    assert found.tokenizer.encode("a\n\n  b").tokens[0] == "<bos>"
+    assert found.tokenizer.encode("€").tokens == ["<bos>", "<0xE2>", "<0x82>", "<0xAC>"]
+
+
+def test_gemma4_without_merges(tmp_path: Path) -> None:
+    metadata = {key: value for key, value in gemma4().items() if not key.endswith("merges")}
+    with pytest.raises(StartupError, match=r"m\.gguf: tokenizer\.ggml\.merges is missing.* gemma4 .*--tokenizer"):
+        read_tokenizer_files(write_metadata(tmp_path / "m.gguf", metadata, "gemma4"))
 
 
 @pytest.mark.parametrize(("rules", "told", "begins"), [
