@@ -5,10 +5,11 @@ Does what Transformers' `processing_*` and feature extractors do, most of which 
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,19 @@ class AudioProcessor(ABC):
         self._settings = settings
         before, after = self.around
         self.wrapped = f"{before}{self.placeholder}{after}"
-        self._log_mel = LogMel(settings.feature_size, settings.sampling_rate, settings.n_fft, settings.hop_length)
+
+    @classmethod
+    def of(cls, folder: Path, placeholder: str, token_id: int, settings: AudioSettings) -> Self:
+        """The processor of the model in a folder, whose files it may read further settings from.
+
+        Raises: various exceptions if Transformers cannot load it.
+        """
+        return cls(placeholder, token_id, settings)
+
+    @functools.cached_property
+    def _log_mel(self) -> LogMel:
+        own = self._settings
+        return LogMel(own.feature_size, own.sampling_rate, own.n_fft, own.hop_length)
 
     def prepare(self, file: bytes, settings: Mapping[str, Any]) -> Processed:
         """
@@ -64,9 +77,13 @@ class AudioProcessor(ABC):
         features, mask = self._features(samples)
         count = self._num_tokens(int(mask.sum()))
         return Processed(
-            self.placeholder * count, count, {"input_features": features, self.mask_name: mask}, (), (),
+            self._text(count), count, {"input_features": features, self.mask_name: mask}, (), (),
             len(samples) / self._settings.sampling_rate,
         )  # fmt: skip
+
+    def _text(self, num_tokens: int) -> str:
+        """What takes the placeholder's place in the prompt."""
+        return self.placeholder * num_tokens
 
     @property
     def rate(self) -> int:
@@ -97,7 +114,10 @@ class AudioProcessor(ABC):
 
     @abstractmethod
     def _features(self, samples: Samples) -> tuple[Floats, Mask]:
-        """The spectrograms [rows, mels, frames], and which frames [rows, frames] are not padding."""
+        """The spectrograms [rows, mels, frames], and which frames [rows, frames] are not padding.
+
+        Some encoders take [rows, frames, mels].
+        """
 
     @abstractmethod
     def _num_tokens(self, num_frames: int) -> int:
@@ -205,10 +225,39 @@ class _Whisper(_ChunkedAudio):
         return filled_up(self._settings.chunk_length * self.rate // self._settings.hop_length // 2)
 
 
+class _Gemma4Audio(AudioProcessor):
+    """Gemma 4: a single row of any length up to 30 s, as Transformers' feature extractor makes it, without torch."""
+
+    sees = True
+    _BEGIN, _END = "<|audio>", "<audio|>"  # which templates leave to the processor
+
+    _extractor: Any
+
+    @classmethod
+    def of(cls, folder: Path, placeholder: str, token_id: int, settings: AudioSettings) -> Self:
+        """See AudioProcessor."""
+        made = cls(placeholder, token_id, settings)
+        made._extractor = transformers.Gemma4AudioFeatureExtractor.from_pretrained(folder)
+        return made
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor. [1, frames, mels]; frames that look beyond the audio's end are padding."""
+        found = self._extractor([samples], return_tensors="np")
+        return found["input_features"], found["input_features_mask"]
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return _halved(_halved(num_frames))
+
+    def _text(self, num_tokens: int) -> str:
+        """See AudioProcessor."""
+        return f"{self._BEGIN}{super()._text(num_tokens)}{self._END}"
+
+
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
     "Qwen2_5OmniProcessor": _Qwen25Omni, "Qwen3ASRProcessor": _Qwen3Audio, "Qwen3OmniMoeProcessor": _Qwen3Omni,
-    "WhisperProcessor": _Whisper,
+    "WhisperProcessor": _Whisper, "Gemma4Processor": _Gemma4Audio,
 }  # fmt: skip
 
 
@@ -227,7 +276,7 @@ def load_audio_processor(folder: Path) -> AudioProcessor | None:
     token_id = tokenizer.convert_tokens_to_ids(placeholder)
     if token_id is None or token_id == tokenizer.unk_token_id:
         raise ValueError(f"the tokenizer has no token {placeholder}")
-    return _CLASSES[settings.processor_class](placeholder, token_id, settings)
+    return _CLASSES[settings.processor_class].of(folder, placeholder, token_id, settings)
 
 
 def _halved(num_frames: int) -> int:

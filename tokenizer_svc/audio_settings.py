@@ -12,6 +12,8 @@ from typing import Any
 # Files with the settings; in the first, those of the feature extractor may be a part.
 _FILES = ("processor_config.json", "preprocessor_config.json")
 _PART = "feature_extractor"
+# Processors of models some of which do not hear: the field of config.json with what others hear with.
+_HEARING = MappingProxyType({"Gemma4Processor": "audio_config"})
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("Qwen3ASRProcessor", "<|audio_pad|>", 900, feature_size=128, min_length=8000),
         AudioSettings("Qwen3OmniMoeProcessor", "<|audio_pad|>", 900, feature_size=128),
         AudioSettings("WhisperProcessor", "<|startoflm|>"),  # which its tokenizers have and prompts never use
+        AudioSettings("Gemma4Processor", "<|audio|>", 30, feature_size=128),
     )
 })  # fmt: skip
 
 
 def read_audio_settings(folder: Path) -> AudioSettings | None:
-    """The settings of a model's audio processor; None if the model has none that is supported.
+    """The settings of a model's audio processor; None if the model has none that is supported, or does not hear.
 
     Args:
         folder: with the model's files.
@@ -78,4 +81,10 @@ def read_audio_settings(folder: Path) -> AudioSettings | None:
                 raise ValueError(f"{name} has no object")
             found |= (own.get(_PART) or {}) | own
     defaults = DEFAULTS.get(found.get("processor_class", ""))
-    return defaults.updated(found) if defaults else None
+    return defaults.updated(found) if defaults and _hears(folder, defaults.processor_class) else None
+
+
+def _hears(folder: Path, processor_class: str) -> bool:
+    """Whether a model hears, as far as its files tell: a tokenizer may be kept apart from its model's config.json."""
+    name, file = _HEARING.get(processor_class), folder / "config.json"
+    return name is None or not file.is_file() or bool(json.loads(file.read_bytes()).get(name))

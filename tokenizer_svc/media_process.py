@@ -89,7 +89,8 @@ class _Processors:
         kind, settings = request.fields["kind"], request.fields["settings"]
         if kind == MediaKind.AUDIO:
             assert self._audio is not None
-            return self._audio.prepare(request.payload, settings)
+            # Of models that also see, settings are for what they see.
+            return self._audio.prepare(request.payload, {} if self._images is not None else settings)
         if kind == MediaKind.IMAGE:
             assert self._images is not None
             return self._images.prepare(request.payload, settings)

@@ -85,8 +85,7 @@ class VideoProcessor(ABC):
         video = open_video(files)
         indices = self._chosen(video.facts, reading)
         try:
-            own = {name: value for name, value in settings.items() if name not in self.of_images}
-            chosen = self._settings.changed(own)
+            chosen = self._settings.changed({n: value for n, value in settings.items() if n not in self.of_images})
             size = self._size(chosen, video.facts, len(indices))
             resample, (scale, shift) = Resampling(chosen.resample), _normalization(chosen)
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:

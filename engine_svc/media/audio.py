@@ -17,6 +17,7 @@ from quire.images import FEATURES, Image, ImageInput
 from quire.media import MediaKind, filled_up
 
 _MASKS = ("input_features_mask", "feature_attention_mask")
+_MOST_FRAMES = 3000  # of an audio for Gemma 4: 30 s
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
 
 
@@ -48,6 +49,8 @@ class AudioEncoder:
             self._features = self._of_encoder
         elif config.model_type == "voxtral":
             self._features = self._of_voxtral
+        elif config.model_type == "gemma4":
+            self._features = self._of_gemma4
         else:
             self._features = getattr(model, "get_audio_features", self._of_qwen2)
 
@@ -59,7 +62,7 @@ class AudioEncoder:
         for some, own in zip(features.to(self._dtype).split(_MOST_ROWS), mask.split(_MOST_ROWS), strict=True):
             encoded = self._features(some, own)
             found.append(joined(getattr(encoded, "pooler_output", encoded)).to(self._dtype))
-        return EncodedImage(torch.cat(found), None)
+        return EncodedImage(torch.cat(found), None, both_ways=False)
 
     def grids(
         self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
@@ -81,6 +84,17 @@ class AudioEncoder:
         Args: see `_of_qwen2`.
         """
         return self._model.get_audio_features(features)
+
+    def _of_gemma4(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Of Gemma 4, which encodes padding too.
+
+        Args: see `_of_qwen2`; the features are [rows, frames, mels].
+
+        Returns: as `_of_qwen2`.
+        """
+        found = self._model.get_audio_features(features, mask)
+        kept: torch.Tensor = found.pooler_output[found.attention_mask]
+        return kept
 
     def _of_qwen2(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """What Qwen2-Audio does within its forward pass, as it has no method for that.
@@ -111,16 +125,15 @@ class _AudioChecks:
         Args:
             audio: configuration of the encoder.
         """
-        self._mels: int = audio.num_mel_bins
-        # Encoders of pieces of one length, and those of one piece of any length, cut into windows.
-        self._window: int = 2 * getattr(audio, "n_window", 0)
         names = ("max_source_positions", "max_position_embeddings")
-        self._frames: int = (
-            0 if self._window else 2 * next(getattr(audio, name) for name in names if hasattr(audio, name))
-        )
+        # Encoders of pieces of one length, those of one piece of any length, cut into windows, and Gemma 4's.
+        self._window: int = 2 * getattr(audio, "n_window", 0)
+        self._frames: int = 2 * next((getattr(audio, name) for name in names if hasattr(audio, name)), 0)
+        self._is_upright = not (self._window or self._frames)  # whether frames come before the bands of each
+        self._mels: int = audio.subsampling_conv_channels[0] if self._is_upright else audio.num_mel_bins
 
     def check(self, image: Image) -> tuple[ImageInput, ImageInput]:
-        """The features [rows, mels, frames] and their mask [rows, frames].
+        """The features [rows, mels, frames], or [1, frames, mels] for Gemma 4, and their mask [rows, frames].
 
         Raises:
             UnfitImage: they are not those of an audio.
@@ -130,11 +143,10 @@ class _AudioChecks:
         if features is None or mask is None:
             raise UnfitImage(f"it needs {FEATURES} and a mask, {' or '.join(_MASKS)}")
         rows, mels, frames = features.shape if len(features.shape) == 3 else (0, 0, 0)
-        fits = frames == self._frames if self._frames else rows == 1 and frames > 0 and frames % self._window == 0
-        if features.dtype != "float32" or not rows or mels != self._mels or not fits:
-            wanted = (
-                f"[rows, {self._mels}, {self._frames}]" if self._frames else f"[1, {self._mels}, n * {self._window}]"
-            )
+        if self._is_upright:
+            mels, frames = frames, mels
+        fits, wanted = self._fit(rows, frames)
+        if features.dtype != "float32" or mels != self._mels or not fits:
             raise UnfitImage(
                 f"{FEATURES} is {features.dtype} {list(features.shape)}, but the encoder takes float32 {wanted}"
             )
@@ -144,3 +156,11 @@ class _AudioChecks:
         if present.max() > 1 or (np.diff(present.astype(np.int8)) > 0).any() or not present[:, 0].all():
             raise UnfitImage(f"{mask.name} must be true from the start of each row on, and then false to its end")
         return features, mask
+
+    def _fit(self, rows: int, frames: int) -> tuple[bool, str]:
+        """Whether the encoder takes so many rows of so many frames, and the shapes that it takes."""
+        if self._is_upright:
+            return rows == 1 and 0 < frames <= _MOST_FRAMES, f"[1, up to {_MOST_FRAMES}, {self._mels}]"
+        if self._window:
+            return rows == 1 and frames > 0 and frames % self._window == 0, f"[1, {self._mels}, n * {self._window}]"
+        return rows > 0 and frames == self._frames, f"[rows, {self._mels}, {self._frames}]"

@@ -22,6 +22,7 @@ class EncodedImage(NamedTuple):
     embeddings: torch.Tensor  # [rows, hidden_size]
     deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
     kept: npt.NDArray[np.int64] | None = None  # [rows]: which of a video's embeddings they are; None means all
+    both_ways: bool = True  # whether its tokens attend in both directions, in models where those of images do
 
 
 class MediaEncoder(Protocol):

@@ -14,7 +14,7 @@ from engine_svc.media.base import EncodedImage, joined, tensor_of
 from engine_svc.media.input_checks import GRID, INPUTS, InputChecks, UnfitImage
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
-from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
+from quire.images import PIXELS, PLACES, VIDEO_PIXELS, Image, ImageInput
 from quire.media import MediaKind
 
 _VIDEO_IDS = ("video_token_id", "video_token_index")
@@ -104,6 +104,8 @@ class ImageEncoder:
         values = tensor_of(given, self._device)
         if given.name not in (PIXELS, VIDEO_PIXELS):
             return values
+        if self._checks.takes_places:
+            return _normalized_patches(values, image)  # the encoder scales them before it rounds them
         pixels = _normalized(values, image).to(self._dtype)
         if self._checks.has_one_frame(given):
             return _repeated(pixels, len(image.pixel_scale), self._num_frames)
@@ -116,6 +118,11 @@ def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[M
     Args:
         by_frames: each frame has a grid of its own, as if it were an image.
     """
+    if (places := inputs.get(PLACES)) is not None:
+        most = max(1, _MOST_PATCHES // places.shape[1])
+        for some, own in zip(inputs[PIXELS].split(most), places.split(most), strict=True):
+            yield {PIXELS: some, PLACES: own}
+        return
     grid = inputs.get(GRID)
     if grid is None or not (by_frames or len(inputs[PIXELS]) > _MOST_PATCHES):
         yield inputs
@@ -133,6 +140,13 @@ def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Te
     """Patches of a still image as an encoder of videos takes them: [patches, channels * frames * pixels]."""
     apart = patches.view(len(patches), channels, 1, -1)
     return apart.expand(-1, -1, num_frames, -1).reshape(len(patches), -1)
+
+
+def _normalized_patches(pixels: torch.Tensor, image: Image) -> torch.Tensor:
+    """Patches whose channels come last, [images, patches, pixels * channels], in float32."""
+    scale, shift = (torch.tensor(each, device=pixels.device) for each in (image.pixel_scale, image.pixel_shift))
+    apart = pixels.view(*pixels.shape[:-1], -1, len(scale)) * scale + shift
+    return apart.view(pixels.shape)
 
 
 def _normalized(pixels: torch.Tensor, image: Image) -> torch.Tensor:

@@ -59,6 +59,8 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
     layers = "decoder_layers" if config.is_encoder_decoder else "num_hidden_layers"
     setattr(text, layers, 0)
     text.vocab_size, text.pad_token_id = 1, None
+    if hasattr(text, "hidden_size_per_layer_input"):
+        text.hidden_size_per_layer_input = 0  # else it would have, and read, an embedding of its own for each token
     if getattr(text, "layer_types", None):
         text.layer_types = []
     config.quantization_config = None

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.images import PIXELS, VIDEO_PIXELS, Image, ImageInput
+from quire.images import PIXELS, PLACES, VIDEO_PIXELS, Image, ImageInput
 
 GRID = "image_grid_thw"  # patches by time, row and column
 SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
@@ -25,6 +25,10 @@ _CHANNELS_DIMENSION = -3
 # Encoders of tiles of one size; others take images of many.
 _OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
 
+# Encoders of patches that come with their places.
+_OF_PLACED_PATCHES = frozenset({"gemma4_vision"})
+_COLORS = 3
+
 # Models that treat videos in another way than images, and so take their pixels by another name.
 _OF_VIDEOS = frozenset({"llava_onevision"})
 # See InputChecks.is_apart_in_time.
@@ -32,7 +36,7 @@ _APART_IN_TIME = frozenset(
     {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 )
 
-INPUTS = frozenset({PIXELS, VIDEO_PIXELS, _MASK, *_SHAPES})
+INPUTS = frozenset({PIXELS, PLACES, VIDEO_PIXELS, _MASK, *_SHAPES})
 
 
 class UnfitImage(ValueError):
@@ -65,6 +69,12 @@ class InputChecks:
             self._side_of_patch = vision.patch_size
             self._patch_values = self._channels * vision.patch_size**2  # of one frame
         self._side: int | None = vision.image_size if vision.model_type in _OF_ONE_SIZE else None
+        # Of encoders that take patches with their places: patches along each side of an embedding, most along a side of
+        # an image, and values of a patch.
+        self._pooled = self._most_along = self._placed_values = 0
+        if vision.model_type in _OF_PLACED_PATCHES:
+            self._pooled, self._most_along = vision.pooling_kernel_size, vision.position_embedding_size
+            self._placed_values = _COLORS * vision.patch_size**2
 
     def check(self, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """
@@ -87,6 +97,8 @@ class InputChecks:
                 raise _wrong_shape(each, f"int64 {list(wanted)}")
         if self._patch_values:
             self._check_patches(pixels, image)
+        elif self.takes_places:
+            self._check_placed(pixels, inputs.get(PLACES), image)
         else:
             self._check_tiles(pixels, inputs.get(_MASK), image)
 
@@ -99,6 +111,28 @@ class InputChecks:
         if pixels.shape not in wanted:
             raise _wrong_shape(pixels, f"{' or '.join(str([*shape]) for shape in wanted)}, as {GRID} says")
         _check_channels(image, self._channels)
+
+    @property
+    def takes_places(self) -> bool:
+        """Whether the encoder takes patches with their places."""
+        return self._pooled > 0
+
+    def _check_placed(self, pixels: ImageInput, places: ImageInput | None, image: Image) -> None:
+        """Checks patches [images, patches, values], whose places must be those of whole images, row by row."""
+        if places is None or places.dtype != "int64" or len(places.shape) != 3 or places.shape[-1] != 2:
+            raise UnfitImage(f"it needs {PLACES}, int64 [images, patches, 2]")
+        if pixels.shape != (*places.shape[:2], self._placed_values):
+            raise _wrong_shape(pixels, f"{[*places.shape[:2], self._placed_values]}, as {PLACES} says")
+        given = np.frombuffer(places.data, "<i8").reshape(places.shape)
+        columns, rows = (given[0, -1] + 1).tolist()
+        fits = min(columns, rows) > 0 and not (columns % self._pooled or rows % self._pooled)
+        fits = fits and max(columns, rows) <= self._most_along and columns * rows == places.shape[1]
+        if not fits or (given != np.indices((rows, columns))[::-1].reshape(2, -1).T).any():
+            raise UnfitImage(
+                f"{PLACES} must have column and row of each patch of whole images of the same size, row by row, up to "
+                f"{self._most_along} patches along each side, in multiples of {self._pooled}"
+            )
+        _check_channels(image, _COLORS)
 
     def _check_video(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         if not self._takes_videos or len(inputs) > 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engine_svc.adapters.adapter import Adapter
@@ -47,6 +50,23 @@ class GenerationRequest:
     def contents(self) -> tuple[Content, ...]:
         """What token ids do not tell of the prompt, for the hashes of its blocks."""
         return contents_of(self.images) if self.prompt_embeds is None else ((0, self.prompt_embeds.digest),)
+
+    @functools.cached_property
+    def image_runs(self) -> tuple[range, ...]:
+        """The places of image tokens that stand together: those of an image, or of one of a video's frames."""
+        return tuple(run for image in self.images for run in self._runs_of(image))
+
+    def _runs_of(self, image: Image) -> Iterator[range]:
+        first, last = (self.prompt_token_ids[place] for place in (image.offset, image.end - 1))
+        if first != last:  # as no tokenizer service writes it
+            yield range(image.offset, image.end)
+            return
+        place = image.offset
+        for is_own, tokens in itertools.groupby(self.prompt_token_ids[place : image.end], first.__eq__):
+            end = place + len([*tokens])
+            if is_own:
+                yield range(place, end)
+            place = end
 
     @property
     def num_prompt_tokens(self) -> int:

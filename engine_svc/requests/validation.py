@@ -123,7 +123,9 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
     if request.prompt_embeds is not None:
         raise InvalidRequest("Send images or prompt_embeds, not both.", parameter="images")
     check_images(request.images, len(request.prompt_token_ids))
-    longest = max(image.num_tokens for image in request.images)
+    if limits.image_window is None and limits.max_image_tokens is None:
+        return
+    longest = max(map(len, request.image_runs))
     if limits.image_window is not None and longest > limits.image_window:
         raise InvalidRequest(
             f"An image takes {longest} tokens, but the model's layers see whole images of at most "

@@ -265,15 +265,16 @@ class Scheduler:
             count = min(count, self._options.long_prefill_token_threshold)
         if count == missing or not (self._options.disable_chunked_mm_input or self._whole_images):
             return count
-        images = sequence.owner.request.images
-        split = next((image for image in images if image.offset < computed + count < image.end), None)
+        request = sequence.owner.request
+        runs = request.image_runs if self._whole_images else (range(each.offset, each.end) for each in request.images)
+        split = next((run for run in runs if run.start < computed + count < run.stop), None)
         if split is None:
             return count
-        if split.offset > computed:
-            return split.offset - computed
+        if split.start > computed:
+            return split.start - computed
         if not self._whole_images:
             return count  # an image that fills the step cannot be kept whole
-        return split.end - computed if split.end - computed <= left else 0
+        return split.stop - computed if split.stop - computed <= left else 0
 
     def _is_long(self, missing: int) -> bool:
         return 0 < self._options.long_prefill_token_threshold < missing

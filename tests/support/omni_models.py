@@ -18,12 +18,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.models import byte_tokenizer
 from engine_svc.requests.request import GenerationRequest
-from quire.media import MediaKind
 from quire.sampling import SamplingParameters
-from tests.support.audio_files import RATE, Samples, audio_file
+from tests.support.audio_files import RATE, Samples
 from tests.support.media_requests import media_request
-from tests.support.vision_models.making import png_bytes
-from tokenizer_svc.media import Medium
+from tests.support.vision_models.prompts import medium_of
 
 _TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -136,7 +134,7 @@ def omni_request(
     sampling: SamplingParameters,
 ) -> GenerationRequest:  # fmt: skip
     """The engine's request, as the tokenizer service prepares it without its processes."""
-    return media_request(folder, messages, [*map(_medium, media)], sampling)
+    return media_request(folder, messages, [*map(medium_of, media)], sampling)
 
 
 def reference_answer(
@@ -197,14 +195,6 @@ def _video(request: GenerationRequest) -> dict[str, Any]:
                 "video_second_per_grid": torch.from_numpy(given["second_per_grid_ts"].copy()),
             }
     return {}
-
-
-def _medium(given: Any) -> Medium:
-    if isinstance(given, Image.Image):
-        return Medium(MediaKind.IMAGE, (png_bytes(given),))
-    if isinstance(given, np.ndarray):
-        return Medium(MediaKind.AUDIO, (audio_file(given, "wavf"),))
-    return Medium(MediaKind.VIDEO, tuple(map(png_bytes, given)))
 
 
 def _tokenizer(kind: Family) -> transformers.PreTrainedTokenizerFast:

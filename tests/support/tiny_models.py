@@ -427,9 +427,14 @@ def check_greedy(folder: Path, prompts: list[list[int]], found: list[list[int]],
     model = load_reference(folder)
     for prompt, answer in zip(prompts, found, strict=True):
         assert len(answer) == num_tokens
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + answer[:-1]])).logits[0]
-        assert answer == logits[len(prompt) - 1 :].argmax(-1).tolist()
+        assert answer == logits_of(model, prompt, answer).argmax(-1).tolist()
+
+
+def logits_of(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """Those that Transformers' model has for each token of the answer: [tokens, vocabulary]."""
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    return found
 
 
 def reference_logprobs(folder: Path, token_ids: list[int]) -> torch.Tensor:

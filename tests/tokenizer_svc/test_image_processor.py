@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from quire.images import PIXELS, PLACES
 from tests.support.vision_models import (
     FAMILIES,
     make_vision_model,
@@ -20,6 +21,7 @@ from tests.support.vision_models import (
     random_image,
     reference_processor,
 )
+from tests.support.vision_models.placed_patches import check_placed_patches
 from tokenizer_svc.image_processor import ImageProcessor
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.processed import Processed
@@ -60,6 +62,9 @@ def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> Process
     for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
         expected.pop(name, None)
     assert set(prepared.inputs) - {"num_patches"} == set(expected)  # for the text only
+    if PLACES in expected:
+        check_placed_patches(prepared, expected[PIXELS].numpy(), expected[PLACES].numpy())
+        return prepared
     for name, values in expected.items():
         found, wanted = prepared.inputs[name], np.asarray(values)
         if name == "pixel_values":

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from quire.images import PLACES, VIDEO_PIXELS
 from tests.support.folders import FolderOf, made_once
 from tests.support.vision_models import (
     FAMILIES,
@@ -21,6 +22,7 @@ from tests.support.vision_models import (
     random_frames,
     reference_processor,
 )
+from tests.support.vision_models.placed_patches import check_placed_patches
 from tokenizer_svc import video_processor
 from tokenizer_svc.image_processor import ImageProcessor
 from tokenizer_svc.media_rejection import MediaRejection
@@ -57,6 +59,9 @@ def by_transformers(folder: Path, frames: Sequence[Image.Image], facts: Mapping[
 
 def check(found: Processed, text: str, inputs: Any) -> None:
     assert found.text == text
+    if PLACES in found.inputs:
+        check_placed_patches(found, inputs[VIDEO_PIXELS].numpy(), inputs["video_position_ids"].numpy())
+        return
     (pixels,) = (values for name, values in found.inputs.items() if name.startswith("pixel_values"))
     wanted = next(values.numpy() for name, values in inputs.items() if name.startswith("pixel_values"))
     scale, shift = np.array(found.pixel_scale), np.array(found.pixel_shift)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -93,6 +94,42 @@ GRIDS: dict[str, tuple[Fault, str]] = {
     "patches of another size": (pixels(48, 150), "the encoder takes [48, 147]"),
     "pixels instead of patches": (pixels(1, 3, 28, 28), "the encoder takes [48, 147]"),
 }  # fmt: skip
+
+
+def grid_of_places(columns: int, rows: int) -> npt.NDArray[np.int64]:
+    """The places of an image's patches."""
+    return np.indices((rows, columns))[::-1].reshape(2, -1).T[None].copy()
+
+
+def places(columns: int, rows: int, **others: Any) -> Fault:
+    """Places of the patches of another image."""
+    return inputs(image_position_ids=grid_of_places(columns, rows), **others)
+
+
+def moved(patch: int, *place: int) -> Fault:
+    """Another place of one of the image's patches, which has 20 columns and 12 rows of them."""
+    found = grid_of_places(20, 12)
+    found[0, patch] = place
+    return inputs(image_position_ids=found)
+
+
+PLACES: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "60 embeddings for 59 tokens"),
+    "no places": (inputs(image_position_ids=None), "it needs image_position_ids, int64 [images, patches, 2]"),
+    "places of bytes": (inputs(image_position_ids=np.zeros((1, 240, 2), np.uint8)), "it needs image_position_ids"),
+    "places of no image": (inputs(image_position_ids=np.zeros((240, 2), np.int64)), "it needs image_position_ids"),
+    "two images": (inputs(image_position_ids=np.zeros((2, 240, 2), np.int64)), "takes [2, 240, 48], as image_pos"),
+    "fewer places": (places(20, 10), "takes [1, 200, 48], as image_position_ids says"),
+    "more places": (places(20, 20), "takes [1, 400, 48], as image_position_ids says"),
+    "patches of another size": (pixels(1, 240, 50), "takes [1, 240, 48], as image_position_ids says"),
+    "pixels instead of patches": (pixels(1, 3, 48, 80), "takes [1, 240, 48], as image_position_ids says"),
+    "odd rows": (places(16, 15), "in multiples of 2"),
+    "columns beyond the table": (moved(239, 10**9, 11), "up to 140 patches along each side"),
+    "a column beyond the table": (moved(3, 10**9, 0), "of whole images of the same size, row by row"),
+    "padding": (moved(239, -1, -1), "of whole images of the same size, row by row"),
+    "a patch twice": (moved(3, 2, 0), "of whole images of the same size, row by row"),
+    "long rows": (places(160, 2, pixel_values=np.zeros((1, 320, 48), np.uint8)), "up to 140 patches along each side"),
+}  # fmt: skip
 FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     "llava": ANY_FAMILY | {
         "fewer tokens": (fewer_tokens, "16 embeddings for 15 tokens"),
@@ -104,6 +141,7 @@ FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
         "what its own encoder does not take": (inputs(image_sizes=np.ones((1, 2), np.int64)), "one of the images: "),
         "many sizes": (inputs(image_sizes=np.ones((10**5, 2), np.int64)), "takes int64 [1, 2]"),
     },
+    "gemma4": ANY_FAMILY | PLACES,
     "qwen2_5_vl": ANY_FAMILY | GRIDS,
     "qwen3_vl": ANY_FAMILY | GRIDS,
 }  # fmt: skip

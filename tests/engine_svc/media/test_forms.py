@@ -29,7 +29,8 @@ from tests.support.tensor_executor import TensorExecutor
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import GREEDY_DOZEN, Part, answer, ask, prompt_logprobs
 
-families = pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_5_vl", "qwen3_vl"])
+FAMILIES = ("gemma3", "gemma4", "llava", "qwen2_5_vl", "qwen3_vl")
+families = pytest.mark.parametrize("family", FAMILIES)
 ONE, OTHER, THIRD = random_image(60, 40, 1), random_image(60, 40, 2), random_image(30, 70, 3)
 CONVERSATIONS: list[tuple[Part, ...]] = [
     ("Look: ", ONE, "What is it?"), (OTHER, THIRD, ONE), ("Only text, and more of it than fits into a block.",),
@@ -131,7 +132,7 @@ def test_right_and_wrong_drafts(vision_folder: VisionFolder, family: str, right:
     assert (drafter.num_drafts > drafter.num_right) == (right < 1.0)
 
 
-@families
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma4"])  # which cannot be a draft
 def test_a_draft_model_drafts_for_texts_alone(vision_folder: VisionFolder, family: str) -> None:
     """It reads no images. Here it is the text model itself, which is right about texts each time."""
     folder, drafter = vision_folder(family), RankDrafter(3)
@@ -139,7 +140,7 @@ def test_a_draft_model_drafts_for_texts_alone(vision_folder: VisionFolder, famil
     assert drafter.drafts["right"] == drafter.drafts["all"] > 10
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral3"])
 @pytest.mark.parametrize("in_chunks", [False, True], ids=["whole", "chunks"])
 def test_scores_of_prompts(vision_folder: VisionFolder, family: str, in_chunks: bool) -> None:
     """Those of all tokens: before, within and after images, and of what separates an image's rows."""
@@ -151,7 +152,7 @@ def test_scores_of_prompts(vision_folder: VisionFolder, family: str, in_chunks: 
     assert found == pytest.approx(prompt_logprobs(folder, *parts), abs=1e-3)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_5_vl", "qwen3_vl", "idefics3"])
+@pytest.mark.parametrize("family", [*FAMILIES, "idefics3"])
 def test_adapters_change_the_text_model(vision_folder: VisionFolder, tmp_path: Path, family: str) -> None:
     """An answer with an adapter is that of the checkpoint with the adapter merged into its weights."""
     folder = vision_folder(family)

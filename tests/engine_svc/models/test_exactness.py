@@ -30,6 +30,7 @@ from quire.options.parallel import ParallelOptions
 from quire.sampling import SamplingParameters
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.support.engine_options import engine_options
+from tests.support.exact_answers import check_answers
 from tests.support.native import AVAILABLE, every_level
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tiny_models import (
@@ -68,8 +69,8 @@ WITH_DEFAULTS = (
 
 def check(folder: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> None:
     with running_engine(folder, **options) as engine:
-        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=ANSWER)))
-    check_greedy(folder, prompts, found, ANSWER)
+        found = run(engine, prompts, replace(GREEDY, max_tokens=ANSWER, logprobs=4))
+    check_answers(folder, prompts, found, ANSWER)
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu"])

@@ -17,20 +17,21 @@ from engine_svc.models.registry import is_ours
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_exactness import check_close
+from tests.support.exact_answers import check_answers
 from tests.support.native import every_level
 from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import LONGROPE, check_greedy, reference_tokens
 
-PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40)
+PROMPTS, SAMPLING = random_prompts(1, 17, 50), replace(GREEDY, max_tokens=40, logprobs=4)
 # They use operations that other families do not: gates, biases, sinks, chunks, another choice of experts.
 OWN_WAYS = ("gemma4-moe", "gpt-oss", "llama4", "phimoe")
 
 
 def check(folder: Path, **options: Any) -> None:
     with running_engine(folder, **options) as engine:
-        found = tokens(run(engine, PROMPTS, SAMPLING))
-    check_greedy(folder, PROMPTS, found, SAMPLING.max_tokens or 0)
+        found = run(engine, PROMPTS, SAMPLING)
+    check_answers(folder, PROMPTS, found, SAMPLING.max_tokens or 0)
 
 
 @pytest.mark.parametrize("family", MIXTURES)

@@ -53,6 +53,12 @@ def test_what_is_refused() -> None:
         IMAGE, IMAGE.at(5, 5), limits=replace(LIMITS, max_image_tokens=4)
     )
     assert "see whole images of at most 4" in refused(IMAGE, IMAGE.at(5, 5), limits=replace(LIMITS, image_window=4))
+    film = [0, 7, 7, 1, 7, 7, 7, 2, 7, 3]  # frames of 2, 3 and 1 tokens
+    for limit in ("max_image_tokens", "image_window"):
+        validate(GenerationRequest("r", film, images=(IMAGE.at(1, 8),)), replace(LIMITS, **{limit: 3}))
+        assert "An image takes 3 tokens" in refused(
+            IMAGE.at(1, 8), prompt_token_ids=film, limits=replace(LIMITS, **{limit: 2})
+        )
     assert "0 tokens at 2 is empty" in refused(IMAGE.at(2, 0))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, data=bytes(11)),)))
     assert "do not match" in refused(replace(IMAGE, inputs=(replace(PIXEL_INPUT, dtype="float16"),)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from engine_svc.requests.admission import make_sequences
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.requests.sequence import LiveRequest, Sequence, SequenceState
@@ -13,9 +15,19 @@ from quire.options.scheduler import SchedulerOptions
 from quire.sampling import SamplingParameters
 from tests.support.kv_cache import make_manager
 
+_PLACEHOLDER = 10**6
 
-def sequence(arrival: int, prompt: int, rank: int = 0, images: tuple[Image, ...] = ()) -> Sequence:
+
+def sequence(
+    arrival: int, prompt: int, rank: int = 0, images: tuple[Image, ...] = (), placeholders: tuple[range, ...] = ()
+) -> Sequence:
+    """
+    Args:
+        placeholders: places of tokens that stand for embeddings of images.
+    """
     tokens = list(range(arrival * 100, arrival * 100 + prompt))
+    for place in itertools.chain(*placeholders):
+        tokens[place] = _PLACEHOLDER
     request = GenerationRequest("r", tokens, SamplingParameters(), images=images)
     live = LiveRequest(arrival, request, frozenset(), 0.0)
     live.sequences = make_sequences(live, (rank, arrival), 1000, seed=0)
@@ -68,6 +80,16 @@ def test_images_whose_tokens_attend_in_both_directions_are_never_split() -> None
     assert chunks(scheduler(whole_images=True), sequence(1, 60, images=images)) == [10, 12, 16, 5, 16, 1]
     limited = scheduler(whole_images=True, long_prefill_token_threshold=8)
     assert chunks(limited, sequence(1, 30, images=images[:1])) == [8, 2, 9, 8, 3]
+
+
+def test_of_a_video_each_frame_is_computed_whole() -> None:
+    """Other tokens are between them, where steps may end."""
+    frames = (range(5, 13), range(16, 24), range(26, 34))
+    video = (image(5, 29),)
+    subject = scheduler(whole_images=True)
+    assert chunks(subject, sequence(1, 40, images=video, placeholders=frames)) == [16, 10, 14]
+    kept_together = scheduler(disable_chunked_mm_input=True)
+    assert chunks(kept_together, sequence(1, 40, images=video, placeholders=frames)) == [5, 16, 16, 3]
 
 
 def test_an_image_waits_for_a_step_that_has_room_for_all_of_it() -> None:

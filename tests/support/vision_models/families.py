@@ -63,6 +63,7 @@ class Family:
     tokens: tuple[str, ...] = ("<image>",)  # special ones, besides those of ChatML
     token_attributes: Mapping[str, str] = field(default_factory=dict)  # that the tokenizer has
     processor_fields: Mapping[str, Any] | None = None  # None: there is no processor_config.json
+    feature_extractor: Mapping[str, Any] | None = None  # for audio, in processor_config.json
     video_processor: str = ""  # empty if it reads no videos
     video_fields: Mapping[str, Any] = field(default_factory=dict)
     is_nested: bool = False  # processor_config.json includes what other folders have in preprocessor_config.json
@@ -152,6 +153,49 @@ _GLM: dict[str, Any] = {
     "video_processor": "Glm4vVideoProcessor",
     "video_fields": {"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 12000}},
 }
+
+_GEMMA4: dict[str, Any] = {
+    "processor": "Gemma4Processor",
+    "image_processor": "Gemma4ImageProcessor",
+    "template": templates.GEMMA4,
+    "text": _TEXT | {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_key_value_heads": 1, "global_head_dim": 32, "sliding_window": 20, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300,
+        "final_logit_softcapping": 20.0, "pad_token_id": 0,
+    },
+    "vision": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
+        "position_embedding_size": 140, "standardize": True, "use_clipped_linears": True,
+    },
+    "config": {
+        "tie_word_embeddings": False,  # which would make it repeat the last token
+        "audio_config": {
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "subsampling_conv_channels": [16, 8], "output_proj_dims": 24,
+        },
+    },
+    "token_ids": {
+        "image_token_id": "<|image|>", "video_token_id": "<|video|>", "audio_token_id": "<|audio|>",
+        "boi_token_id": "<|image>", "eoi_token_id": "<image|>", "boa_token_id": "<|audio>",
+        "eoa_token_index": "<audio|>",
+    },
+    "tokens": (
+        "<bos>", "<|turn>", "<turn|>", "<|image>", "<|image|>", "<image|>", "<|audio>", "<|audio|>", "<audio|>",
+        "<|video|>",
+    ),
+    "token_attributes": {
+        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>",
+        "boa_token": "<|audio>", "eoa_token": "<audio|>",
+    },
+    "image_fields": {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+    "processor_fields": {},
+    "feature_extractor": {"feature_size": 16},
+    "video_processor": "Gemma4VideoProcessor",
+    "video_fields": {"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+    "is_nested": True,
+}  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     "llava": Family(
@@ -312,6 +356,19 @@ FAMILIES: dict[str, Family] = {
         },
         image_fields={"size": {"height": 2 * _SIDE, "width": 2 * _SIDE}},
         processor_fields={"image_seq_length": 16},
+    ),
+    "gemma4": Family("Gemma4", **_GEMMA4),
+    "gemma4_large": Family(
+        "Gemma4", **_GEMMA4 | {
+            "text": _TEXT | {
+                "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 80,
+                "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", "enable_moe_block": True,
+                "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48, "pad_token_id": 0,
+            },
+            "vision": _GEMMA4["vision"] | {"use_clipped_linears": False},
+            "config": {"tie_word_embeddings": False, "vision_soft_tokens_per_image": 70},
+        },
     ),
     "glm4v": Family("Glm4v", **_GLM | {"text": _TEXT | _GLM_ROPE | {"head_dim": None}}),
     "glm46v": Family(

@@ -17,10 +17,12 @@ from PIL import Image
 from benchmarks.models import byte_tokenizer
 from tests.support.vision_models.families import FAMILIES, Family
 
+_OTHER_IDS = ("video_token_id", "video_token_index", "audio_token_id")
 # Published checkpoints have another prefix for these vision models' tensors, which Transformers drops when it loads
 # them, and adds again only to a model that it has loaded.
-_VIDEO_IDS = ("video_token_id", "video_token_index")
 _PREFIXED = ("clip_vision_model", "siglip_vision_model")
+# Endings of the names of what checkpoints have besides parameters: Gemma 4 clips and scales values.
+_BUFFERS = ("std_bias", "std_scale", "put_min", "put_max", "layer_scalar")
 # Transformers names the text model's layers like those of the vision model when it saves these.
 _ENCODED = ("QianfanOCR",)
 
@@ -39,7 +41,7 @@ def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.
     _spread(model)
     with torch.no_grad():
         never = [config.image_token_id, tokenizer.eos_token_id]
-        never += [each for name in _VIDEO_IDS if (each := getattr(config, name, None)) is not None]
+        never += [each for name in _OTHER_IDS if (each := getattr(config, name, None)) is not None]
         model.get_output_embeddings().weight[never] = 0.0
     model.to(dtype).save_pretrained(folder)
     if kind.vision.get("model_type") in _PREFIXED:
@@ -95,7 +97,7 @@ def _config(kind: Family, tokenizer: transformers.PreTrainedTokenizerFast) -> An
     }  # fmt: skip
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in kind.token_ids.items()}
     return getattr(transformers, f"{kind.name}Config")(
-        text_config=dict(kind.text) | text, vision_config=dict(kind.vision), **kind.config, **ids
+        text_config=text | dict(kind.text), vision_config=dict(kind.vision), **kind.config, **ids
     )
 
 
@@ -104,6 +106,9 @@ def _spread(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         is_scale = parameter.dim() == 1 and name.endswith(("weight", "lambda_1", "lambda_2"))
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.25 if parameter.dim() > 1 else 0.2)
+    for name, buffer in model.named_buffers():
+        if name.endswith(_BUFFERS):
+            torch.nn.init.normal_(buffer.nan_to_num_(posinf=2.0, neginf=-2.0), mean=float(buffer.mean()), std=0.2)
 
 
 def _rename(file: Path, old: str, new: str) -> None:
@@ -132,6 +137,9 @@ def _save_processor(folder: Path, kind: Family) -> None:
         fields["image_processor"] = image_processor
     else:
         _write(folder / "preprocessor_config.json", image_processor | {"processor_class": kind.processor})
+    if kind.feature_extractor is not None:
+        extractor = getattr(transformers, f"{kind.name}AudioFeatureExtractor")(**kind.feature_extractor)
+        fields["feature_extractor"] = json.loads(extractor.to_json_string())
     if kind.processor_fields is not None:
         _write(folder / "processor_config.json", fields)
     if kind.video_processor:

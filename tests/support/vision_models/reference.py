@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -19,6 +20,7 @@ from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
+from tests.support.audio_files import Samples
 from tests.support.vision_models.video_reference import video_processor
 
 _PIXTRAL = "transformers.models.pixtral"
@@ -38,21 +40,23 @@ class Places(NamedTuple):
 def reference_processor(folder: Path, *, with_videos: bool = False) -> Any:
     """The folder's processor, with an image processor that uses Pillow, and no video processor unless it is wanted.
 
+    Of models that also hear, it has the part for audio.
+
     AutoProcessor would do for families without videos; other classes insist on a video processor, and all of these
-    need torchvision. So its class is told that there is none (`_without_videos`), and the parts are put together as
-    `ProcessorMixin.from_pretrained` does it.
+    need torchvision. So the parts are put together as `ProcessorMixin.from_pretrained` does it.
     """
-    processor_class = _processor_class(folder)
-    processor_class = _unchecked(processor_class) if with_videos else _without_videos(processor_class)
+    processor_class = _unchecked(_processor_class(folder))
     fields, _ = processor_class.get_processor_dict(folder)
-    parts = [
-        transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
-        transformers.AutoTokenizer.from_pretrained(folder),
-        *([video_processor(folder)] if with_videos else []),
-    ]
+    makers: dict[str, Callable[[Path], Any]] = {
+        "image_processor": functools.partial(transformers.AutoImageProcessor.from_pretrained, backend="pil"),
+        "tokenizer": transformers.AutoTokenizer.from_pretrained,
+        "feature_extractor": transformers.AutoFeatureExtractor.from_pretrained,
+        "video_processor": video_processor if with_videos else lambda _: None,
+    }
+    parts = [makers[name](folder) for name in processor_class.get_attributes()]
     # SmolVLM's spells out numbers of video frames with num2words, and wants it for images too.
     with mock.patch.object(processing_smolvlm, "num2words", str):
-        return processor_class.from_args_and_dict(parts, fields | {"video_processor": None})
+        return processor_class.from_args_and_dict(parts, fields)
 
 
 def reference_generate(
@@ -66,10 +70,11 @@ def reference_generate(
     videos: Sequence[Frames] = (),
     places: Sequence[Places] | None = None,
     settings: Mapping[str, Any] = {},
+    audios: Sequence[Samples] = (),
 ) -> tuple[list[int], list[int]]:
     """The prompt's token ids, with all of the images' placeholders, and those of the likeliest continuation.
 
-    The images and videos are those of the messages' parts, in order; a video is taken whole and has a frame a
+    The images, videos and audios are those of the messages' parts, in order; a video is taken whole and has a frame a
     second, unless `places` tells otherwise. Generation doesn't stop at end-of-sequence tokens.
     `nested` tells that several images belong together, as `processor.apply_chat_template` does. Only LLaVA-OneVision
     cares: it doesn't split them into tiles then. `settings` are for the image processor.
@@ -79,7 +84,7 @@ def reference_generate(
     given = ([list(images)] if nested else list(images)) if images else None
     inputs = processor(
         text=[text], images=given, add_special_tokens=False, return_tensors="pt", **settings,
-        **_video_arguments(videos, places),
+        **_video_arguments(videos, places), **({"audio": list(audios)} if audios else {}),
     ).to(dtype)  # fmt: skip
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
@@ -127,13 +132,3 @@ def _pixtral_processor() -> type[transformers.ProcessorMixin]:
         return importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
     finally:
         del sys.modules[name]
-
-
-def _without_videos(processor_class: type[Any]) -> type[Any]:
-    """A processor's class without its part for videos.
-
-    ProcessorMixin pairs the parts that it gets with the names in `get_attributes`. Videos come last, and are ignored if
-    they aren't among the names.
-    """
-    names = [name for name in processor_class.get_attributes() if name != "video_processor"]
-    return type(processor_class.__name__, (processor_class,), {"get_attributes": classmethod(lambda _: names)})

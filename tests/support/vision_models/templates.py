@@ -158,6 +158,21 @@ GEMMA3 = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
+GEMMA4 = (
+    "{{ '<bos>' }}"
+    "{% for message in messages %}"
+    "{{ '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}"
+    "{% else %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'text' %}{{ item['text'] | trim }}"
+    "{% elif item['type'] == 'image' %}{{ '\n\n<|image|>\n\n' }}"
+    "{% elif item['type'] == 'audio' %}{{ '<|audio|>' }}"
+    "{% elif item['type'] == 'video' %}{{ '\n\n<|video|>\n\n' }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{{ '<turn|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"
+)
 
 GLM4V = (
     "{{ '[gMASK]<sop>' }}"

@@ -6,10 +6,11 @@ import functools
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ def _classes() -> Mapping[str, type[Any]]:
     """The classes by their names, imported while a module stands for torchvision, which is not left behind."""
     functions: Any = ModuleType(_FUNCTIONS)
     functions.normalize, functions.grayscale_to_rgb = _normalized, lambda video: video
+    functions.resize, functions.InterpolationMode = _resized_to, Any
     made: dict[str, Any] = {name: ModuleType(name) for name in _TORCHVISION} | {_FUNCTIONS: functions}
     for name, module in made.items():
         module.__path__ = []
@@ -44,16 +46,21 @@ def _classes() -> Mapping[str, type[Any]]:
         if parent:
             setattr(made[parent], own, module)
     sys.modules.update(made)
+    # Gemma 4's has no other name for the functions without it.
+    there = mock.patch("transformers.utils.is_torchvision_v2_available", return_value=True)
     try:
+        there.start()
         found = {
             name: getattr(importlib.import_module(f"transformers.models.{family}.video_processing_{family}"), name)
             for family, name in (
                 ("qwen2_vl", "Qwen2VLVideoProcessor"), ("qwen3_vl", "Qwen3VLVideoProcessor"),
                 ("glm4v", "Glm4vVideoProcessor"), ("glm46v", "Glm46VVideoProcessor"),
                 ("internvl", "InternVLVideoProcessor"), ("llava_onevision", "LlavaOnevisionVideoProcessor"),
+                ("gemma4", "Gemma4VideoProcessor"),
             )
         }  # fmt: skip
     finally:
+        there.stop()
         for name in made:
             del sys.modules[name]
     base: Any = transformers.image_processing_backends
@@ -65,10 +72,14 @@ def _classes() -> Mapping[str, type[Any]]:
 
 
 def _resized(self: Any, image: torch.Tensor, size: Any, resample: Any = None, **kwargs: Any) -> torch.Tensor:
+    return _resized_to(image, (size.height, size.width), resample)
+
+
+def _resized_to(image: torch.Tensor, size: Sequence[int], interpolation: Any, **kwargs: Any) -> torch.Tensor:
+    height, width = size
     frames = image.reshape(-1, *image.shape[-3:]).permute(0, 2, 3, 1).numpy()
-    sides = (size.width, size.height)
-    made = [np.array(fromarray(frame).resize(sides, Resampling(int(resample)))) for frame in frames]
-    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)
+    made = [np.array(fromarray(frame).resize((width, height), Resampling(int(interpolation)))) for frame in frames]
+    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], height, width)
 
 
 def _normalized(values: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -> torch.Tensor:

@@ -1,0 +1,25 @@
+"""Compares greedy answers with Transformers', by more than their tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_engine import Output
+from tests.support.tiny_models import load_reference, logits_of
+
+
+def check_answers(folder: Path, prompts: list[list[int]], found: list[list[Output]], num_tokens: int) -> None:
+    """Like `check_greedy`, and compares log-probabilities, as many as answers have of them at each position.
+
+    A model of random weights may like a token so much, after its own embedding for instance, that it says nothing else
+    whatever is wrong with its layers. What it thinks of other tokens shows it.
+    """
+    model = load_reference(folder)
+    for prompt, (output,) in zip(prompts, found, strict=True):
+        assert len(output.token_ids) == num_tokens
+        logits = logits_of(model, prompt, output.token_ids)
+        assert output.token_ids == logits.argmax(-1).tolist()
+        for position, expected in zip(output.logprobs, logits.log_softmax(-1), strict=True):
+            assert position.logprobs == pytest.approx(expected[position.token_ids].tolist(), abs=2e-3, rel=1e-3)
