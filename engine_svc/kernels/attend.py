@@ -107,8 +107,7 @@ def attend_keys(
         descriptor: of the cache as [places, KV_HEADS * DIM], with which the GPU itself copies whole tiles; or None.
         table_ptr: the sequence's row of the block table.
         first: a multiple of TILE_N if there is no window.
-        PLANES: 1 if the keys are also the values.
-        SHARING: how many layers share the memory of a block, see AttentionBackend.carve.
+        PLANES: 1 if the keys are also the values. SHARING: layers that share a block, see AttentionBackend.carve.
         slopes: [rows], of the rows' heads, with ALIBI: see AttentionOptions.
     """
     until = held(seen_until(positions, last * CONTEXT_PARTS, WINDOW, BIDIRECTIONAL), part_of_context, CONTEXT_PARTS)

@@ -37,27 +37,11 @@ def _place_of(found):
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr,
-    bias_ptr,
-    factor_ptr,
-    present_ptr,
-    weight_ptr,
-    id_ptr,
-    scale,
-    near,
-    SCORING: tl.constexpr,
-    BIAS: tl.constexpr,
-    FACTORS: tl.constexpr,
-    PRESENT: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUPS_PADDED: tl.constexpr,
-    SIZE_PADDED: tl.constexpr,
-    CHOSEN_GROUPS: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    CHOSEN_PADDED: tl.constexpr,
-):
+    logits_ptr, bias_ptr, factor_ptr, present_ptr, weight_ptr, id_ptr, scale, near, SCORING: tl.constexpr,
+    BIAS: tl.constexpr, FACTORS: tl.constexpr, PRESENT: tl.constexpr, RENORMALIZE: tl.constexpr,
+    EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PADDED: tl.constexpr, SIZE_PADDED: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr,
+):  # fmt: skip
     """One program per token, with a row for each group of experts.
 
     If any logit is +inf or NaN, all weights of the token are NaN.

@@ -165,7 +165,8 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "hybrid caches (layers with and without a "
             "window)": "engine_svc/kv_cache/test_kv_cache.py::layers_are_grouped",
             "separate data type for attention": "--override-attention-dtype",
-            "KV caches shared by layers": "engine_svc/models/test_gemma4.py::layers_that_borrow_compute_only_rows",
+            "KV caches shared by layers": "engine_svc/models/test_gemma4.py::"
+            "layers_that_borrow_compute_only_rows_that_are_sampled_from",
             "scales of an FP8 KV cache": f"{_CUTS}::scales_of_the_kv_cache_are_calculated",
             "multi-head latent attention (MLA)": f"{_CUTS}::compressed_attention_caches_one_vector_a_token",
         },

@@ -250,7 +250,7 @@ def test_prompt_embeds(tmp_path: Path, eager: bool) -> None:
     check_greedy(folder, prompts, found, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4_large", "llava", "qwen2_5_vl", "qwen3_vl"])
 def test_images(tmp_path: Path, family: str) -> None:
     """Encoded on the device; their tokens have one position, or three, or are added to after the first layers too."""
     folder = make_vision_model(tmp_path, family)
