@@ -37,7 +37,7 @@ def _place_of(found):
 
 @triton.jit
 def _choose_kernel(
-    logits_ptr, bias_ptr, factor_ptr, present_ptr, weight_ptr, id_ptr, scale, near, SCORING: tl.constexpr,
+    logits_ptr, bias_ptr, factors_ptr, present_ptr, weight_ptr, id_ptr, scale, near, SCORING: tl.constexpr,
     BIAS: tl.constexpr, FACTORS: tl.constexpr, PRESENT: tl.constexpr, RENORMALIZE: tl.constexpr,
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PADDED: tl.constexpr, SIZE_PADDED: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr, CHOSEN: tl.constexpr, CHOSEN_PADDED: tl.constexpr,
@@ -96,7 +96,7 @@ def _choose_kernel(
     if RENORMALIZE:
         weights = weights / tl.maximum(tl.sum(weights, 0), 1.0e-30)
     if FACTORS:
-        weights *= tl.load(factor_ptr + ids)
+        weights *= tl.load(factors_ptr + ids)
     overflowed = tl.sum(tl.sum(tl.where(is_number, 0, 1), 1), 0) > 0
     weights = tl.where(overflowed, float("nan"), weights)
     if PRESENT:

@@ -74,7 +74,10 @@ def decode_tiles(
     if rows == 16 and head_dim == 128 and has_room(capability) and prefill.keys == 64:
         return Tiles(rows, 64, 2, 2) if are_copied else Tiles(rows, 128, 4, 2)
     if head_dim > 256:  # the results of more rows do not fit in four warps' registers
-        return Tiles(min(rows, 32), prefill.keys, 4, 3 if has_room(capability) else 2)
+        rows = min(rows, 32)
+        if has_room(capability):
+            return Tiles(rows, prefill.keys, 4)
+        return Tiles(rows, prefill.keys, 8 if rows == 32 else 4, 2)  # a cache of bytes takes registers, too
     return prefill._replace(rows=rows, warps=4)
 
 

@@ -47,9 +47,9 @@ def current_target():  # without a GPU there is none, and kernels would be as fo
 current_target.__triton_builtin__ = True
 target_info.current_target = current_target
 dtype = torch.float32 if element == "fp32" else torch.bfloat16
-shapes = [(8, 80, 32, 0, 8), (1, 64, 16, 4096, 8), (2, 256, 16, 1024, 4), (16, 576, 16, 0, 1)]
+shapes = [(8, 80, 32, 0, 8), (1, 64, 16, 4096, 8), (2, 256, 16, 1024, 4), (8, 512, 16, 0, 1), (16, 576, 16, 0, 1)]
 if (element, cached) != ("bf16", "bf16"):  # what the others add: their types, and the largest tiles
-    shapes = shapes[-1:] if element == "fp32" else shapes[-2:-1]
+    shapes = shapes[-1:] if element == "fp32" else shapes[-3:-1]
 elif capability >= 90:
     shapes.append((4, 128, 64, 0, 8))  # whose tiles are copied
 for group, dim, block_size, window, kv_heads in shapes:
@@ -61,7 +61,8 @@ for group, dim, block_size, window, kv_heads in shapes:
               "CHUNKED": window == 1024, "LSE": dim > 80, "CONTEXT_PARTS": 2 if dim > 80 else 1, "ALIBI": dim < 128}
     if dim == 128:
         common["CONTEXT_PARTS"] = 1
-    paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "PLANES": 1 if dim == 576 else 2}
+    paged = {"GROUP": group, "KV_HEADS": kv_heads, "BLOCK_SIZE": block_size, "PLANES": 1 if dim == 576 else 2,
+             "SHARING": 2 if dim == 512 else 1}
     parts = {"PART_KEYS": paged_decode.PART}
     kernels = [
         *((paged_prefill._prefill_kernel, common | paged | {"TILE_M": tile.rows, "TILE_N": tile.keys,
@@ -76,10 +77,12 @@ for group, dim, block_size, window, kv_heads in shapes:
            tiles.Tiles(1, 1, paged_decode.combine_warps(padded)))
           for together in (1, paged_decode.parts_together(padded))),
         (cache_write._write_kernel,
-         {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0}),
+         {"ROW": 8 * dim, "ROW_PADDED": triton.next_power_of_2(8 * dim), "MOST": 448.0 if cached != element else 0.0,
+          "BLOCK_SIZE": block_size, "SHARING": paged["SHARING"]}),
         (rotary._rotate_kernel,
          {"NUM_QUERY": 8 * group, "NUM_KEY": 8, "CACHED": True, "MOST": 448.0 if cached != element else 0.0,
-          "DIM": dim, "DIM_PADDED": padded, "HALF": dim // 2, "WITH_NORMS": True, "INTERLEAVED": False, "ROWS": 4}),
+          "DIM": dim, "DIM_PADDED": padded, "HALF": dim // 2, "WITH_NORMS": True, "INTERLEAVED": False, "ROWS": 4,
+          "BLOCK_SIZE": block_size, "SHARING": paged["SHARING"]}),
     ]
     types = {
         "query_ptr": element, "key_ptr": element, "value_ptr": element, "cache_ptr": cached, "output_ptr": element,
@@ -305,7 +308,7 @@ constants["CHUNK"] = step_inputs._CHUNK
 types |= dict.fromkeys(("known_ptr", "place_ptr", "token_id_ptr"), "*i64")
 types |= dict.fromkeys(("packed_ptr", "table_ptr"), "*i32")
 for scoring, count, groups in ((0, 128, 1), (1, 256, 8), (2, 16, 1), (0, 160, 8)) if element == "fp32" else ():
-    given = {"BIAS": scoring == 1, "PRESENT": count > 16}
+    given = {"BIAS": scoring == 1, "FACTORS": count == 128, "PRESENT": count > 16}
     known = {**given, "SCORING": scoring, "RENORMALIZE": True, "EXPERTS": count, "GROUPS": groups,
              "GROUPS_PADDED": groups, "SIZE_PADDED": triton.next_power_of_2(count // groups), "CHOSEN_GROUPS": 4,
              "CHOSEN": 6, "CHOSEN_PADDED": 8}
