@@ -23,14 +23,13 @@ _ACTIVATIONS: dict[str, Activation] = {
 _ROPE_TYPES = {"su": "longrope"}
 # Default rotary base of the families for which it is not 10,000 if the configuration does not say.
 _THETAS = {
-    "ApertusForCausalLM": 1.2e7,
-    "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5, "Ernie4_5_MoeForCausalLM": 5e5,
-    "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5, "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5,
-    "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6, "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5,
-    "MiniMaxForCausalLM": 1e6,
-    "MiniMaxM1ForCausalLM": 1e6, "MiniMaxM2ForCausalLM": 5e6, "MiniMaxText01ForCausalLM": 1e6,
-    "Ministral3ForCausalLM": 1e6, "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6,
-    "PhimoeForCausalLM": 1e6, "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
+    "ApertusForCausalLM": 1.2e7, "CohereForCausalLM": 5e5, "CwmForCausalLM": 1e6, "Ernie4_5ForCausalLM": 5e5,
+    "Ernie4_5_MoeForCausalLM": 5e5, "FlexOlmoForCausalLM": 5e5, "GptOssForCausalLM": 1.5e5,
+    "HYV3ForCausalLM": 11158840.0, "HeliumForCausalLM": 1e5, "Lfm2ForCausalLM": 1e6, "Lfm2MoeForCausalLM": 1e6,
+    "Llama4ForCausalLM": 5e5, "MellumForCausalLM": 5e5, "MiniMaxForCausalLM": 1e6, "MiniMaxM1ForCausalLM": 1e6,
+    "MiniMaxM2ForCausalLM": 5e6, "MiniMaxText01ForCausalLM": 1e6, "Ministral3ForCausalLM": 1e6,
+    "MixtralForCausalLM": 1e6, "Olmo3ForCausalLM": 5e5, "PhiMoEForCausalLM": 1e6, "PhimoeForCausalLM": 1e6,
+    "SmolLM3ForCausalLM": 2e6, "SolarOpenForCausalLM": 1e6,
 }  # fmt: skip
 
 NormPlacement = Literal[
