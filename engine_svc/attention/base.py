@@ -356,6 +356,10 @@ class AttentionBackend(ABC):
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Called once per step to prepare what its layers share; once per recording if the metadata has a plan."""
 
+    def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
+        """Like `prepare`, for these layers alone, which have the same heads."""
+        return self.prepare(metadata)
+
     def forward(
         self,
         query: torch.Tensor,

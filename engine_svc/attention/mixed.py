@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +32,6 @@ class Kinds(NamedTuple):
 
     whole: AttentionBackend
     windowed: AttentionBackend
-
-
-@dataclass(frozen=True)
-class _BothPrepared(Prepared):
-    whole: Prepared
-    windowed: Prepared
 
 
 class MixedBackend(AttentionBackend):
@@ -109,23 +103,24 @@ class MixedBackend(AttentionBackend):
         found = [plan for plan in plans if plan is not None]
         return np.concatenate(found) if len(found) == len(plans) else None
 
-    def prepare(self, metadata: AttentionMetadata) -> Prepared:
-        """See AttentionBackend.prepare. A group's layers need only one of both, which has little to do."""
-        batches = [metadata] * len(self._kinds)
+    def prepare_for(self, layers: Sequence[int], metadata: AttentionMetadata) -> Prepared:
+        """See AttentionBackend.prepare_for."""
+        kind = self._of_layer(layers[0])
         if metadata.plan is not None:
             sequences, tokens = len(metadata.seq_lens_host), len(metadata.slot_mapping)
-            sizes = [each.plan_size(sequences, tokens) for each in self._kinds]
-            batches = [replace(metadata, plan=plan) for plan in metadata.plan.split(sizes)]
-        return _BothPrepared(metadata, *(each.prepare(batch) for each, batch in zip(self._kinds, batches, strict=True)))
+            plans = metadata.plan.split([each.plan_size(sequences, tokens) for each in self._kinds])
+            metadata = replace(metadata, plan=plans[self._kinds.index(kind)])
+        return kind.prepare(metadata)
 
-    def _chosen(self, head_dim: int, prepared: Prepared) -> tuple[AttentionBackend, Prepared]:
-        """The backend for heads of this size, and what it has prepared."""
-        is_whole = head_dim == self._kinds.whole.shape.head_dim
-        chosen = self._kinds.whole if is_whole else self._kinds.windowed
-        if isinstance(prepared, _BothPrepared):
-            return chosen, prepared.whole if is_whole else prepared.windowed
-        parts = tuple(replace(part, prepared=self._chosen(head_dim, part.prepared)[1]) for part in prepared.parts)
-        return chosen, replace(prepared, parts=parts)
+    def prepare(self, metadata: AttentionMetadata) -> Prepared:
+        """
+        Raises:
+            TypeError: always, because it depends on the layers; see `prepare_for`.
+        """
+        raise TypeError("layers with different heads are prepared separately")
+
+    def _of_heads(self, head_dim: int) -> AttentionBackend:
+        return self._kinds.whole if head_dim == self._kinds.whole.shape.head_dim else self._kinds.windowed
 
     def forward(
         self,
@@ -137,8 +132,7 @@ class MixedBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        kind, own = self._chosen(query.shape[-1], prepared)
-        return kind.forward(query, key, value, cache, own, options)
+        return self._of_heads(query.shape[-1]).forward(query, key, value, cache, prepared, options)
 
     def rotate_and_forward(
         self,
@@ -149,8 +143,7 @@ class MixedBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.rotate_and_forward."""
-        kind, own = self._chosen(heads.shape[-1], prepared)
-        return kind.rotate_and_forward(heads, rotation, cache, own, options)
+        return self._of_heads(heads.shape[-1]).rotate_and_forward(heads, rotation, cache, prepared, options)
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
         """See AttentionBackend.use_scales."""
@@ -176,5 +169,4 @@ class MixedBackend(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
-        kind, own = self._chosen(query.shape[-1], prepared)
-        return kind.attend(query, key, value, cache, own, options, lse)
+        return self._of_heads(query.shape[-1]).attend(query, key, value, cache, prepared, options, lse)

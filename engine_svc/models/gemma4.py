@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.models.config import (
     KeyValueHeads,
     ModelConfig,
@@ -38,7 +37,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         StartupError: the layers of a kind differ in their heads, or all tokens attend to later ones.
     """
-    own = _UNIFIED if config["architectures"][0] == "Gemma4UnifiedForCausalLM" else _SMALL
+    is_unified = config["architectures"][0] == "Gemma4UnifiedForCausalLM"  # whose images are not read
+    own = _UNIFIED if is_unified else _SMALL
     config = _DEFAULTS | own | {name: value for name, value in config.items() if value is not None}
     if config.get("use_bidirectional_attention") == "all":
         raise StartupError("config.json: use_bidirectional_attention is 'all', which generating text does not allow.")
@@ -58,8 +58,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         activation=activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         embedding_scale=size**0.5, logits_softcap=config.get("final_logit_softcapping"),
         tie_word_embeddings=config.get("tie_word_embeddings", True), token_inputs=_token_inputs(config),
-        whole_image_tokens=_image_tokens(config), windows_on_whole_images=True, renames=_RENAMES,
-        ignored_names=_unused(borrowed),
+        whole_image_tokens=0 if is_unified else _image_tokens(config), windows_on_whole_images=True,
+        renames=_RENAMES, ignored_names=_unused(borrowed),
     )  # fmt: skip
 
 
@@ -94,8 +94,7 @@ def _image_tokens(config: Mapping[str, Any]) -> int:
     Raises:
         ValueError: it is longer than the windows.
     """
-    is_unified = config["architectures"][0] == "Gemma4UnifiedForCausalLM"  # whose images are not read
-    if config.get("use_bidirectional_attention") != "vision" or "vision_config" not in config or is_unified:
+    if config.get("use_bidirectional_attention") != "vision" or "vision_config" not in config:
         return 0
     tokens: int = config.get("vision_soft_tokens_per_image", 280)
     if tokens > config["sliding_window"]:
@@ -115,7 +114,7 @@ def _mixture(config: Mapping[str, Any]) -> MoeConfig | None:
         return None
     return MoeConfig(
         config["num_experts"], config["top_k_experts"], config["moe_intermediate_size"], renormalize=True,
-        expert_scales=True, beside_dense=True, fused=FusedForm(),
+        expert_scales=True, beside_dense=True,
     )  # fmt: skip
 
 

@@ -26,9 +26,7 @@ class TokenInputs(torch.nn.Module):
         # The projection is divided by the root of hidden_size, which only changes what epsilon is compared with.
         self.norm = RMSNorm(form.size, config.norm_eps * config.hidden_size, context=context, factor=half)
 
-    def forward(
-        self, token_ids: torch.Tensor, hidden: torch.Tensor, embedded: EmbeddedRows | None
-    ) -> torch.Tensor:  # fmt: skip
+    def forward(self, token_ids: torch.Tensor, hidden: torch.Tensor, embedded: EmbeddedRows | None) -> torch.Tensor:
         """int64 [tokens] and their embeddings [tokens, hidden_size] → [tokens, layers * size]."""
         if embedded is not None:
             token_ids = token_ids.index_fill(0, embedded.rows, self._form.given_id)

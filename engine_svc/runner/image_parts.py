@@ -5,22 +5,25 @@ Each run of text, and each image, counts as a sequence of its own that ends with
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.attention.base import AttentionBackend, AttentionMetadata, OutputRows, Prepared, QueryPart
+from engine_svc.attention.base import AttentionMetadata, OutputRows, Prepared, QueryPart
 from engine_svc.transfer import to_device_together
 
 
 class ImageParts:
     """Prepares the attention of a batch whose images are whole."""
 
-    def __init__(self, attention: AttentionBackend, both_ways: npt.NDArray[np.int64]) -> None:
+    def __init__(self, prepare: Callable[[AttentionMetadata], Prepared], both_ways: npt.NDArray[np.int64]) -> None:
         """
         Args:
+            prepare: of the attention backend.
             both_ways: the batch's rows of images.
         """
-        self._attention, self._both_ways = attention, both_ways
+        self._prepare, self._both_ways = prepare, both_ways
 
     def prepare(self, metadata: AttentionMetadata) -> Prepared:
         """Prepares layers in which all rows of the batch attend."""
@@ -47,7 +50,7 @@ class ImageParts:
             is_image: for each query.
         """
         if not is_image.any():
-            return self._attention.prepare(metadata)
+            return self._prepare(metadata)
         query_start = np.concatenate(([0], np.cumsum(metadata.query_lens_host)))
         is_first = np.concatenate(([True], is_image[1:] != is_image[:-1]))
         is_first[query_start[:-1]] = True
@@ -71,5 +74,5 @@ class ImageParts:
             alone = AttentionMetadata(
                 starts_there, lens_there, metadata.block_table[there], slots, query_lens.tolist(), seq_lens.tolist()
             )
-            parts.append(QueryPart(rows, self._attention.prepare(alone), of_images))
+            parts.append(QueryPart(rows, self._prepare(alone), of_images))
         return Prepared(metadata, parts=tuple(parts))

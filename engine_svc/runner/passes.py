@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
 
-from engine_svc.attention.base import AttentionMetadata, OutputRows, Prepared
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
@@ -58,36 +58,25 @@ class ForwardPasses:
 
     def _layer_caches(self, inputs: Inputs, embedded: EmbeddedRows | None) -> list[AnyLayerCache]:
         """The cache of each layer of the stage."""
-        layers, images = self._model.stage.layers, None
-        if embedded is not None and embedded.both_ways is not None:
-            images = ImageParts(self._attention, embedded.both_ways)
+        layers, both_ways = self._model.stage.layers, None if embedded is None else embedded.both_ways
         attended: dict[int, LayerCache] = {}
         for group, metadata in zip(self._groups, inputs.metadata, strict=True):
-            own = images if group.window is not None or not self._windows_on_images else None
+            if not group.layers:  # another stage has them
+                continue
+            prepare = functools.partial(self._attention.prepare_for, group.layers)
+            images = None
+            if both_ways is not None and (group.window is not None or not self._windows_on_images):
+                images = ImageParts(prepare, both_ways)
             caches = dict(zip(group.layers, self._attention.caches_of(self.caches, group.layers), strict=True))
-            ready = self._prepare(own, metadata)
+            ready = (images.prepare if images else prepare)(metadata)
             attended |= {layer: LayerCache(cache, ready) for layer, cache in caches.items()}
             sources = self._borrowed or {layers[-1]: layers[-1]}
             lasts = {layer: caches[source] for layer, source in sources.items() if source in caches}
-            if lasts and inputs.outputs is not None:
-                ready = self._prepare(own, metadata, inputs.outputs)
+            if lasts and (outputs := inputs.outputs) is not None:
+                ready = images.prepare_outputs(metadata, outputs) if images else prepare(outputs.as_queries(metadata))
             attended |= {layer: LayerCache(cache, ready) for layer, cache in lasts.items()}
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
-
-    def _prepare(
-        self, images: ImageParts | None, metadata: AttentionMetadata, outputs: OutputRows | None = None
-    ) -> Prepared:
-        """Prepares the layers of a group, or those of them in which only the output rows attend.
-
-        Args:
-            images: of the batch, if these layers see whole images.
-        """
-        if outputs is None:
-            return (images or self._attention).prepare(metadata)
-        if images is not None:
-            return images.prepare_outputs(metadata, outputs)
-        return self._attention.prepare(outputs.as_queries(metadata))
 
     def _crossing_caches(
         self, rows: EncoderRows, inputs: Inputs, embedded: EmbeddedRows | None

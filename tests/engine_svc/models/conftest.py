@@ -26,3 +26,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collects the number of rows that each feed-forward layer computes."""
+    import torch
+
+    from engine_svc.models.mlp import MLP
+
+    rows: list[int] = []
+    forward = MLP.forward
+
+    def noting(self: MLP, hidden: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden))
+        return forward(self, hidden)
+
+    monkeypatch.setattr(MLP, "forward", noting)
+    return rows

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine_svc.models.config import KeyValueHeads
-from engine_svc.models.mlp import MLP
 from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
@@ -83,20 +82,12 @@ def test_a_pipeline_is_refused_where_layers_need_more_than_hidden_states(model_f
 
 
 def test_layers_that_borrow_compute_only_rows_that_are_sampled_from(
-    monkeypatch: pytest.MonkeyPatch, model_folder: ModelFolder
+    model_folder: ModelFolder, computed: list[int]
 ) -> None:
-    rows: list[int] = []
-    forward = MLP.forward
-
-    def noting(self: MLP, hidden: torch.Tensor) -> torch.Tensor:
-        rows.append(len(hidden))
-        return forward(self, hidden)
-
-    monkeypatch.setattr(MLP, "forward", noting)
     with running_engine(model_folder("gemma4-small"), enforce_eager=True) as engine:
-        rows.clear()
+        computed.clear()
         run(engine, random_prompts(9, 7), replace(GREEDY, max_tokens=1))
-    assert rows == [16, 16, 16, 2, 2, 2]
+    assert computed == [16, 16, 16, 2, 2, 2]
 
 
 @pytest.mark.parametrize("family", ["gemma4-moe", "gemma4-small"])

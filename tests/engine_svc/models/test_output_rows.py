@@ -10,7 +10,6 @@ import torch
 from msgspec.structs import replace
 
 from engine_svc.core.engine import Engine
-from engine_svc.models.mlp import MLP
 from engine_svc.plan import PositionLogprobs
 from engine_svc.requests.request import GenerationRequest
 from engine_svc.runner.batch import SlotBuffers
@@ -65,20 +64,6 @@ def test_by_other_backends(model_folder: ModelFolder, family: str, attention_bac
     ) as engine:
         found = [each.token_ids for (each,) in run(engine, prompts, replace(GREEDY, max_tokens=TOKENS))]
     check_greedy(folder, prompts, found, TOKENS)
-
-
-@pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Collects the number of rows that each feed-forward layer computes."""
-    rows: list[int] = []
-    forward = MLP.forward
-
-    def noting(self: MLP, hidden: torch.Tensor) -> torch.Tensor:
-        rows.append(len(hidden))
-        return forward(self, hidden)
-
-    monkeypatch.setattr(MLP, "forward", noting)
-    return rows
 
 
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 12}])
