@@ -1,4 +1,4 @@
-"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4).
+"""Attention of models whose layers with a sliding window have other heads than the rest (Gemma 4, MiMo V2).
 
 Each kind of layer has a backend of its own. Both carve their layers' caches out of the same memory, whose rows are a
 common multiple of theirs: where one kind's heads take half the room, two of its layers share the memory of one of the
@@ -35,12 +35,12 @@ class Kinds(NamedTuple):
 
 
 class MixedBackend(AttentionBackend):
-    """Leaves each layer's attention to the backend for its heads, which are told apart by their size."""
+    """Leaves each layer's attention to the backend for its heads."""
 
     def __init__(self, kinds: Kinds, has_window: Callable[[int], bool]) -> None:
         """
         Args:
-            kinds: two backends of the same class, with heads of different sizes.
+            kinds: two backends of the same class.
             has_window: whether a layer has a window.
         """
         super().__init__(kinds.whole.shape, kinds.whole.kernels)
@@ -119,8 +119,8 @@ class MixedBackend(AttentionBackend):
         """
         raise TypeError("layers with different heads are prepared separately")
 
-    def _of_heads(self, head_dim: int) -> AttentionBackend:
-        return self._kinds.whole if head_dim == self._kinds.whole.shape.head_dim else self._kinds.windowed
+    def _of(self, options: AttentionOptions) -> AttentionBackend:
+        return self._kinds.whole if options.sliding_window is None else self._kinds.windowed
 
     def forward(
         self,
@@ -132,7 +132,7 @@ class MixedBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.forward."""
-        return self._of_heads(query.shape[-1]).forward(query, key, value, cache, prepared, options)
+        return self._of(options).forward(query, key, value, cache, prepared, options)
 
     def rotate_and_forward(
         self,
@@ -143,7 +143,7 @@ class MixedBackend(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See AttentionBackend.rotate_and_forward."""
-        return self._of_heads(heads.shape[-1]).rotate_and_forward(heads, rotation, cache, prepared, options)
+        return self._of(options).rotate_and_forward(heads, rotation, cache, prepared, options)
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
         """See AttentionBackend.use_scales."""
@@ -169,4 +169,4 @@ class MixedBackend(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
-        return self._of_heads(query.shape[-1]).attend(query, key, value, cache, prepared, options, lse)
+        return self._of(options).attend(query, key, value, cache, prepared, options, lse)

@@ -131,8 +131,14 @@ def even_parts(group: ParallelGroup, sizes: Mapping[str, int]) -> dict[str, Part
     return parts
 
 
-def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Part]:
-    """Divides query heads among ranks, and key-value heads too; these are replicated if there are fewer than ranks."""
+def qkv_parts(
+    group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim: int, value_dim: int | None = None
+) -> dict[str, Part]:
+    """Divides query heads among ranks, and key-value heads too; these are replicated if there are fewer than ranks.
+
+    Args:
+        value_dim: values of a head's value; None means head_dim.
+    """
     query = group.divide(num_heads, "attention heads") * head_dim
     if num_kv_heads >= group.world_size:
         first = group.rank * group.divide(num_kv_heads, "key-value heads")
@@ -143,8 +149,8 @@ def qkv_parts(group: ParallelGroup, num_heads: int, num_kv_heads: int, head_dim:
         )
     else:
         first, count = group.rank * num_kv_heads // group.world_size, 1
-    key_value = Part(first * head_dim, count * head_dim, num_kv_heads * head_dim)
-    return {"q": Part(group.rank * query, query, num_heads * head_dim), "k": key_value, "v": key_value}
+    key, value = (Part(first * size, count * size, num_kv_heads * size) for size in (head_dim, value_dim or head_dim))
+    return {"q": Part(group.rank * query, query, num_heads * head_dim), "k": key, "v": value}
 
 
 class RowParallelLinear(_SplitLinear):

@@ -74,12 +74,12 @@ class Attention(torch.nn.Module):
     def __init__(self, config: ModelConfig, context: LayerContext, index: int) -> None:
         super().__init__()
         self._ops = context.ops
-        heads = key_value_heads(config, config.sliding_windows[index])
+        heads, value_dim = key_value_heads(config, config.sliding_windows[index]), config.value_dim
         self._head_dim = head_dim = heads.size
-        parts = qkv_parts(context.groups.tensor, config.num_heads, heads.number, head_dim)
+        parts = qkv_parts(context.groups.tensor, config.num_heads, heads.number, head_dim, value_dim)
         self._heads, self._kv_heads = parts["q"].count // head_dim, parts["k"].count // head_dim
         self.sinks: LoadedParameter | None = None
-        if config.attention_sinks:
+        if _has_sinks(config, index):
             self.sinks = LoadedParameter((self._heads,), torch.float32, context.device)
             self.sinks.loader = self._load_sinks
         self._first_head = parts["q"].first // head_dim
@@ -101,8 +101,9 @@ class Attention(torch.nn.Module):
         if self.qkv_proj.bias is not None and not config.key_bias:
             self.qkv_proj.bias.keep_zero("k")
         self.o_proj = RowParallelLinear(
-            config.num_heads * head_dim, config.hidden_size, bias=config.output_bias, context=context.at("o_proj")
-        )
+            config.num_heads * (value_dim or head_dim), config.hidden_size, bias=config.output_bias,
+            context=context.at("o_proj"),
+        )  # fmt: skip
         self._norms = config.qk_norm
         self._head_norms: HeadNorms | None = None
         for name in ("q", "k") if config.qk_norm not in ("none", "weightless") else ():
@@ -180,6 +181,11 @@ class Attention(torch.nn.Module):
         query, key, _ = projected.split(sizes, dim=-1)
         self.q_norm(query)
         self.k_norm(key)
+
+
+def _has_sinks(config: ModelConfig, index: int) -> bool:
+    has_window = config.sliding_windows[index] is not None
+    return config.attention_sinks == "all" or (config.attention_sinks == "windowed" and has_window)
 
 
 def _norm_of_heads(config: ModelConfig, context: LayerContext, part: Part, index: int) -> torch.nn.Module:

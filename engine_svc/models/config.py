@@ -258,7 +258,7 @@ class ModelConfig(ModelFacts):
     activation: Activation | LearnedActivation  # a learned one only in dense layers without gates
     moe: tuple[MoeConfig | None, ...]  # of each layer; None means a dense one
     local_rope_parameters: Mapping[str, Any] | None = None  # of layers with a window, if they have their own
-    local_heads: KeyValueHeads | None = None  # the same; then all values of a head are rotated
+    local_heads: KeyValueHeads | None = None  # the same
     rotary_dim: int  # values of a head that are rotated
     attention_scale: float
     attention_softcap: float | None = None
@@ -286,7 +286,9 @@ class ModelConfig(ModelFacts):
     qk_norm: Literal["none", "head", "rotated", "each", "all", "weightless"] = "none"
     value_norm: bool = False  # whether each head of the values is normalized too, without weights
     keys_are_values: bool = False  # layers without a window project values like keys, with the same matrix
-    attention_sinks: bool = False  # see AttentionOptions
+    attention_sinks: Literal["none", "windowed", "all"] = "none"  # layers that have them, see AttentionOptions
+    value_dim: int | None = None  # values of a head's value, if they are fewer than head_dim
+    value_scale: float = 1.0  # on values, if they are fewer
     attention_slopes: tuple[float, ...] = ()  # of all heads, see AttentionOptions; empty means none
     bidirectional: bool = False  # see AttentionOptions
     # Gates on the attention's output. Queries: one for each value, from the projection of queries; values: one for each

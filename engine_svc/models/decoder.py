@@ -94,9 +94,10 @@ class Decoder(torch.nn.Module):
         components = rotary_components(config.rope_parameters, config.rotary_dim)
         self._rotary_components = None if components is None else components.to(context.device)
         self._local_rotary = None
-        if config.local_rope_parameters:
-            dim = config.local_heads.size if config.local_heads else config.rotary_dim
-            self._local_rotary = table(config.local_rope_parameters, dim)
+        if own := config.local_rope_parameters:
+            part = own.get("partial_rotary_factor") or 1.0
+            dim = int(config.local_heads.size * part) if config.local_heads else config.rotary_dim
+            self._local_rotary = table(own, dim)
         self._query_scales = (
             None if config.temperature is None
             else _query_scales(config.temperature, len(self._rotary)).to(context.device)

@@ -22,6 +22,7 @@ from engine_svc.models.gemma4_attention import Gemma4Attention
 from engine_svc.models.latent_attention import LatentAttention
 from engine_svc.models.mlp import MLP, PlainMLP, XieluMLP
 from engine_svc.models.moe import SparseMLP
+from engine_svc.models.narrow_values import NarrowValueAttention
 from engine_svc.models.recurrent_layers import recurrent_layer
 from engine_svc.models.row_pass import RowPass
 from engine_svc.ops.base import Ops
@@ -257,6 +258,8 @@ def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attent
         return LatentAttention(config, config.latent, context)
     if config.value_norm:
         return Gemma4Attention(config, context, index)
+    if config.value_dim:
+        return NarrowValueAttention(config, context, index)
     return _ATTENTION[config.attention_gates](config, context, index)
 
 

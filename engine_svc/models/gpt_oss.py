@@ -25,5 +25,5 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     )
     return base_config(
         config, moe=(moe,) * config["num_hidden_layers"], sliding_windows=sliding_windows(config, 2),
-        qkv_bias=bias, output_bias=bias, attention_sinks=True,
+        qkv_bias=bias, output_bias=bias, attention_sinks="all",
     )  # fmt: skip

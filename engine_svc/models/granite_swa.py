@@ -35,7 +35,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
             "supported."
         )
     return dataclasses.replace(
-        common, attention_sinks=True, sliding_windows=windows,
+        common, attention_sinks="all", sliding_windows=windows,
         no_rope_layers=frozenset(index for index, base in enumerate(bases) if not base),
         rope_parameters={**rope, "rope_theta": next(iter(whole), rope["rope_theta"])},
         local_rope_parameters={**rope, "rope_theta": next(iter(local))} if local and local != whole else None,

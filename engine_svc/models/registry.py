@@ -78,6 +78,7 @@ ARCHITECTURES = {
     "MiniCPM3ForCausalLM": "engine_svc.models.minicpm3",
     "MiniMaxForCausalLM": "engine_svc.models.minimax",
     "MiniMaxM1ForCausalLM": "engine_svc.models.minimax",
+    "MiMoV2FlashForCausalLM": "engine_svc.models.mimo",
     "MiniMaxM2ForCausalLM": "engine_svc.models.minimax_m2",
     "MiniMaxText01ForCausalLM": "engine_svc.models.minimax",
     "Ministral3ForCausalLM": "engine_svc.models.ministral3",

@@ -151,7 +151,7 @@ def test_engine_with_expanded_prompts(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "gemma4-moe", "gemma4-small",
+        "llama", "mistral", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "gemma4-moe", "gemma4-small", "mimo",
         "olmo2", "phi3-partial", "gpt-oss", "deepseek-v2", "deepseek-v3", "llama4", "phimoe", "granite-moe-shared",
         "bloom", "falcon-rw", "mpt-clipped",
         "nemotron-h", "nemotron-h-latent", "mamba2", "olmo-hybrid", "apertus",

@@ -70,6 +70,17 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
         },
     ),
+    "mimo": (
+        "MiMoV2Flash", _SMALL | {
+            "n_routed_experts": 8, "head_dim": 32, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+                for kind, theta in (("full_attention", 5e6), ("sliding_attention", 100.0))
+            },
+        },
+    ),
     "dots": (
         "Dots1", _GROUPED | {
             "first_k_dense_replace": 1, "sliding_window": 16, "max_window_layers": 1, "norm_topk_prob": True,

@@ -368,6 +368,7 @@ def test_overlapped_steps(model_folder: ModelFolder, steps_ahead: bool) -> None:
         "gemma3",
         "gemma4",
         "gemma4-small",
+        "mimo",
         "olmo2",
         "phi3",
         "cohere-norms",

@@ -19,9 +19,9 @@ from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 DOCUMENT = Path(__file__).parents[3] / "docs" / "performance.md"
 # Operators that only name or allocate memory and compute nothing.
 NO_WORK = {
-    "alias", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like", "flatten", "lift_fresh", "new_empty",
-    "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to", "unbind",
-    "unflatten", "unsqueeze", "view",
+    "alias", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like", "expand", "flatten", "lift_fresh",
+    "new_empty", "reshape", "resolve_conj", "resolve_neg", "select", "slice", "split", "split_with_sizes", "to",
+    "unbind", "unflatten", "unsqueeze", "view",
 }  # fmt: skip
 
 
@@ -69,6 +69,7 @@ def unseen_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         "gemma3",
         "gemma4-moe",
         "gemma4-small",
+        "mimo",
         "olmo2",
         "phi3-partial",
         "mixtral",

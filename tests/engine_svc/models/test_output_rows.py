@@ -26,7 +26,7 @@ LAYERS = 3
 FAMILIES = (
     "llama", "olmo2", "gemma2", "cohere2", "falcon-11b", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "qwen3-next",
     "lfm3", "minimax", "nemotron-h", "falcon-h1", "mamba", "kimi-linear", "mixtral",
-    "ministral3", "minicpm3", "afmoe", "nanochat", "gemma4-moe", "gemma4-small",
+    "ministral3", "minicpm3", "afmoe", "nanochat", "gemma4-moe", "gemma4-small", "mimo",
 )  # fmt: skip
 
 

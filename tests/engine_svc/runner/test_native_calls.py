@@ -87,7 +87,7 @@ def compare(folder: Path, **options: Any) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        "llama", "qwen3", "gemma2", "gemma3", "gemma4-moe", "gemma4-small",
+        "llama", "qwen3", "gemma2", "gemma3", "gemma4-moe", "gemma4-small", "mimo",
         "olmo2", "cohere2", "mixtral", "qwen2-moe", "deepseek-v3", "jamba",
         "granite-hybrid", "qwen3-next", "mamba", "lfm2-moe", "nemotron-h", "falcon-h1", "minimax", "kimi-linear",
         "opt-projected", "gpt2", "recurrent-gemma", "lfm3", "ministral3", "mistral4", "llama4",
