@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine_svc.config_formats.registry import read_model_config
@@ -27,9 +28,10 @@ from quire.gguf.types import READ
 from quire.options.load import LoadOptions
 from quire.options.model_form import ModelFormOptions
 from quire.sampling import SamplingParameters
+from tests.support.exact_answers import check_answers
 from tests.support.gguf_files import Written, write_gguf, write_metadata
 from tests.support.native import needs_native
-from tests.support.run_engine import random_prompts, run, running_engine, tokens
+from tests.support.run_engine import Output, random_prompts, run, running_engine, tokens
 from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_models import FAMILIES as DENSE
 from tests.support.tiny_models import HYBRIDS, ROPES, check_greedy, make_model
@@ -72,7 +74,11 @@ IN_BLOCKS: dict[str, dict[str, Any]] = {
     "lfm2": {}, "lfm2-moe": {"routed_scaling_factor": 1.0}, "nemotron-h": {}, "nemotron-h-latent": {}, "jamba": {},
     "mamba": {"intermediate_size": 128}, "falcon-mamba": {"intermediate_size": 128},
     "mamba2": {"intermediate_size": 128}, "falcon-h1": {},
-    "falcon-h1-norms": {"mamba_norm_before_gate": False, "attention_bias": False, "lm_head_multiplier": 1.0},
+    # A tied head would have the embedding's factor too, in llama.cpp as well.
+    "falcon-h1-norms": {
+        "mamba_norm_before_gate": False, "attention_bias": False, "lm_head_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+    },
     "bamba": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
     "granite-hybrid": {}, "granite-hybrid-dense": {"position_embedding_type": "nope"},
     "qwen3-next": {"mlp_only_layers": []}, "qwen3.5": {}, "qwen3.5-moe": {},
@@ -85,13 +91,14 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, 
         "head_dim": 128, "num_hidden_layers": 2, "initializer_range": 0.1}  # fmt: skip
 
 
-def answers(file: Path, **options: Any) -> list[list[int]]:
+def answers(file: Path, **options: Any) -> list[list[Output]]:
     with running_engine(file, **options) as engine:
-        return tokens(run(engine, PROMPTS, GREEDY))
+        return run(engine, PROMPTS, replace(GREEDY, logprobs=4))
 
 
 def check(written: Written, **options: Any) -> None:
-    check_greedy(written.reference, PROMPTS, answers(written.file, **options), GREEDY.max_tokens)
+    """Of two experts that are nearly equally good for a token, another one may be chosen."""
+    check_answers(written.reference, PROMPTS, answers(written.file, **options), GREEDY.max_tokens, within=2e-2)
 
 
 def write(folder: Path, kind_of: Callable[[str], str], family: str = "qwen3", **changes: Any) -> Written:
@@ -102,7 +109,7 @@ def write(folder: Path, kind_of: Callable[[str], str], family: str = "qwen3", **
 def test_every_family(tmp_path: Path, family: str) -> None:
     """Unquantized weights and configuration come back exactly as written."""
     written = write_gguf(make_model(tmp_path / "model", family, **FAMILIES[family]), tmp_path / "gguf")
-    check_greedy(tmp_path / "model", PROMPTS, answers(written.file), GREEDY.max_tokens)
+    check_answers(tmp_path / "model", PROMPTS, answers(written.file), GREEDY.max_tokens)
 
 
 @pytest.mark.parametrize("family", IN_BLOCKS)
@@ -121,7 +128,7 @@ def test_every_architecture_is_here() -> None:
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
 def test_rotary_scalings(tmp_path: Path, scaling: str) -> None:
     model = make_model(tmp_path / "model", "llama", rope_parameters=ROPES[scaling])
-    check_greedy(model, PROMPTS, answers(write_gguf(model, tmp_path / "gguf").file), GREEDY.max_tokens)
+    check_answers(model, PROMPTS, answers(write_gguf(model, tmp_path / "gguf").file), GREEDY.max_tokens)
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])

@@ -19,6 +19,7 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
+from tests.support.exact_answers import check_answers
 from tests.support.heads import add_multi_token_layer, make_eagle, make_eagle3
 from tests.support.rank_drafter import NotedGuesses, RankDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
@@ -57,8 +58,8 @@ def shared(size: int = 2, **options: Any) -> dict[str, Any]:
 def test_families(model_folder: ModelFolder, family: str, changes: dict[str, Any], options: dict[str, Any]) -> None:
     folder = model_folder(family, **changes)
     with running_engine(folder, **shared(**options)) as engine:
-        found = tokens(run(engine, PROMPTS, SHORT))
-    check_greedy(folder, PROMPTS, found, 16)
+        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
+    check_answers(folder, PROMPTS, found, 16)
 
 
 @pytest.mark.parametrize(("family", "changes"), [("llama", ONE_HEAD), ("deepseek-v3", {})])
@@ -223,5 +224,5 @@ def test_over_processes(
     folder = model_folder(family, **changes)
     given = shared(max_num_batched_tokens=19, distributed_executor_backend="mp", **options) | {"executor": None}
     with running_engine(folder, **given) as engine:
-        found = tokens(run(engine, PROMPTS, SHORT))
-    check_greedy(folder, PROMPTS, found, 16)
+        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
+    check_answers(folder, PROMPTS, found, 16)

@@ -16,6 +16,7 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.engine_svc.models.test_prompt_embeds import request as embedded
 from tests.support.data_ranks import running_data_ranks
+from tests.support.exact_answers import check_answers
 from tests.support.replaying_drafter import ReplayingDrafter
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.tensor_executor import TensorExecutor
@@ -52,9 +53,9 @@ def num_cut(engine: Engine) -> int:
 def test_families(model_folder: ModelFolder, family: str, options: dict[str, Any]) -> None:
     folder = model_folder(family)
     with running_engine(folder, **tensor(**options)) as engine:
-        found = tokens(run(engine, PROMPTS, SHORT))
+        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
         assert num_cut(engine)
-    check_greedy(folder, PROMPTS, found, 12)
+    check_answers(folder, PROMPTS, found, 12)
 
 
 def test_prefix_hits_preemption_and_thresholds(model_folder: ModelFolder) -> None:
@@ -114,9 +115,9 @@ def test_ranks_that_are_processes(
 ) -> None:
     folder = model_folder("qwen3-moe")
     with running_engine(folder, **CUT | CHUNKS | {"tensor_parallel_size": 2} | options) as engine:
-        found = tokens(run(engine, PROMPTS, SHORT))
+        found = run(engine, PROMPTS, replace(SHORT, logprobs=4))
         assert num_cut(engine)
-    check_greedy(folder, PROMPTS, found, 12)
+    check_answers(folder, PROMPTS, found, 12)
     assert "steps that decode more than 2 tokens, and those with prompts of more than 8, run as two" in (
         capfd.readouterr().err
     )

@@ -122,8 +122,8 @@ def test_falcon_by_the_names_of_its_own_code(
     changes = {"architectures": ["RWForCausalLM"], "model_type": model_type}
     (folder / "config.json").write_text(json.dumps(config | own | changes))
     with running_engine(folder) as engine:
-        found = tokens(run(engine, PROMPTS))
-    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
+        found = run(engine, PROMPTS, replace(GREEDY, logprobs=4))
+    check_answers(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
 
 
 @pytest.mark.parametrize(("family", "around"), [("gpt2", "transformer."), ("opt", "model.")])
@@ -137,8 +137,8 @@ def test_names_of_checkpoints_of_the_layers_alone(
     file = folder / "model.safetensors"
     save_file(tensors | (masks if family == "gpt2" else {}), file, metadata={"format": "pt"})
     with running_engine(folder) as engine:
-        found = tokens(run(engine, PROMPTS))
-    check_greedy(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
+        found = run(engine, PROMPTS, replace(GREEDY, logprobs=4))
+    check_answers(model_folder(family), PROMPTS, found, GREEDY.max_tokens or 0)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe"])
@@ -285,8 +285,8 @@ def test_prefix_cache_hits(model_folder: ModelFolder, family: str) -> None:
     prompts = [shared + tail for tail in random_prompts(3, 20, 1, seed=1)] + [shared]
     with running_engine(folder) as engine:
         run(engine, [shared])
-        outputs = run(engine, prompts)
-    check_greedy(folder, prompts, tokens(outputs), GREEDY.max_tokens or 0)
+        outputs = run(engine, prompts, replace(GREEDY, logprobs=4))
+    check_answers(folder, prompts, outputs, GREEDY.max_tokens or 0)
     assert [output.usage.cached_prompt_tokens for (output,) in outputs if output.usage] == [64] * 4
 
 
@@ -297,11 +297,11 @@ def test_preemption(model_folder: ModelFolder, family: str, num_blocks: int) -> 
     """The cache cannot hold all sequences: some lose their blocks and are computed again."""
     folder = model_folder(family)
     prompts = random_prompts(30, 31, 32, 33, 34)
-    sampling = replace(GREEDY, max_tokens=40)
+    sampling = replace(GREEDY, max_tokens=40, logprobs=4)
     with running_engine(folder, num_blocks=num_blocks, enable_prefix_caching=False) as engine:
         outputs = run(engine, prompts, sampling)
         assert engine.load().counters.preemptions > 0
-    check_greedy(folder, prompts, tokens(outputs), 40)
+    check_answers(folder, prompts, outputs, 40)
 
 
 @pytest.mark.parametrize(
@@ -584,5 +584,5 @@ def test_triton_backend(model_folder: ModelFolder, family: str) -> None:
     prompts = random_prompts(5, 20)
     folder = model_folder(family)
     with running_engine(folder, attention_backend="triton", max_num_batched_tokens=16) as engine:
-        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=6)))
-    check_greedy(folder, prompts, found, 6)
+        found = run(engine, prompts, replace(GREEDY, max_tokens=6, logprobs=4))
+    check_answers(folder, prompts, found, 6)

@@ -17,10 +17,10 @@ from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_exactness import check_close
+from tests.support.exact_answers import check_answers
 from tests.support.pooled_models import runner_of
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 from tests.support.staged_executor import StagedExecutor
-from tests.support.tiny_models import check_greedy
 
 PROMPTS, SAMPLING = random_prompts(1, 20, 45), replace(GREEDY, max_tokens=24)
 
@@ -38,8 +38,8 @@ def published(folder: Path, to: Path, changes: dict[str, Any], tensors: dict[str
 
 def check(folder: Path, like: Path, **options: Any) -> None:
     with running_engine(folder, **options) as engine:
-        found = tokens(run(engine, PROMPTS, SAMPLING))
-    check_greedy(like, PROMPTS, found, SAMPLING.max_tokens or 0)
+        found = run(engine, PROMPTS, replace(SAMPLING, logprobs=4))
+    check_answers(like, PROMPTS, found, SAMPLING.max_tokens or 0)
 
 
 def test_heads_in_fields_of_their_own(model_folder: ModelFolder, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from engine_svc.models.config import KeyValueHeads
 from engine_svc.models.registry import config_for
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import check_greedy
+from tests.support.exact_answers import check_answers
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 
 # What the published configuration has of layers with a window.
 PUBLISHED: dict[str, Any] = {
@@ -39,8 +39,8 @@ def test_a_checkpoint_as_published(model_folder: ModelFolder, tmp_path: Path) ->
     assert "model.layers.1.self_attn.attention_sink_bias" in load_file(folder / "model.safetensors")
     prompts = random_prompts(1, 20, 45)
     with running_engine(to) as engine:
-        found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=24)))
-    check_greedy(folder, prompts, found, 24)
+        found = run(engine, prompts, replace(GREEDY, max_tokens=24, logprobs=4))
+    check_answers(folder, prompts, found, 24)
 
 
 def test_what_a_configuration_leaves_out(model_folder: ModelFolder) -> None:

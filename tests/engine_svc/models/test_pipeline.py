@@ -32,6 +32,7 @@ from tests.engine_svc.models.conftest import ModelFolder
 from tests.engine_svc.models.test_prompt_embeds import looked_up
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
+from tests.support.exact_answers import check_answers
 from tests.support.grammars import EOS, PERSON, VOCABULARY_SIZE, following, is_person, make_grammars, spell, text_of
 from tests.support.heads import add_multi_token_layer, make_eagle
 from tests.support.rank_drafter import NotedGuesses, RankDrafter
@@ -62,8 +63,8 @@ def staged(stages: int, **options: Any) -> dict[str, Any]:
 def test_families(model_folder: ModelFolder, family: str, stages: int, options: dict[str, Any]) -> None:
     folder = model_folder(family)
     with running_engine(folder, **staged(stages, **options)) as engine:
-        found = tokens(run(engine, PROMPTS))
-    check_greedy(folder, PROMPTS, found, GREEDY.max_tokens or 0)
+        found = run(engine, PROMPTS, replace(GREEDY, logprobs=4))
+    check_answers(folder, PROMPTS, found, GREEDY.max_tokens or 0)
 
 
 def test_steps_are_recorded_on_every_stage(model_folder: ModelFolder) -> None:

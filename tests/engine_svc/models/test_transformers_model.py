@@ -21,8 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from engine_svc.models.paged_interface import WATCHED, Heads, PagedInterface, _mark
 from quire.errors import StartupError
 from tests.engine_svc.models.conftest import ModelFolder
-from tests.support.run_engine import GREEDY, random_prompts, run, running_engine, tokens
-from tests.support.tiny_models import check_greedy
+from tests.support.exact_answers import check_answers
+from tests.support.run_engine import GREEDY, random_prompts, run, running_engine
 
 
 class Layer(torch.nn.Module):
@@ -114,5 +114,5 @@ def test_the_language_model_among_others(tmp_path: Path) -> None:
     prompts = random_prompts(5, 40)
     for model_impl in ("quire", "transformers"):
         with running_engine(tmp_path, max_num_batched_tokens=33, model_impl=model_impl) as engine:
-            found = tokens(run(engine, prompts, replace(GREEDY, max_tokens=8)))
-        check_greedy(tmp_path, prompts, found, 8)
+            found = run(engine, prompts, replace(GREEDY, max_tokens=8, logprobs=4))
+        check_answers(tmp_path, prompts, found, 8)
