@@ -19,6 +19,7 @@ MAX_IMAGES = 1000
 DTYPES: Mapping[str, int] = MappingProxyType({"uint8": 1, "bool": 1, "int64": 8, "float32": 4})
 PIXELS, VIDEO_PIXELS = "pixel_values", "pixel_values_videos"
 PLACES = "image_position_ids"  # column and row of each patch
+TILE_SHAPES = "spatial_shapes"  # rows and columns of the patches of each tile
 FEATURES = "input_features"  # of audio
 _ALL_PIXELS = (PIXELS, VIDEO_PIXELS, FEATURES)
 _NAME = "images"

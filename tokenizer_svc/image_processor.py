@@ -6,6 +6,7 @@ Runs in a process of its own (see `media_process`), because an image of a few ki
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -18,8 +19,9 @@ import transformers
 from PIL import Image
 from transformers.models.auto.processing_auto import processor_class_from_name
 
-from quire.images import DTYPES, PIXELS, PLACES
+from quire.images import DTYPES, PIXELS, PLACES, TILE_SHAPES
 from tokenizer_svc.image_decoder import decode_image
+from tokenizer_svc.image_processors import class_named, load_image_processor
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
 from tokenizer_svc.processed import Processed
@@ -28,6 +30,8 @@ from tokenizer_svc.video_processor import load_video_processor
 _MASK = "pixel_attention_mask"
 _SOME_SIZE = (640, 480)
 _PIXTRAL = "transformers.models.pixtral"
+# Classes of processors in the code of checkpoints, and what Transformers has in their place.
+_OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor"}
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
 
@@ -89,6 +93,8 @@ class ImageProcessor:
         inputs[PIXELS] = self._once(inputs[PIXELS])
         if PLACES in inputs:
             inputs |= _without_padding(inputs)
+        if TILE_SHAPES in inputs:
+            inputs = _without_filled_tiles(inputs)
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
         return Processed(text, tokens.count(self.image_token_id), inputs, scale, shift)
 
@@ -103,7 +109,11 @@ class ImageProcessor:
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, images_kwargs={**settings, **_AS_BYTES}
         )
         images, *_ = processor.prepare_inputs_layout(images=[image])
-        found, (text,) = processor._process_images(images, **merged["images_kwargs"])
+        others = merged.keys() - {"images_kwargs"}
+        own = inspect.signature(processor._process_images).parameters.keys() & others  # besides the images'
+        found, (text,) = processor._process_images(
+            images, **{name: merged[name] for name in own}, **merged["images_kwargs"]
+        )
         return found, text
 
     def _once(self, pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -156,12 +166,17 @@ def _without_padding(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.ND
     return {name: np.ascontiguousarray(inputs[name][:, :count]) for name in (PIXELS, PLACES)}
 
 
+def _without_filled_tiles(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """LFM2-VL's patches [tiles, patches, values] as [patches, values], without those that fill up smaller tiles."""
+    return {PIXELS: inputs[PIXELS][inputs[_MASK]], TILE_SHAPES: inputs[TILE_SHAPES]}
+
+
 def _load(folder: Path) -> Any:
     """The processor, without the part for videos, which needs torchvision, and that for audio."""
     processor_class = _in_part(_processor_class(folder))
     fields, _ = processor_class.get_processor_dict(folder)
     parts = {
-        "image_processor": transformers.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        "image_processor": load_image_processor(folder),
         "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
     }
     module: Any = sys.modules[processor_class.__module__]
@@ -172,8 +187,9 @@ def _load(folder: Path) -> Any:
 
 def _processor_class(folder: Path) -> type[Any]:
     files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
-    found = [json.loads(file.read_bytes()).get("processor_class") for file in files if file.is_file()]
-    name = next(filter(None, found), "")
+    read = [json.loads(file.read_bytes()) for file in files if file.is_file()]
+    name = next(filter(None, (class_named(fields, "processor_class", "AutoProcessor") for fields in read)), "")
+    name = _OF_OWN_CODE.get(name, name)
     return _pixtral_processor() if name == "PixtralProcessor" else processor_class_from_name(name)
 
 
@@ -206,4 +222,6 @@ def _image_token_id(folder: Path, processor: Any) -> int:
         for name in ("image_token_id", "image_token_index"):
             if isinstance(config.get(name), int):
                 return int(config[name])
-    return int(processor.image_token_id)
+    # Llama 4's image token stands for the whole image.
+    patch = getattr(processor, "img_patch_token", None)
+    return int(processor.image_token_id if patch is None else processor.tokenizer.convert_tokens_to_ids(patch))

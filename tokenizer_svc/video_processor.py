@@ -291,8 +291,9 @@ class _Gemma4Videos(VideoProcessor):
 _CLASSES: Mapping[str, type[VideoProcessor]] = {
     "Exaone4_5_Processor": _Qwen2Videos, "Qwen2VLProcessor": _Qwen2Videos, "Qwen2_5_VLProcessor": _Qwen25Videos,
     "Qwen2_5OmniProcessor": _Qwen25Videos, "Qwen3OmniMoeProcessor": _Qwen25Videos,
-    "Qwen3VLProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos, "Glm46VProcessor": _Glm46Videos,
-    "Gemma4Processor": _Gemma4Videos, "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
+    "Qwen3VLProcessor": _Qwen3Videos, "Lfm3VlProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos,
+    "Glm46VProcessor": _Glm46Videos, "Gemma4Processor": _Gemma4Videos, "InternVLProcessor": _InternVideos,
+    "LlavaOnevisionProcessor": _OnevisionVideos,
 }  # fmt: skip
 
 

@@ -82,11 +82,9 @@ DEFAULTS: Mapping[str, VideoSettings] = MappingProxyType({
         ("Exaone4_5_Processor", "Qwen2VLProcessor", "Qwen2_5OmniProcessor", "Qwen2_5_VLProcessor"),
         VideoSettings({"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28}, patch_size=14),
     ),
-    "Qwen3VLProcessor": VideoSettings(
-        {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}, _HALF, _HALF, patch_size=16
-    ),
-    "Qwen3OmniMoeProcessor": VideoSettings(
-        {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}, _HALF, _HALF, patch_size=16
+    **dict.fromkeys(
+        ("Lfm3VlProcessor", "Qwen3OmniMoeProcessor", "Qwen3VLProcessor"),
+        VideoSettings({"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}, _HALF, _HALF, patch_size=16),
     ),
     **dict.fromkeys(
         ("Glm4vProcessor", "Glm46VProcessor"),

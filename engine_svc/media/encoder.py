@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.input_checks import GRID, INPUTS, InputChecks, UnfitImage
+from engine_svc.media.input_checks import GRID, INPUTS, MASK, InputChecks, UnfitImage
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
-from quire.images import PIXELS, PLACES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 from quire.media import MediaKind
 
 _VIDEO_IDS = ("video_token_id", "video_token_index")
@@ -48,8 +49,8 @@ class ImageEncoder:
         self._dtype, self._device = dtype, device
         self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
         # Patches along each side of an embedding, for encoders of patches in a grid; else 0.
-        self._merge_size: int = config.vision_config.spatial_merge_size if GRID in self._names else 0
-        self._checks = InputChecks(config, self._merge_size)
+        self._merge_size: int = _merge_size(config.vision_config) if GRID in self._names else 0
+        self._checks = InputChecks(config, self._merge_size, reads_videos=MediaKind.VIDEO in kinds)
 
     @torch.inference_mode()
     def encode(self, image: Image) -> EncodedImage:
@@ -71,7 +72,10 @@ class ImageEncoder:
     def _of(self, found: Any) -> EncodedImage:
         """What an encoder returned."""
         deep = [joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
-        return EncodedImage(joined(found.pooler_output).to(self._dtype), torch.stack(deep, 1) if deep else None)
+        embeddings = found.pooler_output
+        if embeddings is None:  # Llama 4's are projected by the whole model
+            embeddings = self._model.multi_modal_projector(found.last_hidden_state)
+        return EncodedImage(joined(embeddings).to(self._dtype), torch.stack(deep, 1) if deep else None)
 
     def grids(
         self, image: Image, places: npt.NDArray[np.int64], encoded: EncodedImage | None = None
@@ -104,16 +108,24 @@ class ImageEncoder:
         values = tensor_of(given, self._device)
         if given.name not in (PIXELS, VIDEO_PIXELS):
             return values
-        if self._checks.takes_places:
-            return _normalized_patches(values, image)  # the encoder scales them before it rounds them
+        if self._checks.channels_last:
+            return _normalized_patches(values, image)  # some encoders scale them before they round them
         pixels = _normalized(values, image).to(self._dtype)
         if self._checks.has_one_frame(given):
             return _repeated(pixels, len(image.pixel_scale), self._num_frames)
         return pixels
 
 
+def _merge_size(vision: Any) -> int:
+    """Patches along each side of an embedding."""
+    found = getattr(vision, "spatial_merge_size", None)
+    return int(vision.merge_kernel_size[0] if found is None else found)
+
+
 def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[Mapping[str, torch.Tensor]]:
     """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other.
+
+    Those of tiles of several shapes in parts of the same shape, so that none is filled up to the largest one.
 
     Args:
         by_frames: each frame has a grid of its own, as if it were an image.
@@ -122,6 +134,9 @@ def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[M
         most = max(1, _MOST_PATCHES // places.shape[1])
         for some, own in zip(inputs[PIXELS].split(most), places.split(most), strict=True):
             yield {PIXELS: some, PLACES: own}
+        return
+    if TILE_SHAPES in inputs:
+        yield from _tiles_by_shape(inputs[PIXELS], inputs[TILE_SHAPES])
         return
     grid = inputs.get(GRID)
     if grid is None or not (by_frames or len(inputs[PIXELS]) > _MOST_PATCHES):
@@ -134,6 +149,19 @@ def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[M
         own = min(count, frames - first)
         grids = [[1, rows, columns]] * own if by_frames else [[own, rows, columns]]
         yield {**inputs, PIXELS: inputs[PIXELS][some], GRID: torch.tensor(grids, device=grid.device)}
+
+
+def _tiles_by_shape(patches: torch.Tensor, shapes: torch.Tensor) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Tiles of one shape after another as an encoder of filled-up tiles takes them: [tiles, patches, values]."""
+    first = 0
+    for (rows, columns), same in itertools.groupby(shapes.tolist()):
+        size, own = rows * columns, torch.tensor([*same], device=shapes.device)
+        tiles = patches[first : first + len(own) * size].view(len(own), size, -1)
+        first += len(own) * size
+        most = max(1, _MOST_PATCHES // size)
+        for some, some_shapes in zip(tiles.split(most), own.split(most), strict=True):
+            mask = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
+            yield {PIXELS: some, TILE_SHAPES: some_shapes, MASK: mask}
 
 
 def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:

@@ -53,7 +53,8 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
     """
     config = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw))
     text = config.get_text_config()
-    deep = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    vision: Any = getattr(config, "vision_config", None)
+    deep = getattr(vision, "deepstack_visual_indexes", None) or ()
     if len(deep) >= text.num_hidden_layers:  # the last layer may compute only some rows
         raise StartupError(f"Images are added after {len(deep)} of {text.num_hidden_layers} layers; Quire needs fewer.")
     layers = "decoder_layers" if config.is_encoder_decoder else "num_hidden_layers"
@@ -63,7 +64,9 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
         text.hidden_size_per_layer_input = 0  # else it would have, and read, an embedding of its own for each token
     if getattr(text, "layer_types", None):
         text.layer_types = []
-    config.quantization_config = None
+    if hasattr(vision, "vision_use_head"):
+        vision.vision_use_head = False  # it makes one vector of a whole image, which no text model takes
+    config.quantization_config = text.quantization_config = None  # of the text model, wherever it is written
     return config
 
 
@@ -88,14 +91,14 @@ def _load(
             f"{', '.join(wrong[:5])} ({len(wrong)} in all). Encoders with quantized weights are not supported; "
             f"--limit-mm-per-prompt {','.join(f'{kind}=0' for kind in MediaKind)} serves the model for text only."
         )
-    return model.model
+    return model.base_model
 
 
 def _random(config: Any, dtype: torch.dtype, seed: int) -> transformers.PreTrainedModel:
     """A model with random weights, for benchmarks of shapes: the same on all ranks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _class_of(config)._from_config(config, dtype=dtype).model
+        return _class_of(config)._from_config(config, dtype=dtype).base_model
 
 
 @contextlib.contextmanager
@@ -112,5 +115,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _class_of(config: Any) -> Any:
-    """The class of the whole model."""
-    return getattr(transformers, config.architectures[0])
+    """The class of the whole model. Some published checkpoints name one that only their own code has."""
+    found = getattr(transformers, config.architectures[0], None)
+    return transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)] if found is None else found

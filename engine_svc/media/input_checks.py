@@ -12,31 +12,33 @@ from typing import Any
 
 import numpy as np
 
-from quire.images import PIXELS, PLACES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 
 GRID = "image_grid_thw"  # patches by time, row and column
 SECONDS = "second_per_grid_ts"  # from one patch of a video to the next one in time
-_MASK = "pixel_attention_mask"
+MASK = "pixel_attention_mask"
 KEPT = "num_kept"  # of the embeddings of a video
 _MOST_SECONDS = 1e5
 # Inputs beside pixels and their mask: int64, of one image.
 _SHAPES: Mapping[str, tuple[int, ...]] = {GRID: (1, 3), "image_sizes": (1, 2), "batch_num_images": (1,)}
 _CHANNELS_DIMENSION = -3
 # Encoders of tiles of one size; others take images of many.
-_OF_ONE_SIZE = frozenset({"clip_vision_model", "siglip_vision_model"})
+_OF_ONE_SIZE = frozenset({"clip_vision_model", "llama4_vision_model", "siglip_vision_model"})
 
 # Encoders of patches that come with their places.
 _OF_PLACED_PATCHES = frozenset({"gemma4_vision"})
+# Encoders of tiles of any shape, whose patches come together, tile by tile.
+_OF_SHAPED_TILES = frozenset({"siglip2_vision_model"})
 _COLORS = 3
 
 # Models that treat videos in another way than images, and so take their pixels by another name.
 _OF_VIDEOS = frozenset({"llava_onevision"})
 # See InputChecks.is_apart_in_time.
 _APART_IN_TIME = frozenset(
-    {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+    {"glm46v", "glm4v", "glm4v_moe", "glm_ocr", "lfm3_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 )
 
-INPUTS = frozenset({PIXELS, PLACES, VIDEO_PIXELS, _MASK, *_SHAPES})
+INPUTS = frozenset({PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, MASK, *_SHAPES})
 
 
 class UnfitImage(ValueError):
@@ -51,7 +53,7 @@ class InputChecks:
             images of their own.
     """
 
-    def __init__(self, config: Any, merge_size: int) -> None:
+    def __init__(self, config: Any, merge_size: int, *, reads_videos: bool = True) -> None:
         """
         Args:
             config: of the model.
@@ -60,11 +62,12 @@ class InputChecks:
         vision = config.vision_config
         self._merge_size = merge_size
         self._takes_videos = config.model_type in _OF_VIDEOS
+        self._reads_videos = reads_videos
         self.is_apart_in_time = config.model_type in _APART_IN_TIME
         self._channels = self._patch_values = 0  # of encoders that take patches instead of pixels in rows and columns
         if merge_size:
             self._is_flat = hasattr(vision, "in_channels")  # whether a patch is a row of values
-            self._channels = vision.in_channels if self._is_flat else vision.num_channels
+            self._channels = vision.in_channels if self._is_flat else getattr(vision, "num_channels", _COLORS)
             self._frames = getattr(vision, "temporal_patch_size", 1)
             self._side_of_patch = vision.patch_size
             self._patch_values = self._channels * vision.patch_size**2  # of one frame
@@ -75,6 +78,11 @@ class InputChecks:
         if vision.model_type in _OF_PLACED_PATCHES:
             self._pooled, self._most_along = vision.pooling_kernel_size, vision.position_embedding_size
             self._placed_values = _COLORS * vision.patch_size**2
+        # Of encoders of tiles of any shape: patches along each side of an embedding, and values of a patch.
+        self._tile_unit = self._tile_values = 0
+        if vision.model_type in _OF_SHAPED_TILES:
+            self._tile_unit = getattr(config, "downsample_factor", 1)
+            self._channels, self._tile_values = vision.num_channels, vision.num_channels * vision.patch_size**2
 
     def check(self, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """
@@ -97,10 +105,12 @@ class InputChecks:
                 raise _wrong_shape(each, f"int64 {list(wanted)}")
         if self._patch_values:
             self._check_patches(pixels, image)
-        elif self.takes_places:
+        elif self._tile_values:
+            self._check_shaped(pixels, inputs, image)
+        elif self._pooled:
             self._check_placed(pixels, inputs.get(PLACES), image)
         else:
-            self._check_tiles(pixels, inputs.get(_MASK), image)
+            self._check_tiles(pixels, inputs.get(MASK), image)
 
     def _check_patches(self, pixels: ImageInput, image: Image) -> None:
         frames, rows, columns = self.grid(image)
@@ -110,12 +120,31 @@ class InputChecks:
             wanted = [(count, self._channels, self._side_of_patch, self._side_of_patch)]
         if pixels.shape not in wanted:
             raise _wrong_shape(pixels, f"{' or '.join(str([*shape]) for shape in wanted)}, as {GRID} says")
+        if frames > 1 and not self._reads_videos:
+            raise UnfitImage(f"{GRID} has {frames} frames, but the model reads only still images")
         _check_channels(image, self._channels)
 
     @property
-    def takes_places(self) -> bool:
-        """Whether the encoder takes patches with their places."""
-        return self._pooled > 0
+    def channels_last(self) -> bool:
+        """Whether the encoder takes patches whose values are those of each pixel, not of each channel."""
+        return self._pooled > 0 or self._tile_values > 0
+
+    def _check_shaped(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
+        """Checks patches [patches, values] of tiles of any shape."""
+        shapes = inputs.get(TILE_SHAPES)
+        if shapes is None or shapes.dtype != "int64" or len(shapes.shape) != 2 or shapes.shape[-1] != 2:
+            raise UnfitImage(f"it needs {TILE_SHAPES}, int64 [tiles, 2]")
+        if MASK in inputs:
+            raise UnfitImage(f"it has {MASK}, but patches are sent without padding")
+        given = np.frombuffer(shapes.data, "<i8").reshape(shapes.shape).tolist()
+        if any(side < 1 or side % self._tile_unit for tile in given for side in tile):
+            raise UnfitImage(f"{TILE_SHAPES} must have positive multiples of {self._tile_unit}")
+        if any(tile != given[0] for tile in given[1:-1]):
+            raise UnfitImage(f"{TILE_SHAPES} must be the same for all tiles but the last one")
+        wanted = (sum(map(math.prod, given)), self._tile_values)
+        if pixels.shape != wanted:
+            raise _wrong_shape(pixels, f"{list(wanted)}, as {TILE_SHAPES} says")
+        _check_channels(image, self._channels)
 
     def _check_placed(self, pixels: ImageInput, places: ImageInput | None, image: Image) -> None:
         """Checks patches [images, patches, values], whose places must be those of whole images, row by row."""

@@ -139,6 +139,7 @@ ENCODERS = {
 # Vision-language models whose images Quire encodes (see media/encoder.py), and the architectures of their text models.
 IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
+    "Cohere2VisionForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
@@ -148,7 +149,12 @@ IMAGE_MODELS = frozenset({
     "GlmOcrForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
+    "Lfm3VlForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
@@ -175,6 +181,7 @@ VIDEO_MODELS = frozenset({
     "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "Lfm3VlForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -201,13 +208,18 @@ AUDIO_MODELS = frozenset({
 _HEARING_PARTS = {"Gemma4ForConditionalGeneration": "audio_config"}
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
@@ -234,9 +246,6 @@ _IMPLIED = {
 # alone.
 TEXT_MODELS = {
     ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"): "Gemma4UnifiedForCausalLM",
-    ("KimiK25ForConditionalGeneration", "deepseek_v3"): "DeepseekV3ForCausalLM",
-    ("KimiK25ForConditionalGeneration", "kimi_k2"): "DeepseekV3ForCausalLM",
-    ("Llama4ForConditionalGeneration", "llama4_text"): "Llama4ForCausalLM",
 }
 
 

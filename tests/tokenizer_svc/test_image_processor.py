@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from quire.images import PIXELS, PLACES
+from quire.images import PIXELS, PLACES, TILE_SHAPES
 from tests.support.vision_models import (
     FAMILIES,
     make_vision_model,
@@ -22,6 +22,7 @@ from tests.support.vision_models import (
     reference_processor,
 )
 from tests.support.vision_models.placed_patches import check_placed_patches
+from tests.support.vision_models.shaped_tiles import check_shaped_tiles
 from tokenizer_svc.image_processor import ImageProcessor
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.processed import Processed
@@ -61,6 +62,9 @@ def check(folder: Path, image: Image.Image, settings: dict[str, Any]) -> Process
     assert prepared.num_tokens == ids.count(own.image_token_id) > 0
     for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
         expected.pop(name, None)
+    if TILE_SHAPES in expected:
+        check_shaped_tiles(prepared, expected)
+        return prepared
     assert set(prepared.inputs) - {"num_patches"} == set(expected)  # for the text only
     if PLACES in expected:
         check_placed_patches(prepared, expected[PIXELS].numpy(), expected[PLACES].numpy())

@@ -25,7 +25,8 @@ TEXT = [{"role": "user", "content": [{"type": "text", "text": "Just text, and mo
 IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45, 3)]
 # Tokens of a step that splits prompts; those of some images attend in both directions, and are never split.
 CHUNKS = {"gemma3": 19, "gemma4_large": 73}
-WITHOUT_PREFIX_CACHE = ("qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
+# Because of their recurrent layers.
+WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "qwen3_5", "qwen3_5_moe")
 
 
 def requests_of(folder: Path) -> list[GenerationRequest]:

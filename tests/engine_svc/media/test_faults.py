@@ -130,6 +130,50 @@ PLACES: dict[str, tuple[Fault, str]] = {
     "a patch twice": (moved(3, 2, 0), "of whole images of the same size, row by row"),
     "long rows": (places(160, 2, pixel_values=np.zeros((1, 320, 48), np.uint8)), "up to 140 patches along each side"),
 }  # fmt: skip
+STILL_GRIDS: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "15 embeddings for 14 tokens"),
+    "before its tokens": (before_its_tokens, "15 embeddings for 0 tokens"),
+    "a smaller grid": (grid(1, 2, 2), "the encoder takes [4, 3, 7, 7]"),
+    "a grid that would take terabytes": (grid(1, 10**6, 10**6), "takes [1000000000000, 3, 7, 7], as image_grid_thw"),
+    "a grid that overflows": (grid(2**40, 2**40, 2**40), "as image_grid_thw says"),
+    "frames": (
+        inputs(image_grid_thw=np.array([[5, 6, 10]], np.int64), pixel_values=np.zeros((300, 3, 7, 7), np.uint8)),
+        "has 5 frames, but the model reads only still images",
+    ),
+    "an empty grid": (grid(0, 0, 0), "positive multiples of 2"),
+    "odd rows": (grid(1, 3, 20), "positive multiples of 2"),
+    "two grids": (inputs(image_grid_thw=np.ones((2, 3), np.int64)), "takes int64 [1, 3]"),
+    "no grid": (inputs(image_grid_thw=None), "it needs image_grid_thw"),
+    "more patches": (pixels(64, 3, 7, 7), "the encoder takes [60, 3, 7, 7]"),
+    "flat patches": (pixels(60, 147), "the encoder takes [60, 3, 7, 7]"),
+    "patches of another size": (pixels(60, 3, 7, 14), "the encoder takes [60, 3, 7, 7]"),
+}  # fmt: skip
+
+
+def tiles(*shapes: tuple[int, int]) -> Fault:
+    """Other shapes of the image's seven tiles, which have 120 patches."""
+    return inputs(spatial_shapes=np.array(shapes, np.int64))
+
+
+TILES: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "30 embeddings for 29 tokens"),
+    "before its tokens": (before_its_tokens, "30 embeddings for 0 tokens"),
+    "no shapes": (inputs(spatial_shapes=None), "it needs spatial_shapes, int64 [tiles, 2]"),
+    "shapes of bytes": (inputs(spatial_shapes=np.full((1, 2), 4, np.uint8)), "it needs spatial_shapes"),
+    "a shape alone": (inputs(spatial_shapes=np.array([10, 12], np.int64)), "it needs spatial_shapes"),
+    "three sides": (inputs(spatial_shapes=np.ones((1, 3), np.int64)), "it needs spatial_shapes"),
+    "no tiles": (inputs(spatial_shapes=np.ones((0, 2), np.int64)), "has an empty dimension"),
+    "odd rows": (tiles((3, 40)), "spatial_shapes must have positive multiples of 2"),
+    "an empty tile": (tiles((10, 12), (0, 2)), "must have positive multiples of 2"),
+    "negative sides": (tiles((-10, -12)), "must have positive multiples of 2"),
+    "a tile that would take terabytes": (tiles((10**6, 10**6)), "takes [1000000000000, 147], as spatial_shapes says"),
+    "a tile that overflows": (tiles((2**62, 2**62)), "as spatial_shapes says"),
+    "tiles of many shapes": (tiles(*((2, 2), (4, 2)) * 10), "must be the same for all tiles but the last one"),
+    "fewer tiles": (tiles((4, 4)), "takes [16, 147], as spatial_shapes says"),
+    "patches of another size": (pixels(120, 150), "takes [120, 147], as spatial_shapes says"),
+    "filled up": (pixels(7, 24, 147), "takes [120, 147], as spatial_shapes says"),
+    "a mask": (inputs(pixel_attention_mask=np.ones((7, 24), np.bool_)), "patches are sent without padding"),
+}  # fmt: skip
 FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     "llava": ANY_FAMILY | {
         "fewer tokens": (fewer_tokens, "16 embeddings for 15 tokens"),
@@ -142,6 +186,17 @@ FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
         "many sizes": (inputs(image_sizes=np.ones((10**5, 2), np.int64)), "takes int64 [1, 2]"),
     },
     "gemma4": ANY_FAMILY | PLACES,
+    "kimi_k25": ANY_FAMILY | STILL_GRIDS,
+    "lfm2_vl": ANY_FAMILY | TILES,
+    "llama4": ANY_FAMILY | {
+        "fewer tokens": (fewer_tokens, "20 embeddings for 19 tokens"),
+        "before its tokens": (before_its_tokens, "20 embeddings for 0 tokens"),
+        "smaller": (pixels(5, 3, 14, 14), "takes […, 28, 28]"),
+        "gray": (pixels(5, 1, 28, 28), "for pixels with 1 color channels"),
+        "fewer tiles": (pixels(4, 3, 28, 28), "16 embeddings for 20 tokens"),
+        "more tiles": (pixels(50, 3, 28, 28), "200 embeddings for 20 tokens"),
+        "tiles of an image of its own": (pixels(1, 5, 3, 28, 28), "one of the images: "),
+    },
     "qwen2_5_vl": ANY_FAMILY | GRIDS,
     "qwen3_vl": ANY_FAMILY | GRIDS,
 }  # fmt: skip
@@ -231,6 +286,8 @@ BOTH = frozenset(MediaKind)
 GREEDY_INPUTS: dict[str, tuple[str, Fault, str]] = {
     # Of one patch each, to which the positions of all patches of a tile would be added.
     "tiles of one patch": ("aya_vision", pixels(20_000, 3, 7, 7), "takes […, 28, 28]"),
+    "smaller tiles": ("llama4", pixels(20_000, 3, 14, 14), "takes […, 28, 28]"),
+    "tiles of one patch of Command A Vision": ("cohere2_vision", pixels(20_000, 3, 7, 7), "takes […, 28, 28]"),
     "tiles of one patch, for one image": ("llava_onevision", pixels(20_000, 3, 14, 14), "takes […, 28, 28]"),
     "a mask of many patches": (
         "idefics3",

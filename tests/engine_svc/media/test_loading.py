@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,24 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_svc.media import encoder_model
+from engine_svc.media.encoder import ImageEncoder
 from engine_svc.models.registry import config_for, text_part
 from engine_svc.plan import KvCacheSpec
 from engine_svc.requests.request import RequestLimits
 from engine_svc.requests.validation import validate
 from quire.errors import InvalidRequest, StartupError
+from quire.media import MediaKind
 from tests.engine_svc.media.conftest import VisionFolder
+from tests.support.quantized import quantized_model
+from tests.support.quantized_floats import float8
 from tests.support.run_engine import run_requests, running_engine, spec_of, tokens
 from tests.support.vision_models import random_image
 from tests.support.vision_models.conversations import answer, ask
 
 ONE, OTHER = random_image(60, 40, 1), random_image(60, 40, 2)
-families = pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+IMAGES = frozenset({MediaKind.IMAGE})
+# Of Llama 4, the projector is a part of the whole model.
+families = pytest.mark.parametrize("family", ["llama4", "llava", "qwen2_5_vl", "qwen3_vl"])
 
 
 def limits(spec: KvCacheSpec) -> RequestLimits:
@@ -127,6 +134,47 @@ def test_a_checkpoint_without_an_encoder_is_told_of(vision_folder: VisionFolder,
         spec_of(tmp_path)
     with running_engine(tmp_path, limit_mm_per_prompt="image=0,video=0") as engine:
         assert tokens(run_requests(engine, [ask(folder, "Text.")])) == [answer(folder, "Text.")]
+
+
+def test_the_encoder_of_a_quantized_model_is_not_quantized(vision_folder: VisionFolder, tmp_path: Path) -> None:
+    """As in Llama 4 Maverick in FP8, whose configuration names what is not."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    kept = ("lm_head", "self_attn", "router", "feed_forward.experts", "vision_model", "multi_modal_projector")
+    settings = {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": [f"re:.*{name}" for name in kept],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }  # fmt: skip
+    original = vision_folder("llama4")
+    made = quantized_model(original, tmp_path, lambda weight: float8(weight, (1, 10**6)), settings, skipped=kept)
+    asked = ask(original, ONE, "What is it?")
+    expected = answer(made.plain, ONE, "What is it?")
+    assert expected != answer(original, ONE, "What is it?")
+    with running_engine(made.packed) as engine:
+        assert tokens(run_requests(engine, [asked])) == [expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rotations_stay_complex_in_16_bits(vision_folder: VisionFolder, dtype: torch.dtype) -> None:
+    folder, image = vision_folder("llama4"), ask(vision_folder("llama4"), ONE).images[0]
+    config, device = json.loads((folder / "config.json").read_text()), torch.device("cpu")
+    exact, found = (
+        ImageEncoder(encoder_model.load_encoder(folder, config, each, device, None), IMAGES, each, device)
+        for each in (torch.float32, dtype)
+    )
+    expected = exact.encode(image).embeddings
+    error = found.encode(image).embeddings.float() - expected
+    assert 0 < error.norm() < 0.05 * expected.norm()
+
+
+def test_a_part_for_whole_images_is_not_needed(vision_folder: VisionFolder, tmp_path: Path) -> None:
+    """SigLIP's head, which Transformers adds if the configuration does not say otherwise."""
+    original = vision_folder("cohere2_vision")
+    folder = shutil.copytree(original, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["vision_config"].pop("vision_use_head") is False
+    (folder / "config.json").write_text(json.dumps(config))
+    with running_engine(folder) as engine:
+        assert tokens(run_requests(engine, [ask(original, ONE)])) == [answer(original, ONE)]
 
 
 # https://huggingface.co/llava-hf/llava-1.5-7b-hf/blob/main/config.json

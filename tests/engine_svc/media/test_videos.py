@@ -18,7 +18,7 @@ from tests.support.vision_models.prompts import request_of
 
 ANSWER = 12
 READERS = sorted(name for name, family in FAMILIES.items() if family.video_processor)
-WITHOUT_PREFIX_CACHE = ("qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
+WITHOUT_PREFIX_CACHE = ("lfm3_vl", "qwen3_5", "qwen3_5_moe")  # because of their recurrent layers
 VIDEO, IMAGE = {"type": "video"}, {"type": "image"}
 Frames = Sequence[Image]
 

@@ -166,7 +166,8 @@ def test_the_text_model_of_one_that_sees_images(
     save_file(renamed | vision, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.loads((folder / "config.json").read_text()) | {"architectures": None}
     config = {"architectures": [architecture], "text_config": text, "vision_config": {}, "dtype": "float32"}
-    config["model_type"] = {"mistral": "mistral3", "gemma4-unified": "gemma4_unified"}.get(family, family)
+    types = {"gemma4-unified": "gemma4_unified", "kimi-k2": "kimi_k25", "mistral": "mistral3"}
+    config["model_type"] = types.get(family, family)
     (folder / "config.json").write_text(json.dumps(config))
     with running_engine(folder, limit_mm_per_prompt="image=0,video=0") as engine:
         found = tokens(run(engine, PROMPTS, SAMPLING))

@@ -15,16 +15,25 @@ import transformers
 from PIL import Image
 
 from benchmarks.models import byte_tokenizer
-from tests.support.vision_models.families import FAMILIES, Family
+from tests.support.vision_models.families import FAMILIES
+from tests.support.vision_models.family import Family
 
 _OTHER_IDS = ("video_token_id", "video_token_index", "audio_token_id")
 # Published checkpoints have another prefix for these vision models' tensors, which Transformers drops when it loads
 # them, and adds again only to a model that it has loaded.
-_PREFIXED = ("clip_vision_model", "siglip_vision_model")
+_PREFIXED = ("clip_vision_model", "siglip2_vision_model", "siglip_vision_model")
 # Endings of the names of what checkpoints have besides parameters: Gemma 4 clips and scales values.
 _BUFFERS = ("std_bias", "std_scale", "put_min", "put_max", "layer_scalar")
-# Transformers names the text model's layers like those of the vision model when it saves these.
-_ENCODED = ("QianfanOCR",)
+# Names of tensors that Transformers mistakes when it saves these, such as those of the text model's layers, for which
+# it takes the names of the vision model's; and what they are in published checkpoints.
+_MISTAKEN: dict[str, dict[str, str]] = {
+    "Kimi_K25": {
+        "language_model.model.blocks.": "language_model.model.layers.",
+        "model.mm_projector.": "mm_projector.",
+        "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+    },
+    "QianfanOCR": {"language_model.model.encoder.": "language_model.model."},
+}
 
 
 def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
@@ -43,11 +52,13 @@ def make_vision_model(folder: Path, family: str, *, seed: int = 0, dtype: torch.
         never = [config.image_token_id, tokenizer.eos_token_id]
         never += [each for name in _OTHER_IDS if (each := getattr(config, name, None)) is not None]
         model.get_output_embeddings().weight[never] = 0.0
-    model.to(dtype).save_pretrained(folder)
+    if dtype != model.dtype:  # Llama 4's complex buffers would become real, even in the same dtype
+        model.to(dtype)
+    model.save_pretrained(folder)
     if kind.vision.get("model_type") in _PREFIXED:
         _rename(folder / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
-    if kind.name in _ENCODED:
-        _rename(folder / "model.safetensors", "language_model.model.encoder.", "language_model.model.")
+    for mistaken, published in _MISTAKEN.get(kind.name, {}).items():
+        _rename(folder / "model.safetensors", mistaken, published)
     if kind.is_flat:
         _flatten(folder / "config.json")
     tokenizer.save_pretrained(folder)
@@ -131,7 +142,9 @@ def _flatten(file: Path) -> None:
 
 
 def _save_processor(folder: Path, kind: Family) -> None:
-    image_processor = getattr(transformers, f"{kind.image_processor}Pil")(**kind.image_fields).to_dict()
+    image_processor = {**kind.image_fields, "image_processor_type": kind.image_processor}
+    if in_pillow := getattr(transformers, f"{kind.image_processor}Pil", None):
+        image_processor = in_pillow(**kind.image_fields).to_dict()
     fields = {**(kind.processor_fields or {}), "processor_class": kind.processor}
     if kind.is_nested:
         fields["image_processor"] = image_processor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import json
 import sys
@@ -22,6 +21,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.support.audio_files import Samples
 from tests.support.vision_models.video_reference import video_processor
+from tokenizer_svc.image_processors import load_image_processor
 
 _PIXTRAL = "transformers.models.pixtral"
 
@@ -40,6 +40,8 @@ class Places(NamedTuple):
 def reference_processor(folder: Path, *, with_videos: bool = False) -> Any:
     """The folder's processor, with an image processor that uses Pillow, and no video processor unless it is wanted.
 
+    Where Transformers has only image processors that need torchvision, it is Quire's own.
+
     Of models that also hear, it has the part for audio.
 
     AutoProcessor would do for families without videos; other classes insist on a video processor, and all of these
@@ -48,7 +50,7 @@ def reference_processor(folder: Path, *, with_videos: bool = False) -> Any:
     processor_class = _unchecked(_processor_class(folder))
     fields, _ = processor_class.get_processor_dict(folder)
     makers: dict[str, Callable[[Path], Any]] = {
-        "image_processor": functools.partial(transformers.AutoImageProcessor.from_pretrained, backend="pil"),
+        "image_processor": load_image_processor,
         "tokenizer": transformers.AutoTokenizer.from_pretrained,
         "feature_extractor": transformers.AutoFeatureExtractor.from_pretrained,
         "video_processor": video_processor if with_videos else lambda _: None,
