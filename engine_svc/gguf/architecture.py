@@ -23,6 +23,8 @@ class Architecture:
     # Some sizes may differ between layers: the common fields have the first layer's, and `fields` those of the others.
     varies: bool = False
     tiled: bool = False  # value heads of delta nets are ordered by their index within a key head first
+    # Keys of metadata with a number for each layer → the parameters of one number that layers have in their place.
+    numbers: Mapping[str, str] = field(default_factory=dict)
     # Whether this is the family of a file, if several have the same name in llama.cpp; None means if no other one is.
     when: Callable[[Facts], bool] | None = None
 

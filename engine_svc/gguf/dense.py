@@ -156,10 +156,15 @@ def _mistral3(facts: Facts) -> dict[str, Any]:
     return {"rope_parameters": rope}
 
 
+_XIELU = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")}
+
 # By llama.cpp's architecture names.
 DENSE: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True),
     "mistral3": Architecture("Ministral3ForCausalLM", "ministral3", _mistral3, neighbours=True),
+    "apertus": Architecture(
+        "ApertusForCausalLM", "apertus", lambda facts: {"hidden_act": "xielu"}, numbers=_XIELU
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
     "gemma": Architecture("GemmaForCausalLM", "gemma", norm_offset=1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from quire.errors import StartupError
@@ -75,6 +76,22 @@ class Facts:
                 f"above 0, or one for each of the {self.num_layers} layers."
             )
         return good
+
+    def float_by_layer(self, key: str) -> list[float]:
+        """A required number of each layer, under a key without the architecture's name.
+
+        Raises:
+            StartupError: it is missing, or not a finite number for all layers or each of them.
+        """
+        found = self.model.metadata.get(key)
+        given = found if isinstance(found, list) else [found] * self.num_layers
+        numbers = [each for each in given if isinstance(each, float) and isfinite(each)]
+        if not len(given) == len(numbers) == self.num_layers:
+            raise StartupError(
+                f"{self.model.files[0]}: the metadata's {key} is {found!r}; expected a number, or one for each of the "
+                f"{self.num_layers} layers."
+            )
+        return numbers
 
     @property
     def num_layers(self) -> int:

@@ -323,6 +323,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(ARCH.LLAMA, True),
     "ministral3": Family(ARCH.MISTRAL3, True, metadata=_ministral3),
     "mixtral": Family(ARCH.LLAMA, True),
+    "apertus": Family(ARCH.APERTUS),
     "qwen2": Family(ARCH.QWEN2),
     "qwen2_moe": Family(ARCH.QWEN2MOE),
     "qwen3": Family(ARCH.QWEN3),

@@ -30,6 +30,7 @@ _FUSED = re.compile(
 )
 # The same, with outputs first, of which llama.cpp keeps gates and ups together.
 _TOGETHER = re.compile(r"(model\.layers\.\d+\.experts)\.(gate_up_proj|down_proj)")
+_NUMBER = ".act_fn."
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 # Numbers of config.json → what files call them.
 _KEYS = {
@@ -88,7 +89,9 @@ def write_gguf(
     meant = {name: tensor.float().numpy().copy() for name, tensor in load_file(folder / "model.safetensors").items()}
     stacks: dict[str, list[np.ndarray]] = {}
     count = 0
-    for name, view in _views(meant, takes_turns=config["model_type"] == "gpt_oss"):
+    add_all(writer, _numbers(meant))
+    tensors = {name: values for name, values in meant.items() if _NUMBER not in name}
+    for name, view in _views(tensors, takes_turns=config["model_type"] == "gpt_oss"):
         for theirs, piece in _pieces(name, view, family, config, names):
             kind = kind_of(theirs) if _may_be_packed(theirs, piece, view) else "F32"
             packed, kind = _write(view, piece, kind, count)
@@ -107,9 +110,18 @@ def write_gguf(
     reference = target / "reference"
     reference.mkdir()
     (reference / "config.json").write_bytes((folder / "config.json").read_bytes())
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in meant.items()}
-    save_file(tensors, reference / "model.safetensors", {"format": "pt"})
+    # Numbers would become vectors of one without the shape.
+    both = {name: torch.from_numpy(np.ascontiguousarray(values)).view(values.shape) for name, values in meant.items()}
+    save_file(both, reference / "model.safetensors", {"format": "pt"})
     return Written(min(target.glob("*.gguf")), reference)
+
+
+def _numbers(meant: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    """Numbers that xIELU learns, of all layers in one list, which files have in their metadata."""
+    found: dict[str, list[float]] = {}
+    for name in sorted((name for name in meant if _NUMBER in name), key=lambda name: int(name.split(".")[2])):
+        found.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(float(meant[name].item()))
+    return found
 
 
 def _config(folder: Path) -> dict[str, Any]:

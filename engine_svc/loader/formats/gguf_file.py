@@ -75,10 +75,13 @@ class GgufFile(CheckpointFormat):
 
     def names(self) -> Mapping[str, Path]:
         """See TensorSource.names."""
-        return {name: tensor.file for names, tensor in self._named() for name in names}
+        found = {name: tensor.file for names, tensor in self._named() for name in names}
+        return found | dict.fromkeys(self._numbers, self._file)
 
     def tensors(self) -> Iterator[tuple[str, TensorSlice]]:
         """See TensorSource.tensors."""
+        import torch
+
         from engine_svc.quantization.source import HeldTensor
 
         files = {file: _mapped(file) for file in self.files()}
@@ -89,10 +92,21 @@ class GgufFile(CheckpointFormat):
                 raise StartupError(f"{stored.file}: {stored.name} of {list(stored.shape)}: {error}") from error
             for name, part in zip(names, parts, strict=True):
                 yield name, HeldTensor(part)
+        for name, number in self._numbers.items():
+            yield name, HeldTensor(torch.tensor([number]))
 
     def own_name(self, name: str) -> str:
         """See TensorSource.own_name."""
         return next((stored.name for names, stored in self._named() if name in names), name)
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, float]:
+        """Parameters of one number that are in the metadata, by their names in Hugging Face's layout."""
+        return {
+            f"model.layers.{layer}.{parameter}": number
+            for key, parameter in architecture_of(self._facts).numbers.items()
+            for layer, number in enumerate(self._facts.float_by_layer(key))
+        }
 
     def _named(self) -> Iterator[tuple[list[str], StoredTensor]]:
         """Yields Hugging Face names and tensors in the order of the files."""

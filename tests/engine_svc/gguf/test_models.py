@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Families that are also tested with quantized blocks.
 IN_BLOCKS: dict[str, dict[str, Any]] = {
-    "bloom": {}, "falcon": {"ffn_hidden_size": 256}, "falcon-11b": {"ffn_hidden_size": 256},
+    "apertus": {}, "bloom": {}, "falcon": {"ffn_hidden_size": 256}, "falcon-11b": {"ffn_hidden_size": 256},
     "falcon-40b": {"ffn_hidden_size": 256}, "gpt-neox": {}, "gpt-neox-in-turn": {}, "mpt": {},
     "mpt-clipped": {"attn_config": {"clip_qkv": 1.5}}, "phi": {}, "olmo3": {}, "exaone4": {}, "exaone4-full": {},
     "ernie": {}, "glm": {}, "hunyuan": {},
@@ -294,6 +294,8 @@ def test_families_that_are_not_read(tmp_path: Path, name: str, reason: str) -> N
 
 
 @pytest.mark.parametrize(("family", "change", "message"), [
+    ("apertus", {b"xielu.beta": b"xielu.bets"},
+     r"the metadata's xielu\.beta is None; expected a number, or one for each of the 3 layers"),
     ("bloom", {"bloom.attention.head_count_kv": 2},
      r"blk\.0\.attn_qkv\.bias of \[192\]: it has 192 rows; expected 128, .* of \[64, 32, 32\]"),
     ("nemotron-h", {"nemotron_h_moe.ssm.group_count": 1},
