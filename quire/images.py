@@ -18,10 +18,14 @@ MAX_IMAGES = 1000
 # Dtype → bytes per value.
 DTYPES: Mapping[str, int] = MappingProxyType({"uint8": 1, "bool": 1, "int64": 8, "float32": 4})
 PIXELS, VIDEO_PIXELS = "pixel_values", "pixel_values_videos"
+LOCAL_PIXELS = "pixel_values_local"  # of tiles, where those of the whole image have another size
 PLACES = "image_position_ids"  # column and row of each patch
 TILE_SHAPES = "spatial_shapes"  # rows and columns of the patches of each tile
+# Of each token of an image: which of the embeddings that the encoder has for marks it is; -1 for a part of the image.
+MARKS = "marks"
 FEATURES = "input_features"  # of audio
-_ALL_PIXELS = (PIXELS, VIDEO_PIXELS, FEATURES)
+FEATURE_MASKS = ("input_features_mask", "feature_attention_mask")
+_ALL_PIXELS = (PIXELS, LOCAL_PIXELS, VIDEO_PIXELS, FEATURES)
 _NAME = "images"
 _MAX_DIMENSIONS = 8
 
@@ -69,6 +73,11 @@ class Image:
     def num_bytes(self) -> int:
         """Bytes of its inputs."""
         return sum(len(each.data) for each in self.inputs)
+
+    @property
+    def is_audio(self) -> bool:
+        """Whether it is an audio, also after its features have been dropped."""
+        return any(each.name in FEATURE_MASKS for each in self.inputs)
 
     def at(self, offset: int, num_tokens: int) -> Image:
         """The image at another place; its digest need not be computed again."""

@@ -254,10 +254,29 @@ class _Gemma4Audio(AudioProcessor):
         return f"{self._BEGIN}{super()._text(num_tokens)}{self._END}"
 
 
+class _Gemma4UnifiedAudio(_Gemma4Audio):
+    """Gemma 4's 12B model, which has no encoder: the samples themselves, those of an embedding in each row."""
+
+    @classmethod
+    def of(cls, folder: Path, placeholder: str, token_id: int, settings: AudioSettings) -> Self:
+        """See AudioProcessor."""
+        return cls(placeholder, token_id, settings)
+
+    def _features(self, samples: Samples) -> tuple[Floats, Mask]:
+        """See AudioProcessor. [1, rows, samples]; silence fills up the last row."""
+        size = self._settings.audio_samples_per_token
+        rows = np.pad(samples, (0, -len(samples) % size)).reshape(1, -1, size)
+        return rows, np.ones(rows.shape[:2], np.bool_)
+
+    def _num_tokens(self, num_frames: int) -> int:
+        """See AudioProcessor."""
+        return num_frames
+
+
 _CLASSES: Mapping[str, type[AudioProcessor]] = {
     "Qwen2AudioProcessor": _Qwen2Audio, "AudioFlamingo3Processor": _ChunkedAudio, "GlmAsrProcessor": _GlmAudio,
     "Qwen2_5OmniProcessor": _Qwen25Omni, "Qwen3ASRProcessor": _Qwen3Audio, "Qwen3OmniMoeProcessor": _Qwen3Omni,
-    "WhisperProcessor": _Whisper, "Gemma4Processor": _Gemma4Audio,
+    "WhisperProcessor": _Whisper, "Gemma4Processor": _Gemma4Audio, "Gemma4UnifiedProcessor": _Gemma4UnifiedAudio,
 }  # fmt: skip
 
 

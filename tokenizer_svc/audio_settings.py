@@ -13,7 +13,7 @@ from typing import Any
 _FILES = ("processor_config.json", "preprocessor_config.json")
 _PART = "feature_extractor"
 # Processors of models some of which do not hear: the field of config.json with what others hear with.
-_HEARING = MappingProxyType({"Gemma4Processor": "audio_config"})
+_HEARING = MappingProxyType({"Gemma4Processor": "audio_config", "Gemma4UnifiedProcessor": "audio_config"})
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class AudioSettings:
         chunk_length: seconds of each part of an audio that is padded and encoded on its own.
         min_length: samples to which shorter audio is padded.
         max_audio_len: seconds that an audio may have; at least a chunk's.
+        audio_samples_per_token: samples of an embedding, in models without an encoder.
     """
 
     processor_class: str
@@ -41,6 +42,7 @@ class AudioSettings:
     n_fft: int = 400
     chunk_length: int = 30
     min_length: int = 0
+    audio_samples_per_token: int = 640
 
     def updated(self, changes: Mapping[str, Any]) -> AudioSettings:
         """The settings with some replaced. Names of others are skipped."""
@@ -60,6 +62,7 @@ DEFAULTS: Mapping[str, AudioSettings] = MappingProxyType({
         AudioSettings("Qwen3OmniMoeProcessor", "<|audio_pad|>", 900, feature_size=128),
         AudioSettings("WhisperProcessor", "<|startoflm|>"),  # which its tokenizers have and prompts never use
         AudioSettings("Gemma4Processor", "<|audio|>", 30, feature_size=128),
+        AudioSettings("Gemma4UnifiedProcessor", "<|audio|>", 30),
     )
 })  # fmt: skip
 

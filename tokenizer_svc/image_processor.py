@@ -19,7 +19,7 @@ import transformers
 from PIL import Image
 from transformers.models.auto.processing_auto import processor_class_from_name
 
-from quire.images import DTYPES, PIXELS, PLACES, TILE_SHAPES
+from quire.images import DTYPES, LOCAL_PIXELS, MARKS, PIXELS, PLACES, TILE_SHAPES
 from tokenizer_svc.image_decoder import decode_image
 from tokenizer_svc.image_processors import class_named, load_image_processor
 from tokenizer_svc.media_rejection import MediaRejection
@@ -28,10 +28,15 @@ from tokenizer_svc.processed import Processed
 from tokenizer_svc.video_processor import load_video_processor
 
 _MASK = "pixel_attention_mask"
+_IMAGE_TOKENS, _MARKS = ("image_token_id", "image_token_index"), "visual_indicator_token_ids"
 _SOME_SIZE = (640, 480)
 _PIXTRAL = "transformers.models.pixtral"
 # Classes of processors in the code of checkpoints, and what Transformers has in their place.
 _OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor"}
+# What processors read of their part for videos when they are made, although they are not given one.
+_OF_VIDEO_PARTS = {"MiniCPMV4_6Processor": {"slice_mode": False, "downsample_mode": "16x"}}
+# Settings that an encoder has to know too, which takes them from the model's configuration.
+_OF_ENCODERS = ("downsample_mode",)
 # Pixels are normalized by the engine, so that they are sent as bytes.
 _AS_BYTES = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
 
@@ -42,6 +47,7 @@ class ImageProcessor:
     Attributes:
         placeholder: what the chat template writes for an image.
         image_token_id: the token that the prompt has for each embedding of an image.
+        mark_ids: tokens around and between these whose embeddings are the image encoder's, too.
         videos: the part for videos; None if the model reads none.
     """
 
@@ -56,7 +62,9 @@ class ImageProcessor:
         self._processor = _load(folder)
         # Qianfan-OCR's template writes another token than that of embeddings.
         self.placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
-        self.image_token_id = _image_token_id(folder, self._processor)
+        config = _config(folder)
+        self.image_token_id = _image_token_id(config, self._processor)
+        self.mark_ids: list[int] = [*config.get(_MARKS, ())]
         self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)
 
     def prepare(self, file: bytes, settings: Mapping[str, Any]) -> Processed:
@@ -96,7 +104,19 @@ class ImageProcessor:
         if TILE_SHAPES in inputs:
             inputs = _without_filled_tiles(inputs)
         tokens = self._processor.tokenizer.encode(text, add_special_tokens=False)
-        return Processed(text, tokens.count(self.image_token_id), inputs, scale, shift)
+        own = [token for token in tokens if token == self.image_token_id or token in self.mark_ids]
+        if self.mark_ids:
+            known = {token: index for index, token in enumerate(self.mark_ids)}
+            inputs[MARKS] = np.array([known.get(token, -1) for token in own])
+        return Processed(text, len(own), inputs, scale, shift, number_marks=self._number_marks(settings))
+
+    def _number_marks(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """See Processed."""
+        processor = self._processor
+        chosen = settings.get("use_image_id", getattr(processor, "use_image_id", None))
+        if not (getattr(processor, "default_use_image_id", False) if chosen is None else chosen):
+            return ()
+        return processor.image_id_start_token, processor.image_id_end_token
 
     def _is_sent(self, name: str, value: Any) -> bool:
         """Whether the model takes this; some things are for the prompt alone."""
@@ -105,10 +125,13 @@ class ImageProcessor:
 
     def _processed(self, image: Image.Image, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
         processor = self._processor
+        for name in settings.keys() & _OF_ENCODERS:
+            if settings[name] != (own := getattr(processor.image_processor, name, None)):
+                raise ValueError(f"{name} is {own} in the model's files, and cannot be changed")
         merged = processor._merge_kwargs(
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs, images_kwargs={**settings, **_AS_BYTES}
         )
-        images, *_ = processor.prepare_inputs_layout(images=[image])
+        images, *_ = processor.prepare_inputs_layout(images=[image], **merged)
         others = merged.keys() - {"images_kwargs"}
         own = inspect.signature(processor._process_images).parameters.keys() & others  # besides the images'
         found, (text,) = processor._process_images(
@@ -147,7 +170,7 @@ def _sendable(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     Raises:
         MediaRejection: pixels are not whole numbers up to 255.
     """
-    if name == PIXELS:
+    if name in (PIXELS, LOCAL_PIXELS):
         pixels = values.astype(np.uint8)
         if not np.array_equal(pixels, values):
             raise MediaRejection("The model's image processor does not keep pixels as bytes, which Quire needs.")
@@ -178,11 +201,27 @@ def _load(folder: Path) -> Any:
     parts = {
         "image_processor": load_image_processor(folder),
         "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
+        "video_processor": video_part(processor_class),
     }
     module: Any = sys.modules[processor_class.__module__]
     if getattr(module, "num2words", "") is None:
         module.num2words = str  # SmolVLM's insists on this package for images too, but uses it for videos only
     return processor_class.from_args_and_dict([*map(parts.get, processor_class.get_attributes())], fields)
+
+
+class _VideoPart(dict[str, Any]):
+    """Fields of a part for videos, which are its attributes too. Processors are written as JSON when they are made."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+def video_part(processor_class: type[Any]) -> _VideoPart | None:
+    """What takes the place of a processor's part for videos."""
+    fields = _OF_VIDEO_PARTS.get(processor_class.__name__)
+    return None if fields is None else _VideoPart(fields)
 
 
 def _processor_class(folder: Path) -> type[Any]:
@@ -208,7 +247,9 @@ def _in_part(processor_class: type[Any]) -> type[Any]:
     """A processor's class some of whose parts may be None."""
 
     def check(self: Any, name: str, part: Any) -> Any:
-        return None if part is None else processor_class.check_argument_for_proper_class(self, name, part)
+        if part is None or isinstance(part, _VideoPart):
+            return part
+        return processor_class.check_argument_for_proper_class(self, name, part)
 
     return type(
         processor_class.__name__, (processor_class,),
@@ -216,12 +257,24 @@ def _in_part(processor_class: type[Any]) -> type[Any]:
     )  # fmt: skip
 
 
-def _image_token_id(folder: Path, processor: Any) -> int:
-    if (folder / "config.json").is_file():
-        config = json.loads((folder / "config.json").read_bytes())
-        for name in ("image_token_id", "image_token_index"):
-            if isinstance(config.get(name), int):
-                return int(config[name])
+def _config(folder: Path) -> Mapping[str, Any]:
+    """The model's configuration, completed by its ids of tokens: files leave out values that Transformers has too.
+
+    Nothing if the tokenizer is in a folder of its own.
+    """
+    file = folder / "config.json"
+    found: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    if found.get("model_type") not in transformers.CONFIG_MAPPING:
+        return found
+    known = vars(transformers.CONFIG_MAPPING[found["model_type"]])
+    names = (_MARKS,) if any(name in found for name in _IMAGE_TOKENS) else (_MARKS, *_IMAGE_TOKENS)
+    return {name: known[name] for name in names if isinstance(known.get(name), int | tuple)} | found
+
+
+def _image_token_id(config: Mapping[str, Any], processor: Any) -> int:
+    for name in _IMAGE_TOKENS:
+        if isinstance(config.get(name), int):
+            return int(config[name])
     # Llama 4's image token stands for the whole image.
     patch = getattr(processor, "img_patch_token", None)
     return int(processor.image_token_id if patch is None else processor.tokenizer.convert_tokens_to_ids(patch))

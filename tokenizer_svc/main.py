@@ -24,6 +24,7 @@ from quire.tokenizer.modes import find_tokenizer
 from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
+from tokenizer_svc.got_ocr_template import got_ocr_templates
 from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
@@ -113,7 +114,7 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
     """
     chosen = options.chat_template
     if chosen is None:
-        return files.chat_templates or built_in_templates(files.folder)
+        return files.chat_templates or built_in_templates(files.folder) or got_ocr_templates(files.folder)
     if "{" in chosen:
         return {"default": chosen}
     try:

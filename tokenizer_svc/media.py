@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import logging
 import re
@@ -61,6 +62,11 @@ class PreparedMedium:
     num_tokens: int
     image: Image
     seconds: float = 0.0
+    number_marks: tuple[str, ...] = ()
+
+    def numbered_text(self, number: int) -> str:
+        """The text, behind this number if the model numbers images."""
+        return self.text if not self.number_marks else f"{number}".join(self.number_marks) + self.text
 
     @property
     def num_bytes(self) -> int:
@@ -112,6 +118,8 @@ class MediaPreparer:
         self.placeholders: dict[str, str] = {}
         self.wrapped: dict[str, str] = {}
         self._token_ids: dict[MediaKind, int] = {}
+        # All tokens in whose place encoders' embeddings are put, and the one of their kind.
+        self._own_tokens: dict[int, int] = {}
         self._can_prune, self._fault = False, ""
 
     async def start(self) -> None:
@@ -155,6 +163,9 @@ class MediaPreparer:
         for kind, (placeholder, wrapped, token_id) in facts["marks"].items():
             self.placeholders[kind], self.wrapped[kind] = placeholder, wrapped
             self._token_ids[MediaKind(kind)] = token_id
+        self._own_tokens = {token_id: token_id for token_id in self._token_ids.values()}
+        if mark_ids := facts.get("mark_ids"):
+            self._own_tokens |= dict.fromkeys(mark_ids, self._token_ids[MediaKind.IMAGE])
 
     async def close(self) -> None:
         """Ends the processes."""
@@ -248,7 +259,8 @@ class MediaPreparer:
         longest_first = sorted(kinds, key=len, reverse=True)
         between = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
         ordered = self._ordered([kinds[placeholder] for placeholder in between[1::2]], media)
-        between[1::2] = [each.text for each in ordered]
+        numbers = {kind: itertools.count() for kind in MediaKind}
+        between[1::2] = [each.numbered_text(next(numbers[each.kind])) for each in ordered]
         return "".join(between), ordered
 
     def ordered(self, token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[PreparedMedium]:
@@ -291,12 +303,12 @@ class MediaPreparer:
         Raises:
             InvalidRequest: there are more or fewer tokens for them than embeddings.
         """
-        own = set(self._token_ids.values())
-        positions = [position for position, token in enumerate(token_ids) if token in own]
+        positions = [position for position, token in enumerate(token_ids) if token in self._own_tokens]
         wanted = [self._token_ids[each.kind] for each in media for _ in range(each.num_tokens)]
-        if [token_ids[position] for position in positions] != wanted:
+        if [self._own_tokens[token_ids[position]] for position in positions] != wanted:
+            own = sorted(self._own_tokens)
             raise InvalidRequest(
-                f"The prompt has {len(positions)} tokens for images, videos or audio (ids {sorted(own)}) instead of "
+                f"The prompt has {len(positions)} tokens for images, videos or audio (ids {own}) instead of "
                 f"{len(wanted)}, or in another order. Remove such tokens from texts.",
                 parameter=_PARAMETER,
             )
@@ -324,7 +336,8 @@ def prepared_medium(kind: MediaKind, answer: Message) -> PreparedMedium:
         inputs.append(ImageInput(name, dtype, tuple(shape), answer.payload[start : start + size]))
         start += size
     image = Image(0, 0, tuple(inputs), tuple(fields["pixel_scale"]), tuple(fields["pixel_shift"]))
-    return PreparedMedium(kind, fields["text"], fields["num_tokens"], image, fields["seconds"])
+    marks = tuple(fields["number_marks"])
+    return PreparedMedium(kind, fields["text"], fields["num_tokens"], image, fields["seconds"], marks)
 
 
 def _refusal(has_settings: bool) -> str:

@@ -69,7 +69,10 @@ class _Processors:
         if (audio := self._audio) is not None:
             marks[MediaKind.AUDIO] = [audio.placeholder, audio.wrapped, audio.token_id]
         fault = _fault(images, settings) if images is not None and settings else ""
-        return Message({"marks": marks, "can_prune": videos is not None and videos.can_prune, "fault": fault})
+        return Message({
+            "marks": marks, "mark_ids": [] if images is None else [*images.mark_ids],
+            "can_prune": videos is not None and videos.can_prune, "fault": fault,
+        })  # fmt: skip
 
     def split(self, request: Message) -> Message:
         """The samples of a recording, and where each of its pieces ends. Without samples if it is a single one.
@@ -128,7 +131,7 @@ def make(setup: Message) -> Answer:
             return Message({"error": str(error)[:_MOST_CHARACTERS], "parameter": error.parameter})
         fields = {
             "text": found.text, "num_tokens": found.num_tokens, "pixel_scale": found.pixel_scale,
-            "pixel_shift": found.pixel_shift, "seconds": found.seconds,
+            "pixel_shift": found.pixel_shift, "seconds": found.seconds, "number_marks": found.number_marks,
             "inputs": [(name, each.dtype.name, each.shape, each.nbytes) for name, each in found.inputs.items()],
         }  # fmt: skip
         return Message(fields, b"".join(each.tobytes() for each in found.inputs.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class MistralImages:
     """
 
     placeholder = IMAGE
+    mark_ids: Sequence[int] = ()
     videos = None
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ class Processed:
         inputs: by name, those of the image or audio encoder, with pixels as bytes.
         pixel_scale, pixel_shift: see quire.v1.Image.
         seconds: length of an audio.
+        number_marks: what stands around its number among the images of a prompt, before the text; empty without one.
     """
 
     text: str
@@ -27,3 +28,4 @@ class Processed:
     pixel_scale: tuple[float, ...]
     pixel_shift: tuple[float, ...]
     seconds: float = 0.0
+    number_marks: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,12 +289,30 @@ class _Gemma4Videos(VideoProcessor):
         return {PIXELS: patches, PLACES: places}, text
 
 
+class _Gemma4UnifiedVideos(_Gemma4Videos):
+    """Gemma 4's 12B model, which has no encoder: patches are merged beforehand, so larger ones are cut."""
+
+    def _size(self, settings: VideoSettings, facts: VideoFacts, num_frames: int) -> tuple[int, int]:
+        """See VideoProcessor."""
+        return super()._size(_merged(settings), facts, num_frames)
+
+    def _inputs(
+        self, frames: Pixels, settings: VideoSettings, facts: VideoFacts, indices: Sequence[int]
+    ) -> tuple[Inputs, str]:
+        """See VideoProcessor."""
+        return super()._inputs(frames, _merged(settings), facts, indices)
+
+
+def _merged(settings: VideoSettings) -> VideoSettings:
+    return replace(settings, patch_size=settings.patch_size * settings.pooling_kernel_size, pooling_kernel_size=1)
+
+
 _CLASSES: Mapping[str, type[VideoProcessor]] = {
     "Exaone4_5_Processor": _Qwen2Videos, "Qwen2VLProcessor": _Qwen2Videos, "Qwen2_5_VLProcessor": _Qwen25Videos,
-    "Qwen2_5OmniProcessor": _Qwen25Videos, "Qwen3OmniMoeProcessor": _Qwen25Videos,
-    "Qwen3VLProcessor": _Qwen3Videos, "Lfm3VlProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos,
-    "Glm46VProcessor": _Glm46Videos, "Gemma4Processor": _Gemma4Videos, "InternVLProcessor": _InternVideos,
-    "LlavaOnevisionProcessor": _OnevisionVideos,
+    "Qwen2_5OmniProcessor": _Qwen25Videos, "Qwen3OmniMoeProcessor": _Qwen25Videos, "Qwen3VLProcessor": _Qwen3Videos,
+    "Lfm3VlProcessor": _Qwen3Videos, "Glm4vProcessor": _Glm41Videos, "Glm46VProcessor": _Glm46Videos,
+    "Gemma4Processor": _Gemma4Videos, "Gemma4UnifiedProcessor": _Gemma4UnifiedVideos,
+    "InternVLProcessor": _InternVideos, "LlavaOnevisionProcessor": _OnevisionVideos,
 }  # fmt: skip
 
 

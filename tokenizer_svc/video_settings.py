@@ -90,7 +90,10 @@ DEFAULTS: Mapping[str, VideoSettings] = MappingProxyType({
         ("Glm4vProcessor", "Glm46VProcessor"),
         VideoSettings({"shortest_edge": 112 * 112, "longest_edge": 2 * 30_000 * 28 * 28}, patch_size=14),
     ),
-    "Gemma4Processor": VideoSettings({}, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), patch_size=16),
+    **dict.fromkeys(
+        ("Gemma4Processor", "Gemma4UnifiedProcessor"),
+        VideoSettings({}, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), patch_size=16),
+    ),
     "InternVLProcessor": VideoSettings(_SQUARE),
     "LlavaOnevisionProcessor": VideoSettings(_SQUARE),
 })  # fmt: skip

@@ -20,9 +20,9 @@ class ImageExtras:
     """What some models' layers need of images beside their embeddings."""
 
     rows: torch.Tensor  # int64 [rows] of a batch
-    positions: torch.Tensor | None  # int64 [3, rows], for rotation: see media/rotary_positions.py
+    positions: torch.Tensor | None  # int64 [positions, rows], for rotation: see media/rotary_positions.py
     deep_rows: torch.Tensor  # int64 [deep rows] of a batch
-    deep: torch.Tensor | None  # [layers, deep rows, hidden_size], added after each of the first layers
+    deep: torch.Tensor | None  # [kinds, deep rows, hidden_size], added between layers: see ModelConfig.feature_layers
 
     def part(self, first: int, last: int) -> ImageExtras:
         """See EmbeddedRows.part."""

@@ -143,10 +143,10 @@ def rotary_table(
 
 
 def rotary_components(parameters: Mapping[str, Any], rotary_dim: int) -> torch.Tensor | None:
-    """For models whose tokens have three positions (see images/rotary_positions.py): which of them each frequency uses.
+    """For models whose tokens have several positions (see media/rotary_positions.py): which one each frequency uses.
 
     Returns:
-        int64 [rotary_dim / 2] of 0 to 2; None for models whose tokens have one position.
+        int64 [rotary_dim / 2] of 0 to 2, or to 3 for HunYuan; None for models whose tokens have one position.
 
     Raises:
         StartupError: the sections do not add up to the number of frequencies.

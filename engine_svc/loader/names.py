@@ -15,9 +15,11 @@ _HEAD_NORM = re.compile(r"(.+)\.norms\.(\d+)\.(\w+)")  # norm of one head
 # out.
 _PREFIXES = ("thinker.", "model.", "language_model.", "text_model.", "model.")
 _OF_OTHERS = (
-    "vision_tower.", "vision_model.", "vision_encoder.", "visual.", "multi_modal_projector.", "mm_projector.", "mlp1.",
-    "embed_vision.", "embed_audio.", "vision_projection.", "connector.", "mlp_AR.", "image_newline", "audio_tower.",
-    "talker.", "token2wav.", "code2wav.",
+    "vision_tower.", "vision_model.", "vision_encoder.", "vision_embedder.", "visual.", "multi_modal_projector.",
+    "mm_projector.", "projector.", "mlp1.", "embed_vision.", "embed_audio.", "vision_projection.", "connector.",
+    "density_router.", "layerwise_projectors.", "spatial_projectors.", "mlp_AR.", "image_newline", "audio_tower.",
+    "talker.", "token2wav.", "code2wav.", "merger.", "vit.", "visual_embeddings_table.",
+    "view_separator", "view_seperator", "sam_model.", "qwen2_model.",
 )  # fmt: skip
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _OF_TEXT = ("embed_tokens.", "layers.", "lm_head.", "norm.", "embed_tokens_per_layer.", "per_layer_")

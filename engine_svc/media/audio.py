@@ -13,17 +13,11 @@ from transformers.masking_utils import create_bidirectional_mask
 from engine_svc.media.base import EncodedImage, joined, tensor_of
 from engine_svc.media.input_checks import UnfitImage
 from engine_svc.media.rotary_positions import PlacedGrid
-from quire.images import FEATURES, Image, ImageInput
+from quire.images import FEATURE_MASKS, FEATURES, Image, ImageInput
 from quire.media import MediaKind, filled_up
 
-_MASKS = ("input_features_mask", "feature_attention_mask")
 _MOST_FRAMES = 3000  # of an audio for Gemma 4: 30 s
 _MOST_ROWS = 8  # pieces of an audio that are encoded at once, so that memory stays bounded
-
-
-def is_audio(image: Image) -> bool:
-    """Whether it is an audio, also after its features have been dropped."""
-    return any(each.name in _MASKS for each in image.inputs)
 
 
 class AudioEncoder:
@@ -49,7 +43,7 @@ class AudioEncoder:
             self._features = self._of_encoder
         elif config.model_type == "voxtral":
             self._features = self._of_voxtral
-        elif config.model_type == "gemma4":
+        elif config.model_type in ("gemma4", "gemma4_unified"):
             self._features = self._of_gemma4
         else:
             self._features = getattr(model, "get_audio_features", self._of_qwen2)
@@ -130,7 +124,9 @@ class _AudioChecks:
         self._window: int = 2 * getattr(audio, "n_window", 0)
         self._frames: int = 2 * next((getattr(audio, name) for name in names if hasattr(audio, name)), 0)
         self._is_upright = not (self._window or self._frames)  # whether frames come before the bands of each
-        self._mels: int = audio.subsampling_conv_channels[0] if self._is_upright else audio.num_mel_bins
+        sizes = ("audio_embed_dim", "num_mel_bins")
+        self._mels: int = next((getattr(audio, name) for name in sizes if hasattr(audio, name)), 0)
+        self._mels = self._mels or audio.subsampling_conv_channels[0]
 
     def check(self, image: Image) -> tuple[ImageInput, ImageInput]:
         """The features [rows, mels, frames], or [1, frames, mels] for Gemma 4, and their mask [rows, frames].
@@ -139,9 +135,9 @@ class _AudioChecks:
             UnfitImage: they are not those of an audio.
         """
         given = {each.name: each for each in image.inputs}
-        features, mask = given.get(FEATURES), next((given[name] for name in _MASKS if name in given), None)
+        features, mask = given.get(FEATURES), next((given[name] for name in FEATURE_MASKS if name in given), None)
         if features is None or mask is None:
-            raise UnfitImage(f"it needs {FEATURES} and a mask, {' or '.join(_MASKS)}")
+            raise UnfitImage(f"it needs {FEATURES} and a mask, {' or '.join(FEATURE_MASKS)}")
         rows, mels, frames = features.shape if len(features.shape) == 3 else (0, 0, 0)
         if self._is_upright:
             mels, frames = frames, mels

@@ -20,7 +20,7 @@ class EncodedImage(NamedTuple):
     """An image for the text model, with a row for each of its image tokens."""
 
     embeddings: torch.Tensor  # [rows, hidden_size]
-    deep: torch.Tensor | None  # [rows, layers, hidden_size]: added to the hidden states after each of the first layers
+    deep: torch.Tensor | None  # [rows, kinds, hidden_size], added between layers: see ModelConfig.feature_layers
     kept: npt.NDArray[np.int64] | None = None  # [rows]: which of a video's embeddings they are; None means all
     both_ways: bool = True  # whether its tokens attend in both directions, in models where those of images do
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,14 +13,16 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.input_checks import GRID, INPUTS, MASK, InputChecks, UnfitImage
+from engine_svc.media.input_checks import GRID, INPUTS, MASK, TILE_SIZES, InputChecks, UnfitImage
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
-from quire.images import PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
+from quire.images import LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 from quire.media import MediaKind
 
 _VIDEO_IDS = ("video_token_id", "video_token_index")
 _MOST_PATCHES = 16384  # of a video that are encoded at once; the rest follows, so that memory stays bounded
+_MOST_PIXELS = 1024**2  # of tiles that are encoded at once: GOT-OCR's attention takes 0.8 GB for such a tile
+_DIMENSIONS_OF_TILES = 4  # tiles, channels, rows, columns
 
 
 class ImageEncoder:
@@ -37,9 +40,9 @@ class ImageEncoder:
         self.kinds = kinds
         video_ids = (getattr(config, name, None) for name in _VIDEO_IDS)
         video_tokens = [each for each in video_ids if isinstance(each, int)]
-        self.token_ids: Sequence[int] | None = [config.image_token_id, *video_tokens]
-        # Whether tokens of images have three positions.
-        self._is_turned = "mrope_section" in (getattr(config.get_text_config(), "rope_parameters", None) or {})
+        mark_ids = getattr(config, "visual_indicator_token_ids", ())
+        self.token_ids: Sequence[int] | None = [config.image_token_id, *video_tokens, *mark_ids]
+        self._num_marks = len(mark_ids)
         self._num_frames: int = getattr(config.vision_config, "temporal_patch_size", 1)  # in a patch
         # Positions in time for a second of video; 0 for models that count patches instead.
         self._positions_per_second: float = getattr(
@@ -50,6 +53,10 @@ class ImageEncoder:
         self._names = INPUTS & {VIDEO_PIXELS, *inspect.signature(model.get_image_features).parameters}
         # Patches along each side of an embedding, for encoders of patches in a grid; else 0.
         self._merge_size: int = _merge_size(config.vision_config) if GRID in self._names else 0
+        # Whether tokens of images have three positions. MiniCPM-V's do not, although Qwen's text model could.
+        rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+        self._is_turned = "mrope_section" in rope and GRID in self._names
+        self._num_positions = len(rope.get("mrope_section", ()))
         self._checks = InputChecks(config, self._merge_size, reads_videos=MediaKind.VIDEO in kinds)
 
     @torch.inference_mode()
@@ -60,6 +67,10 @@ class ImageEncoder:
         moved = {name: self._moved(each, image) for name, each in given.items()}
         if VIDEO_PIXELS in moved:
             return self._of(self._model.get_video_features(**moved))
+        if self._num_marks:
+            return self._with_marks(moved[PIXELS], image)
+        if self._checks.sides_of_views:
+            return self._with_views(moved)
         apart = _parts(moved, by_frames=self._checks.is_apart_in_time)
         parts = [self._of(self._model.get_image_features(**part)) for part in apart]
         deep = [each.deep for each in parts if each.deep is not None]
@@ -69,11 +80,40 @@ class ImageEncoder:
             return EncodedImage(embeddings[kept], None, kept.cpu().numpy())
         return EncodedImage(embeddings, torch.cat(deep) if deep else None)
 
+    def _with_marks(self, tiles: torch.Tensor, image: Image) -> EncodedImage:
+        """The embeddings of tiles [tiles, channels, rows, columns], and those of the marks around and between them.
+
+        One tile after another, because each embedding is first a distribution over a vocabulary (Ovis 2).
+        """
+        one, *others = tiles.split(1)
+        found = [self._model.get_image_features(one)]
+        count = len(joined(found[0].pooler_output)) * len(tiles)
+        places = self._checks.marks(image, count, self._num_marks).copy()  # before the other tiles take time
+        found += [self._model.get_image_features(tile) for tile in others]
+        embeddings = torch.cat([joined(each.pooler_output) for each in found])
+        known = torch.cat([found[0].visual_indicator_features, embeddings]).to(self._dtype)
+        places[places < 0] = np.arange(len(embeddings)) + self._num_marks
+        return EncodedImage(known[torch.from_numpy(places).to(self._device)], None)
+
+    def _with_views(self, inputs: Mapping[str, torch.Tensor]) -> EncodedImage:
+        """The embeddings of an image's tiles, of a small copy of it, and what ends them (DeepSeek-OCR).
+
+        Each is encoded alone, as if it were a whole image, because the encoder adds a number to each pair of patches.
+        """
+        tiles = [*inputs[LOCAL_PIXELS].split(1)] if LOCAL_PIXELS in inputs else []
+        *found, whole = (self._of(self._model.get_image_features(view)).embeddings for view in (*tiles, inputs[PIXELS]))
+        return EncodedImage(torch.cat([*(each[:-1] for each in found), whole]), None)
+
     def _of(self, found: Any) -> EncodedImage:
         """What an encoder returned."""
-        deep = [joined(each).to(self._dtype) for each in getattr(found, "deepstack_features", None) or ()]
+        features = getattr(found, "deepstack_features", None) or ()
+        # Granite 4 Vision tells with each for which layer it is, and has nothing else.
+        features = [each[1] if isinstance(each[0], int) else each for each in features]
+        deep = [joined(each).to(self._dtype) for each in features]
         embeddings = found.pooler_output
-        if embeddings is None:  # Llama 4's are projected by the whole model
+        if embeddings is None and deep:
+            embeddings = torch.zeros_like(deep[0])
+        elif embeddings is None:  # Llama 4's are projected by the whole model
             embeddings = self._model.multi_modal_projector(found.last_hidden_state)
         return EncodedImage(joined(embeddings).to(self._dtype), torch.stack(deep, 1) if deep else None)
 
@@ -84,6 +124,8 @@ class ImageEncoder:
         if not self._is_turned:
             return []
         frames, rows, columns = self._checks.grid(image)
+        if self._checks.ends_rows:
+            return [self._ended_grid(rows, columns, places)]
         num_kept = self._checks.num_kept(image)
         if (num_kept or frames * rows * columns) != len(places):
             some = f", of which {num_kept} are kept," if num_kept else ""
@@ -104,9 +146,23 @@ class ImageEncoder:
             grids.append(PlacedGrid(int(own[0]), frames // apart, rows, columns, interval, kept))
         return grids
 
+    def _ended_grid(self, rows: int, columns: int, places: npt.NDArray[np.int64]) -> PlacedGrid:
+        """The grid of an image of HunYuan: all but its first and its last token.
+
+        Raises:
+            UnfitImage: see `grids`.
+        """
+        size = rows * (columns + 1) + 2
+        if len(places) != size or places[-1] - places[0] >= size:
+            raise UnfitImage(
+                f"{rows} x {columns} embeddings and the ends of rows do not fit {len(places)} tokens, or there are "
+                "other tokens between its own"
+            )
+        return PlacedGrid(int(places[0]) + 1, 1, rows, columns + 1, num_positions=self._num_positions)
+
     def _moved(self, given: ImageInput, image: Image) -> torch.Tensor:
         values = tensor_of(given, self._device)
-        if given.name not in (PIXELS, VIDEO_PIXELS):
+        if given.name not in (PIXELS, LOCAL_PIXELS, VIDEO_PIXELS):
             return values
         if self._checks.channels_last:
             return _normalized_patches(values, image)  # some encoders scale them before they round them
@@ -118,14 +174,16 @@ class ImageEncoder:
 
 def _merge_size(vision: Any) -> int:
     """Patches along each side of an embedding."""
-    found = getattr(vision, "spatial_merge_size", None)
-    return int(vision.merge_kernel_size[0] if found is None else found)
+    names = ("spatial_merge_size", "merge_kernel_size")
+    found = next(filter(None, (getattr(vision, name, None) for name in names)), 1)
+    return int(found if isinstance(found, int) else found[0])
 
 
 def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[Mapping[str, torch.Tensor]]:
     """The inputs of a video in parts of whole frames, if it has many patches: frames do not attend to each other.
 
-    Those of tiles of several shapes in parts of the same shape, so that none is filled up to the largest one.
+    Those of tiles of several shapes in parts of the same shape, so that none is filled up to the largest one. Tiles of
+    one shape, which do not attend to each other either, in parts of a few tiles.
 
     Args:
         by_frames: each frame has a grid of its own, as if it were an image.
@@ -137,6 +195,13 @@ def _parts(inputs: Mapping[str, torch.Tensor], *, by_frames: bool) -> Iterator[M
         return
     if TILE_SHAPES in inputs:
         yield from _tiles_by_shape(inputs[PIXELS], inputs[TILE_SHAPES])
+        return
+    if TILE_SIZES in inputs:
+        yield from _tiles_in_row(inputs[PIXELS], inputs[TILE_SIZES])
+        return
+    if inputs.keys() == {PIXELS} and inputs[PIXELS].dim() == _DIMENSIONS_OF_TILES:
+        most = max(1, _MOST_PIXELS // math.prod(inputs[PIXELS].shape[-2:]))
+        yield from ({PIXELS: some} for some in inputs[PIXELS].split(most))
         return
     grid = inputs.get(GRID)
     if grid is None or not (by_frames or len(inputs[PIXELS]) > _MOST_PATCHES):
@@ -162,6 +227,19 @@ def _tiles_by_shape(patches: torch.Tensor, shapes: torch.Tensor) -> Iterator[Map
         for some, some_shapes in zip(tiles.split(most), own.split(most), strict=True):
             mask = torch.ones(some.shape[:2], dtype=torch.bool, device=some.device)
             yield {PIXELS: some, TILE_SHAPES: some_shapes, MASK: mask}
+
+
+def _tiles_in_row(pixels: torch.Tensor, sizes: torch.Tensor) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Tiles whose patches stand in one row, [1, channels, patch_size, pixels], in parts of whole tiles."""
+    patch, counts = pixels.shape[-2], sizes.prod(1).tolist()
+    first = start = 0
+    while first < len(counts):
+        last, end = first + 1, start + counts[first]
+        while last < len(counts) and end + counts[last] - start <= _MOST_PATCHES:
+            end += counts[last]
+            last += 1
+        yield {PIXELS: pixels[..., start * patch : end * patch], TILE_SIZES: sizes[first:last]}
+        first, start = last, end
 
 
 def _repeated(patches: torch.Tensor, channels: int, num_frames: int) -> torch.Tensor:

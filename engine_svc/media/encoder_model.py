@@ -64,6 +64,8 @@ def _without_text(raw: Mapping[str, Any]) -> Any:
         text.hidden_size_per_layer_input = 0  # else it would have, and read, an embedding of its own for each token
     if getattr(text, "layer_types", None):
         text.layer_types = []
+    if getattr(vision, "tokenize_function", None) == "gumbel_argmax":
+        raise StartupError("The image encoder draws at random (tokenize_function gumbel_argmax), which Quire does not.")
     if hasattr(vision, "vision_use_head"):
         vision.vision_use_head = False  # it makes one vector of a whole image, which no text model takes
     config.quantization_config = text.quantization_config = None  # of the text model, wherever it is written

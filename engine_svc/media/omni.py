@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.media.audio import AudioEncoder, is_audio
+from engine_svc.media.audio import AudioEncoder
 from engine_svc.media.base import EncodedImage, MediaEncoder
 from engine_svc.media.encoder import ImageEncoder
 from engine_svc.media.rotary_positions import PlacedGrid
@@ -44,4 +44,4 @@ class OmniEncoder:
         return self._of(image).grids(image, places, encoded)
 
     def _of(self, image: Image) -> MediaEncoder:
-        return self._audio if is_audio(image) else self._images
+        return self._audio if image.is_audio else self._images

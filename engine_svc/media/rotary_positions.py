@@ -2,6 +2,9 @@
 
 M-RoPE (Wang et al. 2024, Qwen2-VL): each token has three positions. They are equal for text; those of an image or a
 video are the places in its grid, after the position of the text before it. Text goes on after the largest of them.
+
+XD-RoPE (HunYuan): positions of text are places in the sequence, and each token has one more of these before the three,
+also those of images. The others of an image are the places in its grid, from zero on, and its number in the sequence.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class PlacedGrid:
     columns: int
     interval: float = 1.0  # from one frame's position in time to the next one's, in float32
     kept: npt.NDArray[np.int64] | None = None  # indices of the embeddings that the prompt has; None for all
+    num_positions: int = 0  # of a token with XD-RoPE; 0 with M-RoPE
 
     @property
     def size(self) -> int:
@@ -48,13 +52,13 @@ class PlacedGrid:
 
 @dataclass(frozen=True)
 class RotaryPositions:
-    """The three positions of each of a sequence's tokens."""
+    """The positions of each of a sequence's tokens: three with M-RoPE."""
 
-    first: npt.NDArray[np.int64]  # [3, tokens]: up to the last image's end
-    offset: int  # of all three positions of later tokens, from their places in the sequence
+    first: npt.NDArray[np.int64]  # [positions, tokens]: up to the last image's end
+    offset: int  # of all positions of later tokens, from their places in the sequence
 
     def of(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The three positions [3, places] of tokens at these places in the sequence."""
+        """The positions [positions, places] of tokens at these places in the sequence."""
         known = self.first.shape[1]
         return np.where(places < known, self.first[:, np.minimum(places, known - 1)], places + self.offset)
 
@@ -65,6 +69,8 @@ def rotary_positions(grids: Sequence[PlacedGrid]) -> RotaryPositions:
     Args:
         grids: in the order of their places.
     """
+    if grids[0].num_positions:
+        return _numbered(grids)
     found: list[npt.NDArray[np.int64]] = []
     place = position = 0
     for grid in grids:
@@ -75,3 +81,14 @@ def rotary_positions(grids: Sequence[PlacedGrid]) -> RotaryPositions:
         position += grid.extent
         place = grid.start + grid.size
     return RotaryPositions(np.concatenate(found, axis=1), position - place)
+
+
+def _numbered(grids: Sequence[PlacedGrid]) -> RotaryPositions:
+    """The positions with XD-RoPE."""
+    found = np.tile(np.arange(grids[-1].start + grids[-1].size), (grids[0].num_positions, 1))
+    for number, grid in enumerate(grids):
+        _, rows, columns = grid.places
+        found[-3, grid.start : grid.start + grid.size] = columns
+        found[-2, grid.start : grid.start + grid.size] = rows
+        found[-1, grid.start : grid.start + grid.size] = number
+    return RotaryPositions(found, 0)

@@ -265,6 +265,9 @@ class ModelConfig(ModelFacts):
     logits_softcap: float | None = None
     embedding_scale: float = 1.0  # on embeddings that are looked up; rounded to the model's dtype
     embedding_multiplier: float = 1.0  # on these and on embeddings that are given
+    feature_scale: float = 1.0  # on features of images that are added between layers
+    # Layers before which these are added, in the order in which the encoder returns them. None: from the second one on.
+    feature_layers: tuple[int, ...] | None = None
     logits_scale: float = 1.0
     embedding_norm: bool = False
     token_inputs: TokenInputsConfig | None = None
@@ -388,6 +391,7 @@ def base_config(config: Mapping[str, Any], **family: Any) -> ModelConfig:
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "feature_layers": config.get("feature_layers"),
         "rope_parameters": parameters,
         "rotary_dim": int(head_dim * (parameters.get("partial_rotary_factor") or 1.0)),
     }

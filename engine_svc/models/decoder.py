@@ -170,6 +170,8 @@ class Decoder(torch.nn.Module):
         residual = self._ops.zeros_like(hidden)
         tapped: list[torch.Tensor] = []
         for (index, layer), cache in zip(self._numbered_layers(), caches, strict=True):
+            if images is not None and images.deep is not None:
+                hidden = self._with_features(hidden, index, images.deep_rows, images.deep)
             if index in self._taps:
                 tapped.append(self._ops.add(self._ops.add(self._ops.zeros_like(hidden), residual), hidden))
             if index == self._first_borrowing and output_rows is not None:
@@ -177,14 +179,22 @@ class Decoder(torch.nn.Module):
             elif index == self.config.num_layers - 1 and self._first_borrowing is None:
                 step = replace(step, output_rows=output_rows)
             hidden, residual = layer(hidden, residual, cache, step)
-            if images is not None and images.deep is not None and index < len(images.deep):
-                hidden = hidden.index_add(0, images.deep_rows, images.deep[index])
         hidden = self.norm(hidden, residual) if self.stage.is_last else self._ops.add(residual, hidden)
         if text is not None:
             hidden = hidden.new_zeros(len(token_ids), hidden.shape[1]).index_copy_(0, text, hidden)
         if not (tapped and self.stage.is_last):
             return hidden
         return self._ops.join([each[:, None] for each in (hidden, *tapped)])
+
+    def _with_features(
+        self, hidden: torch.Tensor, index: int, rows: torch.Tensor, features: torch.Tensor
+    ) -> torch.Tensor:
+        """Adds those features of images [kinds, rows, hidden_size], if any, that are for the input of a layer."""
+        layers = self.config.feature_layers or range(1, 1 + len(features))
+        for layer, added in zip(layers, features, strict=True):
+            if layer == index:
+                hidden = hidden.index_add(0, rows, added, alpha=self.config.feature_scale)
+        return hidden
 
     def _outputs_of(
         self, hidden: torch.Tensor, residual: torch.Tensor, step: StepInputs, rows: torch.Tensor

@@ -1,7 +1,7 @@
 """DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups.
 
 V3.1, R1 and Kimi K2 are V3 with other numbers. V3.2 and GLM 5 choose the tokens that they attend to beyond a certain
-length; up to that length, they are V3.
+length; up to that length, they are V3. DeepSeek-OCR's text model is V2 without compressed attention.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ ROUTER_RENAMES = ((r"\.router\.gate\.", ".gate."),)  # how some of them name the
 
 def config_of(config: Mapping[str, Any]) -> ModelConfig:
     """The first layers are dense."""
+    if config["architectures"][0] == "DeepseekV2ForCausalLM" and config.get("kv_lora_rank") is None:
+        bias = bool(config.get("attention_bias"))
+        return base_config(config, moe=mixtures(config), qkv_bias=bias, output_bias=bias)
     return compressed(config, moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",))
 
 

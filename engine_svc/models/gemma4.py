@@ -1,4 +1,4 @@
-"""Gemma 4 (Google 2026), the text model, and that of the 12B model, whose images and audio have no encoder (Unified).
+"""Gemma 4 (Google 2026), the text model, also of the 12B model, whose images and audio have no encoder (Unified).
 
 Layers without a window have fewer and larger heads than those with one. The small models (E2B, E4B) add inputs by token
 id in each layer, and their last layers have no keys and values of their own; of the large ones, one has experts.
@@ -37,8 +37,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     Raises:
         StartupError: the layers of a kind differ in their heads, or all tokens attend to later ones.
     """
-    is_unified = config["architectures"][0] == "Gemma4UnifiedForCausalLM"  # whose images are not read
-    own = _UNIFIED if is_unified else _SMALL
+    own = _UNIFIED if config["architectures"][0] == "Gemma4UnifiedForCausalLM" else _SMALL
     config = _DEFAULTS | own | {name: value for name, value in config.items() if value is not None}
     if config.get("use_bidirectional_attention") == "all":
         raise StartupError("config.json: use_bidirectional_attention is 'all', which generating text does not allow.")
@@ -58,7 +57,7 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         activation=activation(config.get("hidden_activation") or "gelu_pytorch_tanh"),
         embedding_scale=size**0.5, logits_softcap=config.get("final_logit_softcapping"),
         tie_word_embeddings=config.get("tie_word_embeddings", True), token_inputs=_token_inputs(config),
-        whole_image_tokens=0 if is_unified else _image_tokens(config), windows_on_whole_images=True,
+        whole_image_tokens=_image_tokens(config), windows_on_whole_images=True,
         renames=_RENAMES, ignored_names=_unused(borrowed),
     )  # fmt: skip
 

@@ -27,10 +27,11 @@ def multipliers(config: Mapping[str, Any]) -> dict[str, Any]:
 def scaled_outputs(config: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Fields of ModelConfig for layers whose outputs are multiplied by `factor` before they are added to the residual.
 
-    Here, the whole residual is kept divided by it instead: embeddings are divided by it, and norms give the same result
-    if epsilon is divided by its square.
+    Here, the whole residual is kept divided by it instead: embeddings, and features of images that are added between
+    layers, are divided by it, and norms give the same result if epsilon is divided by its square.
     """
     return {
         "embedding_multiplier": config.get("embedding_multiplier", 1.0) / factor,
+        "feature_scale": 1.0 / factor,
         "norm_eps": config.get("rms_norm_eps", 1e-6) / factor**2,
     }

@@ -33,4 +33,4 @@ def _stretched(parameters: dict[str, Any], head_dim: int) -> dict[str, Any]:
     if parameters["rope_type"] != "dynamic" or not alpha:
         return parameters
     theta = parameters["rope_theta"] * alpha ** (head_dim / (head_dim - 2))
-    return {"rope_type": "default", "rope_theta": theta}
+    return {**parameters, "rope_type": "default", "rope_theta": theta}

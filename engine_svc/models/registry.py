@@ -140,13 +140,19 @@ ENCODERS = {
 IMAGE_MODELS = frozenset({
     "AyaVisionForConditionalGeneration",
     "Cohere2VisionForConditionalGeneration",
+    "DeepseekOcr2ForConditionalGeneration",
     "Exaone4_5_ForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
     "GlmOcrForConditionalGeneration",
+    "GotOcr2ForConditionalGeneration",
+    "Granite4VisionForConditionalGeneration",
+    "GraniteDoclingForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
@@ -158,7 +164,9 @@ IMAGE_MODELS = frozenset({
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "Ovis2ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
     "QianfanOCRForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
@@ -170,12 +178,14 @@ IMAGE_MODELS = frozenset({
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "VideoLlama3ForConditionalGeneration",
     "VipLlavaForConditionalGeneration",
 })  # fmt: skip
 # Those of them that read videos too.
 VIDEO_MODELS = frozenset({
     "Exaone4_5_ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
     "Glm4vMoeForConditionalGeneration",
@@ -196,6 +206,7 @@ VIDEO_MODELS = frozenset({
 AUDIO_MODELS = frozenset({
     "AudioFlamingo3ForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
     "GlmAsrForConditionalGeneration",
     "Qwen2AudioForConditionalGeneration",
     "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -205,16 +216,29 @@ AUDIO_MODELS = frozenset({
     "WhisperForConditionalGeneration",
 })  # fmt: skip
 # Those of them of which only some hear: the part of the configuration that those have.
-_HEARING_PARTS = {"Gemma4ForConditionalGeneration": "audio_config"}
+_HEARING_PARTS = {
+    "Gemma4ForConditionalGeneration": "audio_config", "Gemma4UnifiedForConditionalGeneration": "audio_config",
+}  # fmt: skip
 TEXT_TYPES = {
     "cohere2": "Cohere2ForCausalLM",
+    "deepseek_ocr2_text": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm4v_text": "Glm4ForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
+    "granite_docling_text": "GraniteForCausalLM",
+    "hunyuan_vl": "HunYuanDenseV1ForCausalLM",  # of configurations whose text model has no part of its own
+    "hunyuan_vl_text": "HunYuanDenseV1ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "lfm3": "Lfm3ForCausalLM",
@@ -223,7 +247,9 @@ TEXT_TYPES = {
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "paddleocr_vl_text": "Ernie4_5ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_omni_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -231,6 +257,7 @@ TEXT_TYPES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
@@ -241,24 +268,12 @@ _IMPLIED = {
     "glm4v_text": {"attention_bias": True}, "glm_ocr_text": {"attention_bias": False},
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
 }  # fmt: skip
-
-# For other multimodal models, by architecture and type of text model: the architecture of the text model, which runs
-# alone.
-TEXT_MODELS = {
-    ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"): "Gemma4UnifiedForCausalLM",
-}
+_SPATIAL_KINDS = 4  # of Granite 4 Vision's features: one for each corner of two by two patches
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the text model alone, if it is one of several parts; else the configuration itself."""
-    if takes_media(config):
-        return _text_part_of_whole(config)
-    text = config.get("text_config") or {}
-    for name in config.get("architectures") or ():
-        if found := TEXT_MODELS.get((name, text.get("model_type", ""))):
-            given = {field: value for field, value in text.items() if value is not None}
-            return {**config, **given, "architectures": [found]}
-    return config
+    return _text_part_of_whole(config) if takes_media(config) else config
 
 
 def takes_media(config: Mapping[str, Any]) -> bool:
@@ -303,9 +318,31 @@ def _text_part_of_whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = whole.get_text_config()
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     found = TEXT_TYPES.get(text.model_type, text.model_type)
+    if (layers := _feature_layers(whole, text)) is not None:
+        given["feature_layers"] = layers
     is_tied = config.get("tie_word_embeddings", getattr(whole, "tie_word_embeddings", False))
     implied = _IMPLIED.get(text.model_type, {})
     return {**config, **given, **implied, "tie_word_embeddings": is_tied, "architectures": [found]}
+
+
+def _feature_layers(whole: Any, text: Any) -> tuple[int, ...] | None:
+    """The layers before which the text model adds features of images, for models that say so (Granite 4 Vision).
+
+    Raises:
+        StartupError: there are no such layers, or two kinds of features are for the same one.
+    """
+    if not hasattr(whole, "deepstack_layer_map"):
+        return None
+    spatial = whole.spatial_target_layers
+    layers = (*(layer for _, layer in whole.deepstack_layer_map or ()), *spatial)
+    if not whole.deepstack_layer_map or len(spatial) > _SPATIAL_KINDS or len({*layers}) < len(layers):
+        raise StartupError(
+            f"config.json: deepstack_layer_map is {whole.deepstack_layer_map} and spatial_target_layers is {spatial}; "
+            f"expected at least one pair of layers, and up to {_SPATIAL_KINDS} layers, all of them different."
+        )
+    if not all(0 <= layer < text.num_hidden_layers for layer in layers):
+        raise StartupError(f"Images are added before layers {layers}, but the model has {text.num_hidden_layers}.")
+    return layers
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:

@@ -54,7 +54,7 @@ class GenerationRequest:
     @functools.cached_property
     def image_runs(self) -> tuple[range, ...]:
         """The places of image tokens that stand together: those of an image, or of one of a video's frames."""
-        return tuple(run for image in self.images for run in self._runs_of(image))
+        return tuple(run for image in self.images if not image.is_audio for run in self._runs_of(image))
 
     def _runs_of(self, image: Image) -> Iterator[range]:
         first, last = (self.prompt_token_ids[place] for place in (image.offset, image.end - 1))

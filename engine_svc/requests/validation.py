@@ -125,7 +125,7 @@ def _check_images(request: GenerationRequest, limits: RequestLimits) -> None:
     check_images(request.images, len(request.prompt_token_ids))
     if limits.image_window is None and limits.max_image_tokens is None:
         return
-    longest = max(map(len, request.image_runs))
+    longest = max(map(len, request.image_runs), default=0)
     if limits.image_window is not None and longest > limits.image_window:
         raise InvalidRequest(
             f"An image takes {longest} tokens, but the model's layers see whole images of at most "

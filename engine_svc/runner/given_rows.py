@@ -19,7 +19,7 @@ class GivenRows(NamedTuple):
     rows: npt.NDArray[np.int64]  # [rows]
     embeddings: torch.Tensor  # [rows, hidden_size], on the host or on the device
     deep: torch.Tensor | None = None  # see EncodedImage
-    positions: npt.NDArray[np.int64] | None = None  # [3, rows], for images in models whose tokens have three
+    positions: npt.NDArray[np.int64] | None = None  # [positions, rows], for images in models whose tokens have several
     both_ways: bool = False  # an image whose tokens attend in both directions: see ModelFacts.whole_image_tokens
 
 

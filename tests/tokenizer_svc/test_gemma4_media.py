@@ -43,6 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_vision_model(tmp_path_factory.mktemp("gemma4"), "gemma4")
 
 
+@pytest.fixture(scope="module")
+def unified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model without an encoder."""
+    return make_vision_model(tmp_path_factory.mktemp("gemma4"), "gemma4_unified")
+
+
 def hearing(folder: Path) -> AudioProcessor:
     found = load_audio_processor(folder)
     assert found is not None
@@ -127,6 +133,18 @@ def test_audio(folder: Path) -> None:
         assert np.array_equal(found.inputs["input_features_mask"], wanted["input_features_mask"].numpy())
 
 
+def test_samples_instead_of_features(unified: Path) -> None:
+    own, reference = hearing(unified), reference_processor(unified)
+    for length in (1, 319, 320, 321, 33_000):
+        samples = sine(length / RATE + 0.001, seed=length)[:length]
+        found = own.prepare(audio_file(samples, "wavf"), {})
+        wanted = reference(text=[own.placeholder], audio=[samples], sampling_rate=RATE, return_tensors="pt")
+        assert found.text == reference.tokenizer.decode(wanted["input_ids"][0])
+        assert found.num_tokens == -(-length // 320)
+        assert np.array_equal(found.inputs[FEATURES], wanted[FEATURES].numpy())
+        assert np.array_equal(found.inputs["input_features_mask"], wanted["input_features_mask"].numpy())
+
+
 def test_the_longest_audio(folder: Path) -> None:
     own = hearing(folder)
     longest = own.prepare(audio_file(np.zeros(30 * RATE, np.float32), "flac"), {})
@@ -169,6 +187,8 @@ def test_models_that_do_not_hear(folder: Path, tmp_path: Path, fields: dict[str,
 
 
 def test_defaults_are_those_of_transformers() -> None:
+    samples = transformers.Gemma4UnifiedAudioFeatureExtractor().audio_samples_per_token
+    assert DEFAULTS["Gemma4UnifiedProcessor"].audio_samples_per_token == samples
     extractor, videos = transformers.Gemma4AudioFeatureExtractor(), video_processor_class("Gemma4VideoProcessor")()
     own, own_videos = DEFAULTS["Gemma4Processor"], VIDEO_DEFAULTS["Gemma4Processor"]
     assert (own.feature_size, own.sampling_rate) == (extractor.feature_size, extractor.sampling_rate)

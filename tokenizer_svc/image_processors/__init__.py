@@ -13,6 +13,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 # Modules with an `ImageProcessor` each, by the type in the checkpoint's files, without the "Fast" at its end.
 _MODULES: dict[str, str] = {
     "Cohere2VisionImageProcessor": "tokenizer_svc.image_processors.cohere2_vision",
+    "Gemma4UnifiedImageProcessor": "tokenizer_svc.image_processors.gemma4_unified",
     "KimiK25VisionProcessor": "tokenizer_svc.image_processors.kimi_k25",  # the checkpoint's own code
     "Kimi_K25ImageProcessor": "tokenizer_svc.image_processors.kimi_k25",
     "Lfm2VlImageProcessor": "tokenizer_svc.image_processors.lfm2_vl",

@@ -23,10 +23,11 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 TEXT = [{"role": "user", "content": [{"type": "text", "text": "Just text, and more than a block of it."}]}]
 IMAGES = [random_image(60, 40, 1), random_image(30, 70, 2), random_image(45, 45, 3)]
-# Tokens of a step that splits prompts; those of some images attend in both directions, and are never split.
-CHUNKS = {"gemma3": 19, "gemma4_large": 73}
+# Tokens of a step that splits prompts; those of some images attend in both directions, and are never split, and some
+# have many.
+CHUNKS = {"deepseek_ocr2": 190, "gemma3": 19, "gemma4_large": 73, "gemma4_unified": 73}
 # Because of their recurrent layers.
-WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "qwen3_5", "qwen3_5_moe")
+WITHOUT_PREFIX_CACHE = ("lfm2_vl", "lfm2_vl_moe", "lfm3_vl", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")
 
 
 def requests_of(folder: Path) -> list[GenerationRequest]:

@@ -174,6 +174,49 @@ TILES: dict[str, tuple[Fault, str]] = {
     "filled up": (pixels(7, 24, 147), "takes [120, 147], as spatial_shapes says"),
     "a mask": (inputs(pixel_attention_mask=np.ones((7, 24), np.bool_)), "patches are sent without padding"),
 }  # fmt: skip
+
+
+def masked(*values: bool, dtype: type = np.bool_) -> Fault:
+    return inputs(pixel_attention_mask=np.array([values], dtype))
+
+
+MASKED_TILES: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "20 embeddings for 19 tokens"),
+    "smaller": (pixels(1, 5, 3, 14, 14), "takes […, 28, 28]"),
+    "gray": (pixels(1, 5, 1, 28, 28), "for pixels with 1 color channels"),
+    "not nested": (pixels(5, 3, 28, 28), "takes [1, tiles, 3, 28, 28]"),
+    "two images": (pixels(2, 5, 3, 28, 28), "takes [1, tiles, 3, 28, 28]"),
+    "fewer tiles": (pixels(1, 4, 3, 28, 28), "it needs pixel_attention_mask, bool [1, 4], all of it true"),
+    "no mask": (inputs(pixel_attention_mask=None), "it needs pixel_attention_mask, bool [1, 5]"),
+    "a mask with holes": (masked(True, True, False, True, True), "bool [1, 5], all of it true"),
+    "indices beyond the tiles": (masked(*range(5), dtype=np.int64), "bool [1, 5], all of it true"),
+    "a mask of pixels": (inputs(pixel_attention_mask=np.ones((1, 5, 28, 28), np.bool_)), "bool [1, 5], all"),
+    "other numbers of tokens": (inputs(tile_fine_mask=np.ones(1, np.bool_)), "80 embeddings for 20 tokens"),
+    "two routes": (inputs(tile_fine_mask=np.ones(2, np.bool_)), "tile_fine_mask must be bool [1] and true"),
+}  # fmt: skip
+
+
+def merged(*sizes: int, dtype: type = np.int64) -> Fault:
+    return inputs(image_merge_sizes=np.array(sizes, dtype))
+
+
+OWN_MERGE: dict[str, tuple[Fault, str]] = {
+    "fewer tokens": (fewer_tokens, "54 embeddings for 53 tokens"),
+    "a smaller grid": (grid(1, 2, 2), "the encoder takes [4, 147]"),
+    "a grid that would take terabytes": (grid(1, 10**6, 10**6), "takes [1000000000000, 147]"),
+    "a grid that overflows": (grid(2**40, 2**40, 2**40), "as image_grid_thw says"),
+    "no grid": (inputs(image_grid_thw=None), "it needs image_grid_thw"),
+    "frames": (grid(6, 3, 3), "has 6 frames, but the model reads only still images"),
+    "no merge": (inputs(image_merge_sizes=None), "it needs image_merge_sizes, int64 [1], at least 1"),
+    "merge of nothing": (merged(0), "it needs image_merge_sizes"),
+    "negative merge": (merged(-1), "it needs image_merge_sizes"),
+    "two merges": (merged(1, 1), "takes int64 [1]"),
+    "a merge in bytes": (merged(1, dtype=np.uint8), "takes int64 [1]"),
+    "fewer embeddings": (merged(3), "6 embeddings for 54 tokens"),
+    "a merge beyond the grid": (merged(2**62), "positive multiples of 4611686018427387904"),
+    "more patches": (pixels(60, 147), "the encoder takes [54, 147]"),
+    "patches of another size": (pixels(54, 150), "the encoder takes [54, 147]"),
+}  # fmt: skip
 FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     "llava": ANY_FAMILY | {
         "fewer tokens": (fewer_tokens, "16 embeddings for 15 tokens"),
@@ -186,6 +229,22 @@ FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
         "many sizes": (inputs(image_sizes=np.ones((10**5, 2), np.int64)), "takes int64 [1, 2]"),
     },
     "gemma4": ANY_FAMILY | PLACES,
+    "got_ocr2": ANY_FAMILY | {
+        "fewer tokens": (fewer_tokens, "256 embeddings for 255 tokens"),
+        "smaller": (pixels(1, 3, 28, 28), "takes […, 64, 64]"),
+        "more tiles": (pixels(3, 3, 64, 64), "768 embeddings for 256 tokens"),
+        "tiles of an image of its own": (pixels(1, 1, 3, 64, 64), "one of the images: "),
+    },
+    "granite4_vision": ANY_FAMILY | {
+        "fewer tokens": (fewer_tokens, "14 embeddings for 13 tokens"),
+        "smaller": (pixels(1, 3, 3, 14, 14), "takes […, 28, 28]"),
+        "fewer tiles": (pixels(1, 1, 3, 28, 28), "one of the images: "),
+        "no sizes": (inputs(image_sizes=None), "one of the images: "),
+        "sizes of another image": (inputs(image_sizes=np.array([[10, 1000]], np.int64)), "4 embeddings for 14 tokens"),
+        "negative sizes": (inputs(image_sizes=np.array([[-(2**62), 2**62]], np.int64)), "one of the images: "),
+        "many sizes": (inputs(image_sizes=np.ones((10**5, 2), np.int64)), "takes int64 [1, 2]"),
+    },
+    "granite_docling": ANY_FAMILY | MASKED_TILES,
     "kimi_k25": ANY_FAMILY | STILL_GRIDS,
     "lfm2_vl": ANY_FAMILY | TILES,
     "llama4": ANY_FAMILY | {
@@ -199,6 +258,7 @@ FAULTS: dict[str, dict[str, tuple[Fault, str]]] = {
     },
     "qwen2_5_vl": ANY_FAMILY | GRIDS,
     "qwen3_vl": ANY_FAMILY | GRIDS,
+    "video_llama3": ANY_FAMILY | OWN_MERGE,
 }  # fmt: skip
 
 

@@ -73,9 +73,11 @@ def test_steps_cut_in_half(vision_folder: VisionFolder, family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "partition"),
-    # What is added after Qwen3-VL's first layers belongs to one stage, or each stage adds some of it.
+    # What is added between Qwen3-VL's layers, or Granite's, belongs to one stage, or each stage adds some of it.
     [
         ("gemma3", "1,2"),
+        ("granite4_vision", "2,4"),
+        ("granite_docling", "1,2"),
         ("llava", "1,1"),
         ("qwen3_vl", "2,1"),
         ("qwen3_vl", "1,2"),

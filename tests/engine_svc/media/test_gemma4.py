@@ -59,8 +59,13 @@ def folder(vision_folder: VisionFolder) -> Path:
 
 
 @pytest.mark.usefixtures("at_once")  # so that steps have images of some sequences beside audio of others
-def test_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Together and in small chunks that split media, with and without what the prefix cache has of them."""
+@pytest.mark.parametrize(("family", "chunk"), [("gemma4", 7), ("gemma4_unified", 73)])
+def test_answers(vision_folder: VisionFolder, family: str, chunk: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Together and in small chunks that split media, with and without what the prefix cache has of them.
+
+    Images of the model without an encoder are never split, but audio is.
+    """
+    folder = vision_folder(family)
     requests, expected = [], []
     for parts, images, films, audios in CASES:
         messages = [{"role": "user", "content": parts}]
@@ -73,7 +78,7 @@ def test_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         assert requests[-1].prompt_token_ids == prompt
         expected.append(wanted)
     assert len({tuple(each) for each in expected}) == len(CASES)
-    for options in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4, "block_size": 4}):
+    for options in ({}, {"max_num_batched_tokens": chunk, "max_num_seqs": 3, "block_size": 4}):
         with running_engine(folder, 512, **options) as engine:
             assert tokens(run_requests(engine, requests)) == expected
             assert tokens(run_requests(engine, requests)) == expected
@@ -138,6 +143,20 @@ def test_audio_that_does_not_fit(folder: Path, name: str) -> None:
     with pytest.raises(UnfitImage) as caught:
         encoder.encode(with_inputs(request, **changes).images[0])
     assert words in str(caught.value)
+
+
+def test_samples_that_do_not_fit(vision_folder: VisionFolder) -> None:
+    """Of the model without an encoder, those of an embedding are in each row."""
+    folder = vision_folder("gemma4_unified")
+    config = json.loads((folder / "config.json").read_text())
+    model = load_encoder(folder, config, torch.float32, CPU, None)
+    encoder = AudioEncoder(model, frozenset({MediaKind.AUDIO}), torch.float32, CPU)
+    heard = HEARD[:1000]
+    request = media_request(folder, [{"role": "user", "content": [AUDIO]}], [medium_of(heard)], SAMPLING)
+    assert len(encoder.encode(request.images[0]).embeddings) == request.images[0].num_tokens == 4
+    for shape in ((1, 4, 640), (2, 4, 320), (1, 3001, 320)):
+        with pytest.raises(UnfitImage, match=r"takes float32 \[1, up to 3000, 320\]"):
+            encoder.encode(with_inputs(request, **{FEATURES: np.zeros(shape, np.float32)}).images[0])
 
 
 def test_encoders_have_what_the_checkpoint_has_for_them(folder: Path) -> None:

@@ -80,7 +80,8 @@ def test_families(family: str, vision_folder: VisionFolder) -> None:
     requests = requests_of(folder, cases)
     assert [request.prompt_token_ids for request in requests] == [prompt for prompt, _ in expected]
     answers = [answer for _, answer in expected]
-    chunk = 73 if family == "gemma4_large" else 7  # whose frames, of 70 tokens, are never split
+    # Their frames, of 70 tokens, are never split.
+    chunk = 73 if family in ("gemma4_large", "gemma4_unified") else 7
     for options in ({}, {"max_num_batched_tokens": chunk, "max_num_seqs": 4, "block_size": 4}):
         with running_engine(folder, 1024, **options) as engine:
             assert tokens(run_requests(engine, requests)) == answers

@@ -8,14 +8,14 @@ from typing import Any
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine_svc.models.registry import ARCHITECTURES, AUDIO_MODELS, IMAGE_MODELS, TEXT_MODELS
+from engine_svc.models.registry import ARCHITECTURES, AUDIO_MODELS, IMAGE_MODELS
 from tests.support.tiny_models import VOCAB_SIZE
 
 # model_type → name of the class.
 MODEL_TYPES: dict[str, str] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 # Architectures that Quire has its own code for, at least for the language model inside.
-NATIVE = frozenset(ARCHITECTURES) | {name for name, _ in TEXT_MODELS} | IMAGE_MODELS | AUDIO_MODELS
+NATIVE = frozenset(ARCHITECTURES) | IMAGE_MODELS | AUDIO_MODELS
 
 # Set for all configurations that have the field.
 _SHAPE: dict[str, Any] = {

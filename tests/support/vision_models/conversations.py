@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from PIL.Image import Image
 
 from engine_svc.requests.request import GenerationRequest
 from quire.images import ImageInput
 from quire.sampling import SamplingParameters
 from tests.support.vision_models.prompts import request_of
-from tests.support.vision_models.reference import reference_generate, reference_processor
+from tests.support.vision_models.reference import load_model, reference_generate, reference_processor
 
 Part = str | Image
 GREEDY_DOZEN = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -47,7 +46,7 @@ def prompt_logprobs(folder: Path, *parts: Part) -> list[float]:
     text = processor.tokenizer.apply_chat_template(_messages(parts), add_generation_prompt=True, tokenize=False)
     images = _images(parts) or None
     inputs = processor(text=[text], images=images, add_special_tokens=False, return_tensors="pt").to(torch.float64)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64).eval()
+    model = load_model(folder, torch.float64)
     with torch.inference_mode():
         found = model(**inputs).logits[0, :-1].log_softmax(-1)
     return found.gather(1, inputs["input_ids"][0, 1:, None])[:, 0].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.vision_models import qwen_families, templates
+from tests.support.vision_models import document_families, marked_families, qwen_families, templates
 from tests.support.vision_models.family import EXPERTS, SIDE, SQUARE, TEXT, VISION, Family, rope
 from tests.support.vision_models.qwen_families import QWEN3_VIDEOS, QWEN_IDS, QWEN_PIXELS, QWEN_TOKENS, QWEN_VISION
 
@@ -324,6 +324,27 @@ FAMILIES: dict[str, Family] = {
             "config": {"tie_word_embeddings": False, "vision_soft_tokens_per_image": 70},
         },
     ),
+    "gemma4_unified": Family(
+        "Gemma4Unified", **_GEMMA4 | {
+            "processor": "Gemma4UnifiedProcessor",
+            "image_processor": "Gemma4UnifiedImageProcessor",
+            "text": TEXT | {
+                "num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+                "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 80,
+                "use_bidirectional_attention": "vision", "pad_token_id": 0,
+            },
+            "vision": {
+                "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 70,
+                "output_proj_dims": 32,
+            },
+            "config": {
+                "tie_word_embeddings": False, "vision_soft_tokens_per_image": 70,
+                "audio_config": {"audio_embed_dim": 320},
+            },
+            "feature_extractor": {"feature_size": 320, "audio_samples_per_token": 320},
+            "video_processor": "Gemma4UnifiedVideoProcessor",
+        },
+    ),
     "glm4v": Family("Glm4v", **_GLM | {"text": TEXT | _GLM_ROPE | {"head_dim": None}}),
     "glm46v": Family(
         "Glm46V", **_GLM | {
@@ -412,5 +433,7 @@ FAMILIES: dict[str, Family] = {
         token_attributes={"image_token": "<|IMAGE_PLACEHOLDER|>"},
         image_fields={"patch_size": 7, "size": {"shortest_edge": 784, "longest_edge": 3136}},
     ),
+    **document_families.FAMILIES,
+    **marked_families.FAMILIES,
     **qwen_families.FAMILIES,
 }  # fmt: skip

@@ -40,7 +40,7 @@ class Family:
     vision: Mapping[str, Any]
     image_fields: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
-    token_ids: Mapping[str, str] = field(default_factory=lambda: {"image_token_index": "<image>"})
+    token_ids: Mapping[str, str | tuple[str, ...]] = field(default_factory=lambda: {"image_token_index": "<image>"})
     tokens: tuple[str, ...] = ("<image>",)  # special ones, besides those of ChatML
     token_attributes: Mapping[str, str] = field(default_factory=dict)  # that the tokenizer has
     processor_fields: Mapping[str, Any] | None = None  # None: there is no processor_config.json

@@ -106,7 +106,10 @@ def _config(kind: Family, tokenizer: transformers.PreTrainedTokenizerFast) -> An
         "vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": None,
     }  # fmt: skip
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in kind.token_ids.items()}
+    ids = {
+        name: tokenizer.convert_tokens_to_ids(token if isinstance(token, str) else [*token])
+        for name, token in kind.token_ids.items()
+    }
     return getattr(transformers, f"{kind.name}Config")(
         text_config=text | dict(kind.text), vision_config=dict(kind.vision), **kind.config, **ids
     )

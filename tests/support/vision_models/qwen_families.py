@@ -30,7 +30,7 @@ QWEN_IDS = {
     "vision_end_token_id": "<|vision_end|>",
 }  # fmt: skip
 # Layers of the gated delta rule, and attention that rotates a quarter of each head.
-_DELTA_TEXT: dict[str, Any] = TEXT | rope(3, 3, 2, mrope_interleaved=True, partial_rotary_factor=0.5) | {
+DELTA_TEXT: dict[str, Any] = TEXT | rope(3, 3, 2, mrope_interleaved=True, partial_rotary_factor=0.5) | {
     "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
@@ -115,8 +115,8 @@ FAMILIES: dict[str, Family] = {
         image_fields=QWEN_PIXELS,
         **QWEN3_VIDEOS,
     ),
-    "qwen3_5": Family("Qwen3_5", **_QWEN3_5 | {"text": _DELTA_TEXT}),
+    "qwen3_5": Family("Qwen3_5", **_QWEN3_5 | {"text": DELTA_TEXT}),
     "qwen3_5_moe": Family(
-        "Qwen3_5Moe", **_QWEN3_5 | {"text": _DELTA_TEXT | EXPERTS | {"shared_expert_intermediate_size": 32}}
+        "Qwen3_5Moe", **_QWEN3_5 | {"text": DELTA_TEXT | EXPERTS | {"shared_expert_intermediate_size": 32}}
     ),
 }

@@ -56,7 +56,7 @@ def _classes() -> Mapping[str, type[Any]]:
                 ("qwen2_vl", "Qwen2VLVideoProcessor"), ("qwen3_vl", "Qwen3VLVideoProcessor"),
                 ("glm4v", "Glm4vVideoProcessor"), ("glm46v", "Glm46VVideoProcessor"),
                 ("internvl", "InternVLVideoProcessor"), ("llava_onevision", "LlavaOnevisionVideoProcessor"),
-                ("gemma4", "Gemma4VideoProcessor"),
+                ("gemma4", "Gemma4VideoProcessor"), ("gemma4_unified", "Gemma4UnifiedVideoProcessor"),
             )
         }  # fmt: skip
     finally:
