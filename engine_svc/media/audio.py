@@ -11,8 +11,8 @@ import torch
 from transformers.masking_utils import create_bidirectional_mask
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.input_checks import UnfitImage
 from engine_svc.media.rotary_positions import PlacedGrid
+from engine_svc.media.unfit import UnfitImage
 from quire.images import FEATURE_MASKS, FEATURES, Image, ImageInput
 from quire.media import MediaKind, filled_up
 
@@ -112,7 +112,7 @@ class AudioEncoder:
 
 
 class _AudioChecks:
-    """What an audio encoder was made for; see input_checks.py for why that matters."""
+    """What an audio encoder was made for; see unfit.py for why that matters."""
 
     def __init__(self, audio: Any) -> None:
         """

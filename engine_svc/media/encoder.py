@@ -13,9 +13,11 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, joined, tensor_of
-from engine_svc.media.input_checks import GRID, INPUTS, MASK, TILE_SIZES, InputChecks, UnfitImage
+from engine_svc.media.input_checks import GRID, INPUTS, InputChecks
+from engine_svc.media.input_forms import MASK, TILE_SIZES
 from engine_svc.media.pruning import most_changed
 from engine_svc.media.rotary_positions import PlacedGrid
+from engine_svc.media.unfit import UnfitImage
 from quire.images import LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, VIDEO_PIXELS, Image, ImageInput
 from quire.media import MediaKind
 
@@ -69,7 +71,7 @@ class ImageEncoder:
             return self._of(self._model.get_video_features(**moved))
         if self._num_marks:
             return self._with_marks(moved[PIXELS], image)
-        if self._checks.sides_of_views:
+        if self._checks.has_views:
             return self._with_views(moved)
         apart = _parts(moved, by_frames=self._checks.is_apart_in_time)
         parts = [self._of(self._model.get_image_features(**part)) for part in apart]

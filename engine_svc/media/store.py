@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from engine_svc.media.base import EncodedImage, MediaEncoder
-from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import ImageChanges
 from quire.images import Image
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.media.base import EncodedImage, MediaEncoder
-from engine_svc.media.input_checks import UnfitImage
 from engine_svc.media.rotary_positions import RotaryPositions, rotary_positions
 from engine_svc.media.store import ImageStore
+from engine_svc.media.unfit import UnfitImage
 from engine_svc.plan import ImageChanges, NewSequence, ScheduledSequence
 from engine_svc.runner.given_rows import GivenRows
 from quire.media import MediaKind

@@ -14,7 +14,7 @@ import torch
 
 from engine_svc.media.encoder import ImageEncoder
 from engine_svc.media.encoder_model import load_encoder
-from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.unfit import UnfitImage
 from engine_svc.models.decoder import Decoder
 from engine_svc.requests.request import GenerationRequest
 from quire.images import Image

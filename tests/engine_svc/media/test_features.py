@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from engine_svc.media import encoder
 from engine_svc.media.encoder import ImageEncoder
 from engine_svc.media.encoder_model import load_encoder
-from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.unfit import UnfitImage
 from engine_svc.models.registry import config_for, text_part
 from quire.errors import StartupError
 from quire.media import MediaKind

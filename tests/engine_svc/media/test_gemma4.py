@@ -19,7 +19,7 @@ from engine_svc.loader.names import is_of_text
 from engine_svc.media import encoder_model
 from engine_svc.media.audio import AudioEncoder
 from engine_svc.media.encoder_model import load_encoder
-from engine_svc.media.input_checks import UnfitImage
+from engine_svc.media.unfit import UnfitImage
 from quire.images import FEATURES
 from quire.media import MediaKind
 from tests.engine_svc.media.conftest import VisionFolder
