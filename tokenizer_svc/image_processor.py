@@ -5,10 +5,8 @@ Runs in a process of its own (see `media_process`), because an image of a few ki
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,24 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import transformers
 from PIL import Image
-from transformers.models.auto.processing_auto import processor_class_from_name
 
 from quire.images import DTYPES, LOCAL_PIXELS, MARKS, PIXELS, PLACES, TILE_SHAPES
 from tokenizer_svc.image_decoder import decode_image
-from tokenizer_svc.image_processors import class_named, load_image_processor
 from tokenizer_svc.media_rejection import MediaRejection
 from tokenizer_svc.normalization import scale_and_shift
 from tokenizer_svc.processed import Processed
+from tokenizer_svc.processor_loading import load_processor
 from tokenizer_svc.video_processor import load_video_processor
 
 _MASK = "pixel_attention_mask"
 _IMAGE_TOKENS, _MARKS = ("image_token_id", "image_token_index"), "visual_indicator_token_ids"
 _SOME_SIZE = (640, 480)
-_PIXTRAL = "transformers.models.pixtral"
-# Classes of processors in the code of checkpoints, and what Transformers has in their place.
-_OF_OWN_CODE = {"KimiK25Processor": "Kimi_K25Processor"}
-# What processors read of their part for videos when they are made, although they are not given one.
-_OF_VIDEO_PARTS = {"MiniCPMV4_6Processor": {"slice_mode": False, "downsample_mode": "16x"}}
 # Settings that an encoder has to know too, which takes them from the model's configuration.
 _OF_ENCODERS = ("downsample_mode",)
 # Pixels are normalized by the engine, so that they are sent as bytes.
@@ -59,10 +51,10 @@ class ImageProcessor:
 
         Raises: various exceptions if Transformers cannot load it.
         """
-        self._processor = _load(folder)
+        self._processor = load_processor(folder)
         # Qianfan-OCR's template writes another token than that of embeddings.
         self.placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
-        config = _config(folder)
+        config = read_config(folder)
         self.image_token_id = _image_token_id(config, self._processor)
         self.mark_ids: list[int] = [*config.get(_MARKS, ())]
         self.videos = load_video_processor(folder, self._processor, self.image_token_id, video_pruning_rate)
@@ -194,70 +186,7 @@ def _without_filled_tiles(inputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, n
     return {PIXELS: inputs[PIXELS][inputs[_MASK]], TILE_SHAPES: inputs[TILE_SHAPES]}
 
 
-def _load(folder: Path) -> Any:
-    """The processor, without the part for videos, which needs torchvision, and that for audio."""
-    processor_class = _in_part(_processor_class(folder))
-    fields, _ = processor_class.get_processor_dict(folder)
-    parts = {
-        "image_processor": load_image_processor(folder),
-        "tokenizer": transformers.AutoTokenizer.from_pretrained(folder),
-        "video_processor": video_part(processor_class),
-    }
-    module: Any = sys.modules[processor_class.__module__]
-    if getattr(module, "num2words", "") is None:
-        module.num2words = str  # SmolVLM's insists on this package for images too, but uses it for videos only
-    return processor_class.from_args_and_dict([*map(parts.get, processor_class.get_attributes())], fields)
-
-
-class _VideoPart(dict[str, Any]):
-    """Fields of a part for videos, which are its attributes too. Processors are written as JSON when they are made."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-
-def video_part(processor_class: type[Any]) -> _VideoPart | None:
-    """What takes the place of a processor's part for videos."""
-    fields = _OF_VIDEO_PARTS.get(processor_class.__name__)
-    return None if fields is None else _VideoPart(fields)
-
-
-def _processor_class(folder: Path) -> type[Any]:
-    files = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
-    read = [json.loads(file.read_bytes()) for file in files if file.is_file()]
-    name = next(filter(None, (class_named(fields, "processor_class", "AutoProcessor") for fields in read)), "")
-    name = _OF_OWN_CODE.get(name, name)
-    return _pixtral_processor() if name == "PixtralProcessor" else processor_class_from_name(name)
-
-
-def _pixtral_processor() -> type[Any]:
-    """PixtralProcessor, whose module imports one that needs torchvision, for a function that another module has too."""
-    name = f"{_PIXTRAL}.image_processing_pixtral"
-    sys.modules[name] = importlib.import_module(f"{_PIXTRAL}.image_processing_pil_pixtral")
-    try:
-        found: type[Any] = importlib.import_module(f"{_PIXTRAL}.processing_pixtral").PixtralProcessor
-    finally:
-        del sys.modules[name]
-    return found
-
-
-def _in_part(processor_class: type[Any]) -> type[Any]:
-    """A processor's class some of whose parts may be None."""
-
-    def check(self: Any, name: str, part: Any) -> Any:
-        if part is None or isinstance(part, _VideoPart):
-            return part
-        return processor_class.check_argument_for_proper_class(self, name, part)
-
-    return type(
-        processor_class.__name__, (processor_class,),
-        {"check_argument_for_proper_class": check, "__module__": processor_class.__module__},
-    )  # fmt: skip
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
+def read_config(folder: Path) -> Mapping[str, Any]:
     """The model's configuration, completed by its ids of tokens: files leave out values that Transformers has too.
 
     Nothing if the tokenizer is in a folder of its own.

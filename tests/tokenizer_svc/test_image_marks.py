@@ -12,7 +12,7 @@ from quire.sampling import SamplingParameters
 from tests.support.media_requests import media_request, prepare
 from tests.support.vision_models import make_vision_model, png_bytes, random_image
 from tests.support.vision_models.prompts import medium_of
-from tokenizer_svc.image_processor import ImageProcessor, _config
+from tokenizer_svc.image_processor import ImageProcessor, read_config
 from tokenizer_svc.media_rejection import MediaRejection
 
 IMAGE = random_image(60, 40, 1)
@@ -73,10 +73,10 @@ def test_a_text_with_such_a_mark_is_refused(ovis: Path) -> None:
 def test_ids_that_the_configuration_leaves_out(tmp_path: Path) -> None:
     """Transformers does not write values that are its own; they are what Ovis 2 was published with."""
     (tmp_path / "config.json").write_text('{"model_type": "ovis2"}')
-    found = _config(tmp_path)
+    found = read_config(tmp_path)
     assert found["image_token_id"] == 151665
     assert [*found["visual_indicator_token_ids"]] == [*range(151666, 151671)]
     (tmp_path / "config.json").write_text('{"model_type": "llava", "image_token_index": 7}')
-    assert _config(tmp_path) == {"model_type": "llava", "image_token_index": 7}
+    assert read_config(tmp_path) == {"model_type": "llava", "image_token_index": 7}
     (tmp_path / "config.json").write_text('{"model_type": "of_its_own_code"}')
-    assert _config(tmp_path) == {"model_type": "of_its_own_code"}
+    assert read_config(tmp_path) == {"model_type": "of_its_own_code"}

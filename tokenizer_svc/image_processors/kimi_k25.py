@@ -26,7 +26,7 @@ _FIELDS = {
 }  # fmt: skip
 
 
-class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]
+class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]  # Transformers has no types
     """Fields of preprocessor_config.json besides those of all image processors."""
 
     max_patches: int
@@ -102,4 +102,4 @@ class ImageProcessor(PilBackend):
         unit = side * settings["merge_size"]
         filled = SizeDict(height=-(-height // unit) * unit, width=-(-width // unit) * unit)
         (found,) = self.pad([smaller], filled)
-        return found  # type: ignore[no-any-return]
+        return found  # type: ignore[no-any-return]  # Transformers has no types

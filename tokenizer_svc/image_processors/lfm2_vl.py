@@ -21,7 +21,7 @@ from quire.images import PIXELS, TILE_SHAPES
 Pixels = npt.NDArray[Any]  # [channels, rows, columns]
 
 
-class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]
+class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]  # Transformers has no types
     """Fields of preprocessor_config.json besides those of all image processors."""
 
     downsample_factor: int  # patches along each side of an embedding

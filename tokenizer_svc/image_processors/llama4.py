@@ -21,7 +21,7 @@ from tokenizer_svc.image_processors.tiles import grid_of_tiles
 Pixels = npt.NDArray[Any]  # [channels, rows, columns]
 
 
-class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]
+class _Settings(ImagesKwargs, total=False):  # type: ignore[call-arg]  # Transformers has no types
     """Fields of preprocessor_config.json besides those of all image processors."""
 
     max_patches: int  # tiles

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from transformers.masking_utils import create_masks_for_generate
 from transformers.models.auto.processing_auto import processor_class_from_name
 from transformers.models.pixtral import image_processing_pil_pixtral
 from transformers.models.smolvlm import processing_smolvlm
 from transformers.utils import is_torchvision_available
 
 from tests.support.audio_files import Samples
-from tests.support.vision_models.corrections import corrected
+from tests.support.vision_models.corrections import correct
 from tests.support.vision_models.video_reference import video_processor
-from tokenizer_svc.image_processor import video_part
 from tokenizer_svc.image_processors import load_image_processor
+from tokenizer_svc.processor_loading import video_part
 
 _PIXTRAL = "transformers.models.pixtral"
 
@@ -94,7 +93,7 @@ def reference_generate(
         **_video_arguments(videos, places), **({"audio": list(audios)} if audios else {}),
     ).to(dtype)  # fmt: skip
     model = load_model(folder, dtype)
-    with torch.inference_mode(), corrected():
+    with torch.inference_mode():
         output = model.generate(
             **inputs, do_sample=False, max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens, pad_token_id=0
         )
@@ -103,28 +102,12 @@ def reference_generate(
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The folder's model."""
+    """The folder's model, corrected where Transformers is wrong."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     )
-    if model.config.model_type == "gemma4_unified":
-        _mend_masks(sys.modules[type(model).__module__])
+    correct(model)
     return model.eval()
-
-
-def _mend_masks(module: Any) -> None:
-    """Lets the tokens of images see all of these in layers with a window only.
-
-    In the 12B model of Transformers 5.23, they do in all layers, unless the cache is static; but not in vLLM's and
-    llama.cpp's, nor in other models of Gemma 4.
-    """
-
-    def masks(*, block_sequence_ids: torch.Tensor | None = None, **given: Any) -> Any:
-        if block_sequence_ids is None:
-            return create_masks_for_generate(**given)
-        return module.create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **given)
-
-    module.create_masks_for_generate = masks
 
 
 def _video_arguments(videos: Sequence[Frames], places: Sequence[Places] | None) -> dict[str, Any]:
