@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_svc.media.unfit import UnfitImage, check_channels, integer, wrong_shape
 from quire.images import LOCAL_PIXELS, PIXELS, PLACES, TILE_SHAPES, Image, ImageInput
@@ -97,15 +98,10 @@ class ShapedTiles:
 
     def check(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """See InputForm.check."""
-        shapes = inputs.get(TILE_SHAPES)
-        if shapes is None or shapes.dtype != "int64" or len(shapes.shape) != 2 or shapes.shape[-1] != 2:
-            raise UnfitImage(f"it needs {TILE_SHAPES}, int64 [tiles, 2]")
         if MASK in inputs:
             raise UnfitImage(f"it has {MASK}, but patches are sent without padding")
-        given = np.frombuffer(shapes.data, "<i8").reshape(shapes.shape)
-        if (given < 1).any() or (given % self.unit).any():
-            raise UnfitImage(f"{TILE_SHAPES} must have positive multiples of {self.unit}")
-        if (given[:-1] != given[0]).any():
+        shapes = _tile_sizes(inputs, TILE_SHAPES, (self.unit, self.unit))
+        if (shapes[:-1] != shapes[0]).any():
             raise UnfitImage(f"{TILE_SHAPES} must be the same for all tiles but the last one")
         wanted = (_area(shapes), self.channels * self.side_of_patch**2)
         if pixels.shape != wanted:
@@ -124,14 +120,8 @@ class TilesInARow:
 
     def check(self, pixels: ImageInput, inputs: Mapping[str, ImageInput], image: Image) -> None:
         """See InputForm.check."""
-        sizes = inputs.get(TILE_SIZES)
-        if sizes is None or sizes.dtype != "int64" or len(sizes.shape) != 2 or sizes.shape[-1] != 2:
-            raise UnfitImage(f"it needs {TILE_SIZES}, int64 [tiles, 2]")
-        given = np.frombuffer(sizes.data, "<i8").reshape(sizes.shape)
-        if (given < 1).any() or (given % self.unit).any():
-            rows, columns = self.unit
-            raise UnfitImage(f"{TILE_SIZES} must have positive multiples of {rows} rows and {columns} columns")
-        wanted = (1, self.channels, self.side_of_patch, _area(sizes) * self.side_of_patch)
+        count = _area(_tile_sizes(inputs, TILE_SIZES, self.unit))
+        wanted = (1, self.channels, self.side_of_patch, count * self.side_of_patch)
         if pixels.shape != wanted:
             raise wrong_shape(pixels, f"{list(wanted)}, as {TILE_SIZES} says")
         check_channels(image, self.channels)
@@ -219,10 +209,27 @@ def _merged(config: Any) -> tuple[int, int]:
     return rows * window_rows, columns * window_columns
 
 
-def _area(sizes: ImageInput) -> int:
-    """Patches of all tiles, from their rows and columns, int64 [tiles, 2]."""
-    given = np.frombuffer(sizes.data, "<i8").reshape(sizes.shape)
-    return sum(map(math.prod, given.tolist()))  # by Python, whose integers do not overflow
+def _tile_sizes(inputs: Mapping[str, ImageInput], name: str, unit: tuple[int, int]) -> npt.NDArray[np.int64]:
+    """Rows and columns of the patches of each tile: int64 [tiles, 2].
+
+    Args:
+        unit: rows and columns of the patches of an embedding.
+
+    Raises:
+        UnfitImage: there is no such input, or a tile does not have whole embeddings.
+    """
+    given = inputs.get(name)
+    if given is None or given.dtype != "int64" or len(given.shape) != 2 or given.shape[-1] != 2:
+        raise UnfitImage(f"it needs {name}, int64 [tiles, 2]")
+    sizes = np.frombuffer(given.data, "<i8").reshape(given.shape)
+    if (sizes < 1).any() or (sizes % unit).any():
+        raise UnfitImage(f"{name} must have positive multiples of {unit[0]} rows and {unit[1]} columns")
+    return sizes
+
+
+def _area(sizes: npt.NDArray[np.int64]) -> int:
+    """Patches of all tiles."""
+    return sum(map(math.prod, sizes.tolist()))  # by Python, whose integers do not overflow
 
 
 def _is_all_true(given: ImageInput, shape: tuple[int, ...]) -> bool:

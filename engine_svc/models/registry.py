@@ -316,6 +316,8 @@ def _text_part_of_whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
     except Exception as error:  # configuration classes raise exceptions of many kinds
         raise StartupError(f"Transformers does not accept the model's configuration: {error}") from error
     text = whole.get_text_config()
+    if text.model_type == "gemma3_text" and whole.model_type != "gemma3":  # whose tokens of images attend both ways
+        raise unsupported(config, "its text model is Gemma 3's, which is supported with Gemma 3's own images only")
     given = {field: value for field, value in text.to_dict().items() if value is not None}
     found = TEXT_TYPES.get(text.model_type, text.model_type)
     if (layers := _feature_layers(whole, text)) is not None:

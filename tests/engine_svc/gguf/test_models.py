@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from engine_svc.config_formats.registry import read_model_config
 from engine_svc.gguf.architectures import ARCHITECTURES
+from engine_svc.gguf.facts import Facts
 from engine_svc.layers.embedding import VocabParallelEmbedding
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.runner.native_calls import NotedSteps
 from quire.errors import StartupError
+from quire.gguf.files import read_gguf
 from quire.gguf.types import READ
 from quire.options.load import LoadOptions
 from quire.options.model_form import ModelFormOptions
@@ -415,3 +417,9 @@ def test_formats_of_folders_do_not_read_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StartupError, match=r"--load-format gguf: .*empty has no \*\.gguf file"):
         create_format(tmp_path / "empty", LoadOptions(load_format="gguf"))
+
+
+def test_one_number_for_all_layers(tmp_path: Path) -> None:
+    """Of xIELU: as llama.cpp reads it, too."""
+    file = write_metadata(tmp_path / "m.gguf", {"apertus.block_count": 3, "xielu.beta": 0.5}, "apertus")
+    assert Facts(read_gguf(file)).float_by_layer("xielu.beta") == [0.5] * 3

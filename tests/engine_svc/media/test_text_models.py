@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine_svc.models.registry import text_part
+from quire.errors import StartupError
 from tests.support.run_engine import run_requests, running_engine, tokens
 from tests.support.vision_models import FAMILIES, make_vision_model, random_image
 from tests.support.vision_models.conversations import answer, ask
@@ -39,3 +41,12 @@ def test_text_models(family: str, text: str, tmp_path: Path, monkeypatch: pytest
     parts = ("Look at this: ", random_image(60, 40, 1), "What do you see?")
     with running_engine(folder, max_num_batched_tokens=13, max_num_seqs=4) as engine:
         assert tokens(run_requests(engine, [ask(folder, *parts)])) == [answer(folder, *parts)]
+
+
+def test_gemma3_within_another_model_is_refused() -> None:
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
+        "text_config": {"model_type": "gemma3_text"}, "vision_config": {"model_type": "siglip_vision_model"},
+    }  # fmt: skip
+    with pytest.raises(StartupError, match=r"its text model is Gemma 3's"):
+        text_part(config)
