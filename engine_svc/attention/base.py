@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 
 from engine_svc.attention.context import ContextPart, SharedContext
+from engine_svc.attention.moves import BlockMoves
 from engine_svc.attention.rotation import Rotation
-from engine_svc.attention.stored import bits
 from engine_svc.native.library import Kernels
-from engine_svc.transfer import to_device, to_host
 
 _Position = TypeVar("_Position", int, torch.Tensor)
 _FAR = 1 << 30  # greater than any position
@@ -76,6 +75,8 @@ class AttentionShape:
     # Compressed attention: numbers of a head's plain key (without its rotated part) and value together, if prompts may
     # be attended to with them, see Expansion; 0 if not.
     expanded_dim: int = 0
+    # Queries attend to at most so many positions, which their layer chooses, see ChosenAttention; 0 means to all.
+    most_chosen: int = 0
 
     @property
     def block_tokens(self) -> int:
@@ -169,7 +170,7 @@ class ExpandVectors(Protocol):
 
 @dataclass(frozen=True)
 class Others:
-    """The queries of a batch that attend to cached vectors beside an Expansion."""
+    """The queries of a batch that attend to all cached vectors they see, beside others that attend in another way."""
 
     rows: torch.Tensor  # int64 [others], their rows among the queries of the batch
     prepared: Prepared  # for a batch of these queries; caches the vectors of all new tokens
@@ -198,11 +199,10 @@ class Expansion(ABC):
         """
 
 
-class AttentionBackend(ABC):
+class AttentionBackend(BlockMoves, ABC):
     """Writes keys and values to the paged cache and attends to it. One instance per rank."""
 
     name: str
-    block_dimension: int = 1  # the dimension of a layer's cache that counts blocks
     query_lens: tuple[int, ...] = (1,)  # one for each kernel path, except that of prompts; for warm-up
     records_calls = False  # whether it calls C++ kernels alone, which steps can record; see runner/native_calls.py
 
@@ -275,47 +275,6 @@ class AttentionBackend(ABC):
         """The caches of the layers of a group, out of those that `allocate` returned."""
         return list(caches[: len(layers)])
 
-    def allocate_host(self, caches: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
-        """Allocates the caches' second tier in host memory: the same layout with another number of blocks.
-
-        Raises:
-            MemoryError: there is not enough host memory.
-        """
-        found = []
-        for cache in caches if num_blocks else ():
-            shape = list(cache.shape)
-            shape[self.block_dimension] = num_blocks
-            try:
-                found.append(torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda))
-            except RuntimeError as error:  # raised by torch if host memory runs out
-                size = num_blocks * sum(each.nbytes // each.shape[self.block_dimension] for each in caches)
-                wanted = f"{size / 2**30:.1f} GiB of host memory for --swap-space"
-                raise MemoryError(f"{wanted} cannot be allocated") from error
-        return found
-
-    def blocks_on_host(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> list[torch.Tensor]:
-        """Copies blocks of every layer to the host, in the order of the device's stream; see `to_host`."""
-        return [to_host(blocks) for blocks in self._taken(caches, block_ids)]
-
-    def put_blocks(
-        self, blocks: Iterable[torch.Tensor], caches: Sequence[torch.Tensor], block_ids: Sequence[int]
-    ) -> None:
-        """Copies blocks of every layer, as `blocks_on_host` returns them, into the caches at `block_ids`."""
-        at = to_device(torch.tensor(block_ids, dtype=torch.int64), caches[0].device)
-        for cache, moved in zip(caches, blocks, strict=True):
-            bits(cache).index_copy_(self.block_dimension, at, to_device(moved, cache.device))
-
-    def load_blocks(
-        self, memory: Sequence[torch.Tensor], places: Sequence[int], caches: Sequence[torch.Tensor],
-        block_ids: Sequence[int],
-    ) -> None:  # fmt: skip
-        """Copies blocks of every layer from host memory to the device, without waiting for the device."""
-        self.put_blocks(self._taken(memory, places), caches, block_ids)
-
-    def _taken(self, caches: Sequence[torch.Tensor], block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
-        at = to_device(torch.tensor(block_ids, dtype=torch.int64), caches[0].device)
-        return (bits(cache).index_select(self.block_dimension, at) for cache in caches)
-
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """The most positions that all sequences of a recorded pass may have together.
 
@@ -376,7 +335,7 @@ class AttentionBackend(ABC):
         """
         if self._scales is None:
             return self._attend_all(query, key, value, cache, prepared, options)
-        scales = self._scales.setdefault(options, CacheScales())
+        scales = self.scales_of(options)
         if self._observing and len(key):
             scales.observe(key, value, torch.finfo(self.shape.stored).max)
         scaled = dataclasses.replace(options, scale=options.scale * scales.key)
@@ -435,6 +394,22 @@ class AttentionBackend(ABC):
                 lse[part.rows] = own_lse
             key, value = key[:0], value[:0]
         return output
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Writes keys and values [tokens, num_kv_heads, head_dim] to their slots, as they are.
+
+        Args:
+            cache, slot_mapping: see `attend`, and AttentionMetadata.
+        """
+        raise NotImplementedError
+
+    def vectors(self, cache: torch.Tensor) -> torch.Tensor:
+        """A view of the cached vectors, [num_blocks, block_size, head_dim], where one head's keys are the values."""
+        return cache[0, :, :, 0]
+
+    def scales_of(self, options: AttentionOptions) -> CacheScales:
+        """The scales of a layer's cached keys and values."""
+        return CacheScales() if self._scales is None else self._scales.setdefault(options, CacheScales())
 
     def use_scales(self, options: AttentionOptions, scales: CacheScales) -> None:
         """Divides a layer's keys and values by these scales before caching them, from now on.

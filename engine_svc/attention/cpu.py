@@ -117,7 +117,7 @@ class CpuBackend(AttentionBackend):
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots, unless there are none."""
+        """See AttentionBackend.write."""
         slot_mapping = slot_mapping[: len(key)]
         if self.shape.part.size > 1:
             own = slot_mapping >= 0
@@ -126,6 +126,10 @@ class CpuBackend(AttentionBackend):
         at, cells = (slice(None), slot_mapping // size, slot_mapping % size), bits(cache).unflatten(-1, (size, -1))
         cells[0][at] = bits(to_stored(key.transpose(0, 1), cache.dtype))
         cells[-1][at] = bits(to_stored(value.transpose(0, 1), cache.dtype))
+
+    def vectors(self, cache: torch.Tensor) -> torch.Tensor:
+        """See AttentionBackend.vectors."""
+        return cache[0, 0].unflatten(-1, (self.shape.block_size, -1))
 
     def attend_decode(
         self,

@@ -22,6 +22,7 @@ def suits(shape: AttentionShape, kernels: Kernels | None) -> bool:
         and shape.dtype in TYPES
         and shape.head_dim % _UNIT == shape.block_size % _UNIT == 0
         and shape.head_dim <= _MOST_DIM
+        and not shape.most_chosen
     )
 
 
@@ -41,8 +42,8 @@ class NativeBackend(AttentionBackend):
         if kernels is None or not suits(shape, kernels):
             raise StartupError(
                 "--attention-backend native needs the C++ kernels of a CPU, a block size that is a multiple of "
-                f"{_UNIT} tokens and a head size that is a multiple of {_UNIT}, at most {_MOST_DIM}; leave it at "
-                "auto, or choose cpu."
+                f"{_UNIT} tokens, a head size that is a multiple of {_UNIT}, at most {_MOST_DIM}, and a model that "
+                "does not choose the tokens it attends to; leave it at auto, or choose cpu."
             )
         self._kernels = kernels
         self._types = TYPES[shape.dtype], CACHED.get(shape.stored, 0)
@@ -97,7 +98,7 @@ class NativeBackend(AttentionBackend):
         return output
 
     def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Writes the new keys and values, [tokens, kv_heads, head_dim], to their slots."""
+        """See AttentionBackend.write."""
         key, value, shape = _with_heads_together(key), _with_heads_together(value), self.shape
         self._kernels.write_cache(
             *self._types, key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), slot_mapping.data_ptr(),

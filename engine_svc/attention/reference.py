@@ -57,10 +57,7 @@ class ReferenceBackend(AttentionBackend):
         """See AttentionBackend.attend."""
         metadata, part = prepared.metadata, self.shape.part
         keys, values = cache[0], cache[-1]  # [num_blocks, block_size, heads, dim]
-        slots = metadata.slot_mapping[: len(key)]
-        own = slots >= 0
-        new = self._at(slots[own])
-        keys[new], values[new] = to_stored(key[own], cache.dtype), to_stored(value[own], cache.dtype)
+        self.write(key, value, cache, metadata.slot_mapping[: len(key)])
         output = torch.empty_like(query)
         start = 0
         for index, (query_len, seq_len) in enumerate(
@@ -78,6 +75,12 @@ class ReferenceBackend(AttentionBackend):
                 lse[rows] = sums
             start += query_len
         return output
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """See AttentionBackend.write."""
+        own = slot_mapping >= 0
+        new = self._at(slot_mapping[own])
+        cache[0][new], cache[-1][new] = to_stored(key[own], cache.dtype), to_stored(value[own], cache.dtype)
 
     def _at(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks, and places in them."""

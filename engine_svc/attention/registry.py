@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_svc.attention.base import AttentionBackend, AttentionShape
+from engine_svc.attention.chosen import ChosenAttention, TorchChosenAttention
 from engine_svc.attention.native import suits
 from engine_svc.native.library import Kernels
 from quire.options.kernels import ATTENTION_BACKENDS
@@ -33,6 +34,17 @@ def create_backend(name: str, shape: AttentionShape, kernels: Kernels | None) ->
     chosen = _automatic(shape, kernels) if name == "auto" else name
     backend: AttentionBackend = load_entry("--attention-backend", BACKENDS, chosen)(shape, kernels)
     return backend
+
+
+def create_chosen(
+    attention: AttentionBackend, keys: AttentionBackend, shared_layers: frozenset[int] = frozenset()
+) -> ChosenAttention:
+    """Creates a ChosenAttention with kernels like those of the backend."""
+    if attention.name == "triton":
+        from engine_svc.attention.chosen_triton import TritonChosenAttention  # Triton is imported only where it is used
+
+        return TritonChosenAttention(attention, keys, shared_layers)
+    return TorchChosenAttention(attention, keys, shared_layers)
 
 
 def _automatic(shape: AttentionShape, kernels: Kernels | None) -> str:

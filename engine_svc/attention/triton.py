@@ -22,6 +22,7 @@ from engine_svc.attention.base import (
     Others,
     Prepared,
 )
+from engine_svc.attention.chosen import CHOICE_BYTES
 from engine_svc.attention.expansion import MIN_QUERIES, TritonExpansion, round_bytes, rounds_of
 from engine_svc.attention.rotation import Rotation
 from engine_svc.kernels.attend import block_descriptor
@@ -115,12 +116,14 @@ class TritonBackend(AttentionBackend):
     @property
     def tails(self) -> tuple[tuple[int, int], ...]:
         """See AttentionBackend.tails."""
-        return ((_MOST_QUERIES + 1, _LONG_CONTEXT), *[(MIN_QUERIES, _LONG_CONTEXT)] * self.expands_heads)
+        most = self.shape.most_chosen
+        choosing = [(_MOST_QUERIES + 1, most), (1, most)] if most else []
+        return ((_MOST_QUERIES + 1, _LONG_CONTEXT), *[(MIN_QUERIES, _LONG_CONTEXT)] * self.expands_heads, *choosing)
 
     @property
     def batch_invariant(self) -> bool:
         """See AttentionBackend.batch_invariant."""
-        return self.shape.batch_invariant
+        return self.shape.batch_invariant and not self.shape.most_chosen
 
     def most_positions(self, sequences: int, query_len: int = 1) -> int:
         """See AttentionBackend.most_positions."""
@@ -144,7 +147,7 @@ class TritonBackend(AttentionBackend):
             most_parts(positions, sequences, shape.part, self._long_part) * (rows // self._group),
         )
         expanded = round_bytes(shape) if self.expands_heads else 0
-        return max(self._part_bytes * min(self._most_parts, parts), expanded)
+        return max(self._part_bytes * min(self._most_parts, parts), expanded, CHOICE_BYTES if shape.most_chosen else 0)
 
     def _num_tiles(self, query_lens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return -(-query_lens * self._group // self._prefill.rows)
@@ -299,8 +302,12 @@ class TritonBackend(AttentionBackend):
         lse: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend.attend."""
-        write_cache(key, value, cache, prepared.metadata.slot_mapping)
+        self.write(key, value, cache, prepared.metadata.slot_mapping)
         return self._attend_to_cache(query, cache, prepared, options, lse)
+
+    def write(self, key: torch.Tensor, value: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """See AttentionBackend.write."""
+        write_cache(key, value, cache, slot_mapping)
 
     def _attend_to_cache(
         self,

@@ -35,10 +35,21 @@ def _deepseek(facts: Facts) -> dict[str, Any]:
     rope.pop("partial_rotary_factor", None)
     if growth := facts.find("rope.scaling.yarn_log_multiplier", 0.0):  # a tenth of the value in config.json
         rope |= {"mscale": 10 * growth, "mscale_all_dim": 10 * growth}
-    chosen = facts.find("attention.indexer.top_k")
     return {
-        **latent_attention(facts), **grouped_experts(facts), "rope_parameters": rope,
-        "topk_method": "group_limited_greedy", **({"index_topk": chosen} if chosen else {}),
+        **latent_attention(facts), **grouped_experts(facts), **_indexer(facts), "rope_parameters": rope,
+        "topk_method": "group_limited_greedy",
+    }  # fmt: skip
+
+
+def _indexer(facts: Facts) -> dict[str, Any]:
+    """Sparse attention. Layers without an indexer share what an earlier one has chosen; files may have none at all."""
+    most, layers = facts.find("attention.indexer.top_k"), facts.layers_with("indexer.proj.weight")
+    if not most or not layers:
+        return {}
+    return {
+        "index_topk": most, "index_n_heads": facts.need("attention.indexer.head_count"),
+        "index_head_dim": facts.need("attention.indexer.key_length"),
+        "indexer_types": ["full" if index in layers else "shared" for index in range(facts.num_layers)],
     }  # fmt: skip
 
 
@@ -61,6 +72,7 @@ LATENT: Mapping[str, Architecture] = {
         or bool(facts.layers_with("exp_probs_b.bias")),
     ),
     "deepseek2": Architecture("DeepseekV2ForCausalLM", "deepseek_v2", _deepseek),
+    "deepseek32": Architecture("DeepseekV32ForCausalLM", "deepseek_v32", _deepseek),
     "glm-dsa": Architecture("GlmMoeDsaForCausalLM", "glm_moe_dsa", _deepseek),
     "kimi-linear": Architecture("KimiLinearForCausalLM", "kimi_linear", _kimi_linear, _KDA),
 }  # fmt: skip

@@ -19,6 +19,8 @@ _MODULES = {
     "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
     "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b", "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm", "indexer.proj": "self_attn.indexer.weights_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
@@ -81,13 +83,12 @@ def huggingface_names(tensor: StoredTensor, architecture: Architecture) -> list[
 def is_ignored(name: str, facts: Facts) -> bool:
     """Whether a tensor is not loaded.
 
-    These are tensors of multi-token prediction layers at the end, of sparse attention's indexer, the second of a pair
-    that is loaded with the first, and those that are read as part of the configuration.
+    These are tensors of multi-token prediction layers at the end, the second of a pair that is loaded with the first,
+    those that are read as part of the configuration, and an indexer's, if it is not told how many tokens to choose.
     """
     layer, key = layer_and_key(name)
-    return (
-        name in _FACTORS or layer >= facts.num_layers or key.startswith("indexer.") or key == VALUES_OF_VECTORS
-    )  # fmt: skip
+    unused = key == VALUES_OF_VECTORS or (key.startswith("indexer.") and not facts.find("attention.indexer.top_k"))
+    return name in _FACTORS or layer >= facts.num_layers or unused
 
 
 def is_widened(name: str, architecture: Architecture, facts: Facts) -> bool:

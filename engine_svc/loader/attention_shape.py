@@ -41,7 +41,8 @@ def attention_shape(
     if latent := config.latent:
         # What adapters add to keys and values depends on the token.
         expanded_dim = 0 if options.lora.enable_lora else latent.plain_dim + latent.value_dim
-        shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim)
+        most_chosen = config.indexer.most if config.indexer else 0
+        shape = replace(shape, keys_are_values=True, expanded_dim=expanded_dim, most_chosen=most_chosen)
     return _shared(shape, config, groups, heads)
 
 

@@ -15,7 +15,7 @@ from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.model import BuiltModel, division_told, place_layers
 from engine_svc.loader.source import TensorSource
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
-from engine_svc.models.config import ModelConfig
+from engine_svc.models.config import ModelConfig, without_indexer
 from engine_svc.models.draft import Draft
 from engine_svc.models.heads import Eagle3Head, EagleHead, FeatureHead, HeadForm, MultiTokenHead, one_layer_more
 from engine_svc.models.registry import config_for, text_part
@@ -29,7 +29,7 @@ _LLAMA_HEADS = {
     "eagle3": ("LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"),
 }
 # Families whose checkpoints have num_nextn_predict_layers more layers, for multi-token prediction, after their own.
-_MULTI_TOKEN = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM")
+_MULTI_TOKEN = ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeForCausalLM", "GlmMoeDsaForCausalLM")
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 MakeHead = Callable[..., FeatureHead]
@@ -140,7 +140,8 @@ def load_multi_token(
                 f"{folder}: the checkpoint has no tensor model.{layer}*, which num_nextn_predict_layers in "
                 "config.json announces; it may have been lost when the checkpoint was converted. Use the original."
             )
-    form = HeadForm(one_layer_more(config))
+    # It attends to all tokens, also where the model chooses some: what it guesses is verified.
+    form = HeadForm(one_layer_more(without_indexer(config)))
     return _build(MultiTokenHead, form, raw, source, options, target, groups, device)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions, Prepared
+from engine_svc.attention.chosen import Choosing
 from engine_svc.attention.rotation import Rotation
 from engine_svc.layers.context import LayerContext
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear, qkv_parts
@@ -25,6 +26,8 @@ class LayerCache(NamedTuple):
 
     cache: torch.Tensor
     prepared: Prepared
+    choosing: Choosing | None = None  # queries that attend to chosen positions only; None if there are none
+    index_keys: torch.Tensor | None = None  # the cache of the layer's indexer; None if it has none
 
 
 class CrossCache(NamedTuple):
@@ -51,6 +54,13 @@ def layer_cache(attended: LayerCache | None, state: LayerState | None) -> AnyLay
     return state if attended is None else attended
 
 
+@dataclass
+class Choice:
+    """What the last layer with an indexer has chosen in this pass; see Indexer.forward."""
+
+    positions: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Inputs shared by the layers of one forward pass."""
@@ -62,10 +72,17 @@ class StepInputs:
     output_rows: torch.Tensor | None = None  # int64 [outputs], see OutputRows; None means that all rows are needed
     token_inputs: Callable[[int], torch.Tensor] | None = None  # of a layer: [tokens, size], see TokenInputs
     encoded: torch.Tensor | None = None  # [rows, hidden_size], an encoder's output that is yet to be cached
+    choice: Choice = field(default_factory=Choice)
 
     def outputs(self, ops: Ops, hidden: torch.Tensor) -> torch.Tensor:
         """Takes the rows that are needed: [tokens, ...], with contiguous rows -> [outputs, ...]."""
         return hidden if self.output_rows is None else ops.take_rows(hidden, self.output_rows)
+
+    def chosen_positions(self, queries: int) -> torch.Tensor:
+        """Positions that the layer's queries attend to: int32 [queries, most], of a layer that may have had more."""
+        positions = self.choice.positions
+        assert positions is not None
+        return positions if len(positions) == queries else positions[self.output_rows]
 
 
 class Attention(torch.nn.Module):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from engine_svc.models.config import (
     DeltaNetConfig,
-    LatentConfig,
     LightningConfig,
     Mamba2Config,
     MambaConfig,
@@ -17,7 +15,10 @@ from engine_svc.models.config import (
     RecurrentConfig,
     activation,
 )
+from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from quire.errors import StartupError
+
+Part = MoeConfig | LatentConfig | IndexerConfig | RecurrentConfig
 
 # Far beyond any real model: a mistake or a hostile file could otherwise ask for all memory.
 _MOST = {
@@ -37,14 +38,14 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
     """
     for name, most in _MOST.items():
         _check_whole(name, getattr(config, name), most)
-    latent = () if config.latent is None else (config.latent,)
-    parts: Sequence[MoeConfig | LatentConfig | RecurrentConfig]
-    parts = (*filter(None, config.moe), *latent, *config.recurrent.values())
+    parts: list[Part | None] = [*config.moe, config.latent, config.indexer, *config.recurrent.values()]
     _check_numbers(config, least=0)
-    if config.norm_placement != "alone":  # else there may be no feed-forward layers
+    # Layers without a dense feed-forward part have no such size.
+    if config.norm_placement != "alone" and any(moe is None or moe.beside_dense for moe in config.moe):
         _check_whole("intermediate_size", config.intermediate_size, 2**24)
     for part in parts:
-        _check_numbers(part, least=1)
+        if part is not None:
+            _check_numbers(part, least=1)
     if config.attention_windows and not config.latent and config.num_heads % config.num_kv_heads:
         raise StartupError(
             f"config.json: num_kv_heads is {config.num_kv_heads}; expected a divisor of num_heads, {config.num_heads}."
@@ -57,10 +58,12 @@ def check_config(config: ModelConfig, recurrent_activation: str) -> None:
         _check_whole("sliding_window", window, 2**31)
     for moe in filter(None, config.moe):
         _check_mixture(moe)
+    if config.indexer and config.latent:
+        _check_indexer(config.indexer, config.latent)
     _check_recurrent(config, recurrent_activation)
 
 
-def _check_numbers(shape: ModelConfig | MoeConfig | LatentConfig | RecurrentConfig, least: int) -> None:
+def _check_numbers(shape: ModelConfig | Part, least: int) -> None:
     """Raises unless all fields annotated as int or float are such numbers.
 
     Args:
@@ -89,6 +92,14 @@ def _check_mixture(moe: MoeConfig) -> None:
         )
     _check_whole("topk_group", moe.chosen_groups, moe.num_groups)
     _check_whole("num_experts_per_tok", moe.experts_per_token, moe.num_experts // moe.num_groups * moe.chosen_groups)
+
+
+def _check_indexer(indexer: IndexerConfig, latent: LatentConfig) -> None:
+    _check_whole("the rotated part of index_head_dim", latent.rotated_dim, indexer.head_dim)
+    if latent.query_rank is None:
+        raise StartupError("config.json has an indexer (index_topk), which needs a q_lora_rank.")
+    if 0 in indexer.shared_layers:
+        raise StartupError("config.json: the first layer has no earlier layer whose chosen tokens it could share.")
 
 
 def _check_recurrent(config: ModelConfig, name: str) -> None:

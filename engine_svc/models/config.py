@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from engine_svc.layers.fused_experts import FusedForm
 from engine_svc.layers.part import Layout
+from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 from engine_svc.ops.base import Activation, LearnedActivation, Scoring
 from quire.errors import StartupError
 
@@ -88,17 +89,6 @@ class TokenInputsConfig:
     vocab_size: int
     size: int  # numbers of a layer and token
     given_id: int  # token id that stands for tokens whose embeddings are given, such as those of images
-
-
-@dataclass(frozen=True)
-class LatentConfig:
-    """Compressed attention: the keys and values of all heads are derived from one short vector, which is cached."""
-
-    query_rank: int | None  # size of the intermediate vector that queries are derived from; None means there is none
-    rank: int  # size of the cached vector
-    plain_dim: int  # values of a head's key that are not rotated
-    rotated_dim: int  # values of a key that are rotated; the same for all heads, and cached with the vector
-    value_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +212,6 @@ class ModelFacts:
     # Tokens of an image, if they attend to all of it, also to those after them: one step must compute the whole image.
     whole_image_tokens: int = 0
     windows_on_whole_images: bool = False  # then they do so in layers with a window only
-    # Most tokens of a sequence: beyond this, the model chooses which tokens it attends to, which is not supported.
-    dense_length: int | None = None
     recurrent: Mapping[int, RecurrentConfig] = field(default_factory=dict)  # by layer, for layers that keep a state
     # Layers without keys and values of their own → the earlier layer whose keys and values they attend to. They are the
     # last ones of the model.
@@ -315,6 +303,7 @@ class ModelConfig(ModelFacts):
     norm_offset: float = 0.0  # to be added to the checkpoint's norm weights
     output_norm_factor: float = 1.0  # on the weights of norms around attention and feed-forward that come after them
     latent: LatentConfig | None = None
+    indexer: IndexerConfig | None = None  # None means that layers attend to all positions
     # Parts of names in the family's checkpoints that are not loaded, of a vision model for example.
     ignored_names: tuple[str, ...] = ()
     # Regular expressions for names in the family's checkpoints, and their replacements, applied one after the other.
@@ -356,6 +345,11 @@ def without_windows(config: ModelConfig) -> ModelConfig:
     if config.local_rope_parameters:
         return config
     return dataclasses.replace(config, sliding_windows=(None,) * config.num_layers)
+
+
+def without_indexer(config: ModelConfig) -> ModelConfig:
+    """The configuration for contexts that an indexer chooses all positions of."""
+    return dataclasses.replace(config, indexer=None, ignored_names=(*config.ignored_names, ".indexer."))
 
 
 def common_fields(config: Mapping[str, Any], head_dim: int) -> dict[str, Any]:

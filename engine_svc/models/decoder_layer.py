@@ -255,7 +255,7 @@ _ATTENTION: dict[str, type[Attention]] = {
 
 def _attention(config: ModelConfig, context: LayerContext, index: int) -> Attention | LatentAttention:
     if config.latent:
-        return LatentAttention(config, config.latent, context)
+        return LatentAttention(config, config.latent, context, index)
     if config.value_norm:
         return Gemma4Attention(config, context, index)
     if config.value_dim:

@@ -1,23 +1,18 @@
 """DeepSeek V2 (DeepSeek-AI 2024) and V3 (2025): compressed attention, and mixtures of experts in groups.
 
 V3.1, R1 and Kimi K2 are V3 with other numbers. V3.2 and GLM 5 choose the tokens that they attend to beyond a certain
-length; up to that length, they are V3. DeepSeek-OCR's text model is V2 without compressed attention.
+length; up to that length, they are V3. In GLM 5, several layers may share a choice. DeepSeek-OCR's text model is V2
+without compressed attention.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine_svc.models.config import (
-    LatentConfig,
-    ModelConfig,
-    MoeConfig,
-    base_config,
-    by_common_names,
-    rope_parameters,
-)
+from engine_svc.models.config import ModelConfig, MoeConfig, base_config, by_common_names, rope_parameters
+from engine_svc.models.latent_config import IndexerConfig, LatentConfig
 
 # What families that have adopted the mixtures call their fields.
 _NAMES = {
@@ -33,7 +28,26 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
     if config["architectures"][0] == "DeepseekV2ForCausalLM" and config.get("kv_lora_rank") is None:
         bias = bool(config.get("attention_bias"))
         return base_config(config, moe=mixtures(config), qkv_bias=bias, output_bias=bias)
-    return compressed(config, moe=mixtures(config), dense_length=config.get("index_topk"), ignored_names=(".indexer.",))
+    return compressed(config, moe=mixtures(config), indexer=_indexer(config))
+
+
+def _indexer(config: Mapping[str, Any]) -> IndexerConfig | None:
+    if not config.get("index_topk"):
+        return None
+    shared = frozenset(index for index, kind in enumerate(_indexer_types(config)) if kind in ("shared", "S"))
+    interleaved = config["architectures"][0] == "GlmMoeDsaForCausalLM"
+    return IndexerConfig(
+        config["index_n_heads"], config["index_head_dim"], config["index_topk"], interleaved, shared_layers=shared
+    )
+
+
+def _indexer_types(config: Mapping[str, Any]) -> Iterable[str]:
+    """Which layers share the choice of an earlier one: each layer's type, a pattern of letters, or every n-th layer."""
+    if types := config.get("indexer_types") or config.get("index_topk_pattern"):
+        return types
+    period, first = max(config.get("index_topk_freq") or 1, 1), config.get("index_skip_topk_offset", 2) - 1
+    layers = range(config["num_hidden_layers"])
+    return ["shared" if max(index - first, 0) % period else "full" for index in layers]
 
 
 def compressed(config: Mapping[str, Any], **family: Any) -> ModelConfig:

@@ -12,12 +12,15 @@ import torch
 from torch.nn import functional as F
 
 from engine_svc.attention.base import AttentionBackend, AttentionOptions
+from engine_svc.attention.chosen import Choosing
 from engine_svc.layers.context import HeadAdapters, LayerContext, PackedLayer
 from engine_svc.layers.linear import ColumnParallelLinear, RowParallelLinear
 from engine_svc.layers.norm import RMSNorm
 from engine_svc.layers.split import Part, Split, hold
 from engine_svc.models.attention import LayerCache, StepInputs
-from engine_svc.models.config import LatentConfig, ModelConfig
+from engine_svc.models.config import ModelConfig
+from engine_svc.models.indexer import Indexer
+from engine_svc.models.latent_config import LatentConfig
 from engine_svc.ops.base import HeadsProduct
 from engine_svc.ops.weights import wide
 
@@ -27,9 +30,12 @@ _NORM_EPSILON = 1e-6  # of the norms inside, regardless of the configuration
 class LatentAttention(torch.nn.Module):
     """Compressed attention, with the same interface as Attention."""
 
-    def __init__(self, config: ModelConfig, latent: LatentConfig, context: LayerContext) -> None:
+    def __init__(self, config: ModelConfig, latent: LatentConfig, context: LayerContext, index: int) -> None:
         super().__init__()
-        self._ops = context.ops
+        self._ops, self._chosen = context.ops, context.chosen
+        self.indexer: Indexer | None = None
+        if (form := config.indexer) and context.chosen and index not in form.shared_layers:
+            self.indexer = Indexer(config.hidden_size, latent, form, context.chosen, context.at("indexer"))
         self._latent = latent
         self._heads = context.groups.tensor.divide(config.num_heads, "attention heads")
         self._neighbors: dict[int, HeadsProduct] = {}  # by number of heads; empty if values to rotate are neighbors
@@ -76,8 +82,9 @@ class LatentAttention(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, cache: LayerCache, step: StepInputs) -> torch.Tensor:
         """[tokens, hidden_size] → [outputs, hidden_size]; see StepInputs.output_rows."""
-        latent, ops, expansion = self._latent, self._ops, cache.prepared.expansion
-        queries = self._query(step.outputs(ops, hidden)).unflatten(1, (self._heads, -1))
+        latent, ops = self._latent, self._ops
+        query_vectors = self._query_vectors(step.outputs(ops, hidden))
+        queries = self._queries(query_vectors).unflatten(1, (self._heads, -1))
         if step.query_scales is not None:  # may come before the rotation
             ops.scale_rows(queries.flatten(1), step.outputs(ops, step.query_scales))
         vectors = self.kv_a_proj_with_mqa(hidden)
@@ -85,29 +92,69 @@ class LatentAttention(torch.nn.Module):
         self.kv_a_layernorm(vectors[:, : latent.rank], output=key[:, 0, : latent.rank])
         self._rotate(vectors[:, None, latent.rank :], step.rotary, key[..., latent.rank :])
         rotary = step.outputs(ops, step.rotary)
-        if expansion is None:
-            return self.o_proj(self._attend(queries, rotary, key, cache, step.attention).flatten(1))
-        values = queries.new_empty((*queries.shape[:2], latent.value_dim))
-        if others := expansion.others:
+        if self.indexer is not None:
+            step.choice.positions = self.indexer(hidden, query_vectors, cache, step)
+        if cache.choosing is None:
+            values = self._attend(queries, rotary, key, cache, step.attention)
+        else:
+            values = self._attend_chosen(queries, rotary, key, cache, cache.choosing, step)
+        return self.o_proj(values.flatten(1))
+
+    def _attend_chosen(
+        self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache, choosing: Choosing,
+        step: StepInputs,
+    ) -> torch.Tensor:  # fmt: skip
+        """Like `_attend`, where some queries attend to chosen positions."""
+        assert self._chosen is not None
+        values = queries.new_empty((*queries.shape[:2], self._latent.value_dim))
+        if others := choosing.others:
             attended, rows = cache._replace(prepared=others.prepared), others.rows
             values[rows] = self._attend(queries[rows], rotary[rows], key, attended, step.attention)
-        rotated = queries.new_empty((*queries.shape[:2], latent.rotated_dim))
-        self._rotate(queries[..., latent.plain_dim :], rotary, rotated)
-        expansion.attend(queries, rotated, key, self.kv_b_proj.expand, cache.cache, values, self.options.scale)
-        return self.o_proj(values.flatten(1))
+        else:
+            self._chosen.write_vectors(key, cache.cache, choosing, self.options)
+        rows = choosing.rows
+        positions = step.chosen_positions(len(queries))[rows]
+        query = self._absorbed(queries[rows], rotary[rows])
+        output = self._chosen.attend(query, positions, cache.cache, choosing, self.options)
+        values[rows] = self._values(output)
+        return values
 
     def _attend(
         self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache,
         attention: AttentionBackend,
     ) -> torch.Tensor:  # fmt: skip
-        """Attends to the vectors: [queries, heads, plain_dim + rotated_dim] → [queries, heads, value_dim]."""
+        """Caches the vectors and attends: [queries, heads, plain_dim + rotated_dim] → [queries, heads, value_dim]."""
+        latent, expansion = self._latent, cache.prepared.expansion
+        if expansion is None:
+            return self._attend_to_vectors(queries, rotary, key, cache, attention)
+        values = queries.new_empty((*queries.shape[:2], latent.value_dim))
+        if others := expansion.others:
+            attended, rows = cache._replace(prepared=others.prepared), others.rows
+            values[rows] = self._attend_to_vectors(queries[rows], rotary[rows], key, attended, attention)
+        rotated = queries.new_empty((*queries.shape[:2], latent.rotated_dim))
+        self._rotate(queries[..., latent.plain_dim :], rotary, rotated)
+        expansion.attend(queries, rotated, key, self.kv_b_proj.expand, cache.cache, values, self.options.scale)
+        return values
+
+    def _attend_to_vectors(
+        self, queries: torch.Tensor, rotary: torch.Tensor, key: torch.Tensor, cache: LayerCache,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:  # fmt: skip
+        query = self._absorbed(queries, rotary)
+        return self._values(attention.forward(query, key, key, cache.cache, cache.prepared, self.options))
+
+    def _absorbed(self, queries: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
+        """Queries that attend to vectors: [queries, heads, plain_dim + rotated_dim] → [queries, heads, vector]."""
         latent = self._latent
-        query = queries.new_empty((len(queries), self._heads, key.shape[2]))
+        query = queries.new_empty((len(queries), self._heads, latent.rank + latent.rotated_dim))
         self.kv_b_proj.to_vector(queries[..., : latent.plain_dim], query[..., : latent.rank])
         self._rotate(queries[..., latent.plain_dim :], rotary, query[..., latent.rank :])
-        output = attention.forward(query, key, key, cache.cache, cache.prepared, self.options)
-        values = queries.new_empty((len(queries), self._heads, latent.value_dim))
-        self.kv_b_proj.to_values(output[..., : latent.rank], values)
+        return query
+
+    def _values(self, output: torch.Tensor) -> torch.Tensor:
+        """Sums of vectors [queries, heads, vector] → values [queries, heads, value_dim]."""
+        values = output.new_empty((len(output), self._heads, self._latent.value_dim))
+        self.kv_b_proj.to_values(output[..., : self._latent.rank], values)
         return values
 
     def _rotate(self, values: torch.Tensor, rotary: torch.Tensor, output: torch.Tensor) -> None:
@@ -118,10 +165,12 @@ class LatentAttention(torch.nn.Module):
             values = paired
         self._ops.rotate_pairs(values, rotary, output)
 
-    def _query(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self._latent.query_rank is None:
-            return self.qkv_proj(hidden)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+    def _query_vectors(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The vectors that queries are derived from; the hidden states themselves, if there are none."""
+        return hidden if self._latent.query_rank is None else self.q_a_layernorm(self.q_a_proj(hidden))
+
+    def _queries(self, vectors: torch.Tensor) -> torch.Tensor:
+        return self.qkv_proj(vectors) if self._latent.query_rank is None else self.q_b_proj(vectors)
 
 
 def _pairing(size: int) -> torch.Tensor:

@@ -119,11 +119,11 @@ class PagedInterface:
         index, self._calls = self._calls, self._calls + 1
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         options = self._options.setdefault(index, AttentionOptions(scale, self.windows[index], softcap, s_aux))
-        cache, prepared = self._caches[index]
+        own = self._caches[index]
         shape = self.attention.shape
         query = _fitted(query, shape.num_heads, shape.head_dim)
         keys, values = (_fitted(tensor, shape.num_kv_heads, shape.head_dim) for tensor in (key, value))
-        output = self.attention.forward(query, keys, values, cache, prepared, options)
+        output = self.attention.forward(query, keys, values, own.cache, own.prepared, options)
         return output[None, ..., : value.shape[-1]], None
 
 

@@ -135,7 +135,7 @@ class PaddedShapes(Shapes):
     """Shapes of CUDA graphs, to which batches are rounded up: padding rows cost a GPU next to nothing."""
 
     sizes: Sequence[int]  # numbers of sequences, ascending
-    max_model_len: int
+    longest: int  # positions of a sequence
     # Most new tokens per sequence, ascending. The tokens of all sequences are packed one after the other, however many
     # each one has; the rows left over are padding.
     query_lens: Sequence[int] = (1,)
@@ -148,7 +148,7 @@ class PaddedShapes(Shapes):
     def of(self, batch: FlatBatch) -> Shape | None:
         """See Shapes.of."""
         count, longest = len(batch.slots), max(batch.query_lens)
-        if count > self.sizes[-1]:
+        if count > self.sizes[-1] or max(batch.lengths) > self.longest:
             return None
         if longest > self.query_lens[-1]:
             return self._with_prompts(batch, count)
@@ -187,5 +187,5 @@ class PaddedShapes(Shapes):
         return sorted({min(_FEW_SEQUENCES, most), most}) if tokens <= _FEW_TOKENS else [most]
 
     def _shape(self, size: int, query_len: int) -> Shape:
-        context = min(self.max_model_len, self.most_positions(size, max(query_len, 1)) // size)
+        context = min(self.longest, self.most_positions(size, max(query_len, 1)) // size)
         return Shape(size, size * query_len, query_len, context)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from engine_svc.attention.base import AttentionMetadata, Prepared
 from engine_svc.layer_groups import LayerGroup
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.model import LoadedModel
@@ -24,6 +25,7 @@ class ForwardPasses:
 
     Attributes:
         caches: KV caches, one for each layer of a group; the blocks of all groups share them.
+        index_caches: caches of the layers' indexers, by layer.
         states: states of recurrent layers; None until they are allocated.
     """
 
@@ -32,8 +34,34 @@ class ForwardPasses:
         self._present, self._borrowed = loaded.present, loaded.facts.borrowed
         self._windows_on_images = loaded.facts.windows_on_whole_images
         self._encoder_rows = EncoderRows.of(loaded.facts, max_num_seqs, self._attention.shape)
+        self._chosen = loaded.chosen
+        self._indexed = [
+            layer for layer in self._model.stage.layers if loaded.chosen and layer not in loaded.chosen.shared_layers
+        ]
         self.caches: list[torch.Tensor] = []
+        self.index_caches: dict[int, torch.Tensor] = {}
         self.states: StateCache | None = None
+
+    def allocate(self, num_blocks: int, num_caches: int) -> None:
+        """Allocates the KV caches, those of indexers included."""
+        self.caches = self._attention.allocate(num_blocks, num_caches)
+        if self._chosen:
+            found = self._chosen.keys.allocate(num_blocks, len(self._indexed))
+            self.index_caches = dict(zip(self._indexed, found, strict=True))
+
+    @property
+    def all_caches(self) -> list[torch.Tensor]:
+        """All KV caches, those of indexers included."""
+        return [*self.caches, *self.index_caches.values()]
+
+    def release(self) -> None:
+        """Frees KV caches and states."""
+        self.caches, self.index_caches, self.states = [], {}, None
+
+    def bytes_per_block(self, num_caches: int) -> int:
+        """Bytes of one block over all KV caches; see `allocate`."""
+        keys = self._chosen.keys.bytes_per_block(len(self._indexed)) if self._chosen else 0
+        return self._attention.bytes_per_block(num_caches) + keys
 
     def prepare(self, inputs: Inputs, embedded: EmbeddedRows | None = None) -> Forward:
         """Prepares a pass over these inputs, which returns the hidden states of their output rows.
@@ -68,15 +96,27 @@ class ForwardPasses:
             if both_ways is not None and (group.window is not None or not self._windows_on_images):
                 images = ImageParts(prepare, both_ways)
             caches = dict(zip(group.layers, self._attention.caches_of(self.caches, group.layers), strict=True))
-            ready = (images.prepare if images else prepare)(metadata)
-            attended |= {layer: LayerCache(cache, ready) for layer, cache in caches.items()}
             sources = self._borrowed or {layers[-1]: layers[-1]}
             lasts = {layer: caches[source] for layer, source in sources.items() if source in caches}
+            attended |= self._ready(caches | lasts, metadata, images.prepare if images else prepare)
             if lasts and (outputs := inputs.outputs) is not None:
-                ready = images.prepare_outputs(metadata, outputs) if images else prepare(outputs.as_queries(metadata))
-            attended |= {layer: LayerCache(cache, ready) for layer, cache in lasts.items()}
+                if images is None:
+                    attended |= self._ready(lasts, outputs.as_queries(metadata), prepare)
+                else:
+                    ready = images.prepare_outputs(metadata, outputs)
+                    attended |= {layer: LayerCache(cache, ready) for layer, cache in lasts.items()}
         kept = {} if self.states is None else self.states.layers(inputs.states)
         return [layer_cache(attended.get(layer), kept.get(layer)) for layer in layers]
+
+    def _ready(
+        self, caches: Mapping[int, torch.Tensor], metadata: AttentionMetadata,
+        prepare: Callable[[AttentionMetadata], Prepared],
+    ) -> dict[int, LayerCache]:  # fmt: skip
+        choosing = self._chosen.prepare(metadata, prepare) if self._chosen else None
+        ready = prepare(metadata) if choosing is None else Prepared(metadata)
+        return {
+            layer: LayerCache(cache, ready, choosing, self.index_caches.get(layer)) for layer, cache in caches.items()
+        }
 
     def _crossing_caches(
         self, rows: EncoderRows, inputs: Inputs, embedded: EmbeddedRows | None

@@ -179,7 +179,8 @@ class Runner:
         """Frees the KV cache, states, the host memory tier and recorded steps; `allocate` must be called next."""
         self._store.close()
         self._store = NoStore()
-        self._forward.caches, self._forward.states, self._recorded = [], None, None
+        self._forward.release()
+        self._recorded = None
         if self._drafting:
             self._drafting.release()
         self._isolates = False
@@ -208,7 +209,7 @@ class Runner:
             device=device_name(self._device),
             vocab_size=self._facts.vocab_size,
             max_model_len=self._max_model_len,
-            bytes_per_block=self._attention.bytes_per_block(self._num_caches) + self._draft_bytes_per_block,
+            bytes_per_block=self._forward.bytes_per_block(self._num_caches) + self._draft_bytes_per_block,
             available_bytes=kv_cache_bytes(self._options.cache, self._device, state_bytes, later_bytes),
             attention_backend=self._attention.name,
             block_size=self._attention.shape.block_tokens,
@@ -259,11 +260,11 @@ class Runner:
 
     @property
     def _all_caches(self) -> list[torch.Tensor]:
-        """KV caches of the model and of the draft model, if any."""
-        return [*self._forward.caches, *(self._drafting.caches if self._drafting else ())]
+        """KV caches of the model, its indexers and the draft model, if any."""
+        return [*self._forward.all_caches, *(self._drafting.caches if self._drafting else ())]
 
     def _allocate(self, num_blocks: int, num_states: int) -> None:
-        self._forward.caches = self._attention.allocate(num_blocks, self._num_caches)
+        self._forward.allocate(num_blocks, self._num_caches)
         if self._drafting:
             self._drafting.allocate(num_blocks)
         self._forward.states = StateCache(self._state_form, num_states, self._device)
@@ -349,7 +350,8 @@ class Runner:
         takes_any = self._attention.plan_size(1, 1) and not self._state_form.shapes  # states depend on prompt lengths
         prompts = prompt_sizes(asked, self._token_budget, self._facts.hidden_size) if takes_any else []
         lens, most_positions = sorted({1, query_len}), self._attention.most_positions
-        shapes = PaddedShapes(sizes, self._max_model_len, lens, most_positions, self._adapters.are_served, prompts)
+        longest = min(self._max_model_len, self._attention.shape.most_chosen or self._max_model_len)
+        shapes = PaddedShapes(sizes, longest, lens, most_positions, self._adapters.are_served, prompts)
         room = self._room(max(self._options.scheduler.max_num_seqs * query_len, *prompts, 0))
         self._recorded = RecordedSteps(
             self._forward.prepare, capture, dataclasses.replace(shapes, most=most),

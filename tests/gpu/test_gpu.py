@@ -31,6 +31,8 @@ from quire.options.model import ModelOptions
 from quire.prompt_embeds import PromptEmbeds
 from tests.conformance.test_attention import BATCHES, BLOCK_SIZE, check_backend
 from tests.conformance.test_batch_invariance import OPERATIONS, SHAPES, check_attention, check_rows, options_of
+from tests.conformance.test_chosen import BATCHES as CHOSEN_BATCHES
+from tests.conformance.test_chosen import check_choice, chosen_attention
 from tests.conformance.test_expansion import BATCHES as EXPANDED_BATCHES
 from tests.conformance.test_expansion import Dims, check_expansion, latent_backend, short_prompts
 from tests.conformance.test_recurrence import check_formula
@@ -40,6 +42,7 @@ from tests.engine_svc.models.test_batch_invariance import TYPES
 from tests.engine_svc.models.test_batch_invariance import check as check_requests
 from tests.support.adapter_folders import low_rank, write_adapter
 from tests.support.engine_options import engine_options
+from tests.support.exact_answers import check_answers
 from tests.support.recurrence import Operation, convolution, delta_rule, heads_scan
 from tests.support.run_engine import GREEDY, random_prompts, run, run_requests, running_engine, tokens
 from tests.support.shared_folder import sharing_engine
@@ -146,6 +149,25 @@ def test_engine_with_expanded_prompts(tmp_path: Path, family: str) -> None:
         found = [tokens(run(engine, prompts, SAMPLING)) for _ in range(2)]
     for answers in found:
         check_greedy(folder, prompts, answers, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vector", "key"), [(40, 24), (576, 128)])
+def test_chosen_positions(vector: int, key: int, dtype: torch.dtype) -> None:
+    for batch in CHOSEN_BATCHES.values():
+        check_choice(chosen_attention("triton", dtype, vector, key, "cuda"), batch)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3.2", "glm-5"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_engine_that_chooses_positions(tmp_path: Path, family: str, eager: bool) -> None:
+    """Answers begin before and beyond the length from which on positions are chosen; graphs are for the former."""
+    sharing = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"]}
+    folder = make_model(tmp_path / family, family, index_topk=32, **sharing if family == "glm-5" else {})
+    prompts, sampling = random_prompts(3, 29, 90), replace(SAMPLING, logprobs=4)
+    with running_engine(folder, enforce_eager=eager, **LIMITS) as engine, no_waits():
+        found = run(engine, prompts, sampling)
+    check_answers(folder, prompts, found, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(

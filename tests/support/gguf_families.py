@@ -41,6 +41,12 @@ class Family:
     pieces: Pieces = lambda name, shape, config: None
     metadata: Callable[[Config], dict[str, Any]] = lambda config: {}
     renames: tuple[tuple[str, str], ...] = field(default=())
+    newer: str = ""  # llama.cpp's name, where this gguf package lacks it; `arch` is then one with the same tensors
+
+    @property
+    def name(self) -> str:
+        """llama.cpp's name."""
+        return self.newer or gguf.MODEL_ARCH_NAMES[self.arch]
 
 
 def _neighbours(shape: tuple[int, ...], heads: int) -> np.ndarray:
@@ -311,6 +317,13 @@ def _lfm2(config: Config) -> dict[str, Any]:
     return _kv_heads(config) | length | {"shortconv.l_cache": config["conv_L_cache"]}
 
 
+def _of_indexer(config: Config) -> dict[str, Any]:
+    return _of_latent(config) | _grouped(config) | {
+        "attention.indexer.top_k": config["index_topk"], "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+    }  # fmt: skip
+
+
 # Such that llama.cpp's map, which has only matrices, gives them their module's name.
 _ROUTER = ((r"\.router\.scale$", ".router.proj.scale"), (r"\.router\.per_expert_scale$", ".experts.down_proj.scale"))
 _SHARED_BIAS = (("e_score_correction_bias", "e_score_correction.bias"),)
@@ -403,11 +416,10 @@ FAMILIES: dict[str, Family] = {
         ARCH.DEEPSEEK2, pieces=_latent, metadata=lambda config: _of_latent(config) | _grouped(config),
         renames=_SHARED_BIAS,
     ),
-    "glm_moe_dsa": Family(
-        ARCH.GLM_DSA, pieces=_latent, renames=_SHARED_BIAS,
-        metadata=lambda config: _of_latent(config) | _grouped(config)
-        | {"attention.indexer.top_k": config["index_topk"]},
+    "deepseek_v32": Family(
+        ARCH.GLM_DSA, pieces=_latent, renames=_SHARED_BIAS, metadata=_of_indexer, newer="deepseek32"
     ),
+    "glm_moe_dsa": Family(ARCH.GLM_DSA, pieces=_latent, renames=_SHARED_BIAS, metadata=_of_indexer),
     "kimi_linear": Family(
         ARCH.KIMI_LINEAR, pieces=_kimi,
         metadata=lambda config: _of_latent(config) | _grouped(config) | _kv_heads(config, count=1)

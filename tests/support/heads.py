@@ -19,6 +19,7 @@ Tensors = dict[str, torch.Tensor]
 _LAYERS: dict[str, tuple[type, type]] = {
     "llama": (LlamaDecoderLayer, LlamaRotaryEmbedding),
     "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
+    "deepseek_v32": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
     "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
 }
 

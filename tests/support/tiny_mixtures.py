@@ -36,7 +36,7 @@ _SWIGLU_LIMIT = 2.0 if hasattr(GptOssConfig(), "swiglu_limit") else 7.0
 
 _SPARSE: dict[str, Any] = _GROUPED | {
     "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 16,
-    "num_key_value_heads": 4, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 2, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 16, "first_k_dense_replace": 1,
 }  # fmt: skip
 
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {

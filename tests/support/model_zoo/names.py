@@ -54,7 +54,7 @@ NAMES: dict[str, str] = {
     "Glm4vForConditionalGeneration": "GLM 4.1V",
     "Glm4vMoeForConditionalGeneration": "GLM 4.5V, 4.6V",
     "GlmForCausalLM": "GLM 4 9B of 2024, GLM Edge",
-    "GlmMoeDsaForCausalLM": "GLM 5",
+    "GlmMoeDsaForCausalLM": "GLM 5, 5.1, 5.2",
     "GlmOcrForConditionalGeneration": "GLM-OCR",
     "GotOcr2ForConditionalGeneration": "GOT-OCR 2",
     "GptOssForCausalLM": "gpt-oss 20B, 120B",

@@ -37,6 +37,17 @@ is never run, so models that exist only as such code (InternLM 2, ChatGLM 3, Bai
 
 Encoders, rerankers and reward models, which generate nothing, are described in [pooling.md](pooling.md).
 
+**Sparse attention** (DeepSeek V3.2; GLM 5 to 5.2): up to `index_topk` tokens, 2,048 in the published models, a query
+attends to all tokens, and beyond to those that its layer's indexer chooses, or an earlier layer's if layers share
+choices. The indexer's keys are cached beside the vectors of compressed attention, which takes 22 % more memory in the
+layers that have one. With a `--max-model-len` of at most `index_topk`, indexers are not loaded. Otherwise:
+
+* On a CPU, torch's operators attend, not Quire's C++ kernels. On a GPU, steps are replayed from CUDA graphs only while
+  all their contexts are that short.
+* `--batch-invariant` and `--decode-context-parallel-size` are refused. A pipeline stage cannot begin with a layer that
+  has no indexer of its own.
+* The layer for multi-token prediction (`--speculative-config '{{"method": "mtp"}}'`) attends to all tokens.
+
 The tests run a tiny random model of each type, longer than its windows and in chunks, and compare its tokens with those
 of Transformers. `make models` makes this page from the result.
 

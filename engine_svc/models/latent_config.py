@@ -1,0 +1,27 @@
+"""The shapes of compressed attention, and of the indexers of sparse attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Compressed attention: the keys and values of all heads are derived from one short vector, which is cached."""
+
+    query_rank: int | None  # size of the intermediate vector that queries are derived from; None means there is none
+    rank: int  # size of the cached vector
+    plain_dim: int  # values of a head's key that are not rotated
+    rotated_dim: int  # values of a key that are rotated; the same for all heads, and cached with the vector
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class IndexerConfig:
+    """How layers with compressed attention choose the positions they attend to; see ChosenAttention."""
+
+    heads: int
+    head_dim: int
+    most: int  # positions that a query attends to
+    interleaved: bool  # neighboring values are rotated with each other, not those half of the rotated ones apart
+    shared_layers: frozenset[int] = frozenset()  # attend to what the last layer before them with an indexer has chosen
