@@ -24,12 +24,13 @@ from quire.tokenizer.modes import find_tokenizer
 from quire.tracing.base import Tracer, open_tracer
 from quire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc.constraint_compiler import ConstraintCompiler
+from tokenizer_svc.deepseek_template import deepseek_templates
 from tokenizer_svc.got_ocr_template import got_ocr_templates
 from tokenizer_svc.media import MediaPreparer
 from tokenizer_svc.metrics import TokenizerMetrics
 from tokenizer_svc.renderer import ChatRenderer
 from tokenizer_svc.service import TokenizerServicer
-from tokenizer_svc.whisper_template import built_in_templates
+from tokenizer_svc.whisper_template import whisper_templates
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,8 @@ def choose_templates(files: TokenizerFiles, options: TokenizerOptions) -> Mappin
     """
     chosen = options.chat_template
     if chosen is None:
-        return files.chat_templates or built_in_templates(files.folder) or got_ocr_templates(files.folder)
+        built_in = (whisper_templates, got_ocr_templates, deepseek_templates)
+        return files.chat_templates or next(filter(None, (find(files.folder) for find in built_in)), {})
     if "{" in chosen:
         return {"default": chosen}
     try:

@@ -21,7 +21,7 @@ _TEMPLATE = (
 ).replace("AUDIO", DEFAULTS[_CLASS].audio_token)
 
 
-def built_in_templates(folder: Path | None) -> Mapping[str, str]:
+def whisper_templates(folder: Path | None) -> Mapping[str, str]:
     """Name → template, for a Whisper model; empty for any other.
 
     Args:

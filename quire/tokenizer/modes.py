@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.errors import StartupError
@@ -15,6 +16,7 @@ from quire.tokenizer.tekken import FILE as TEKKEN
 from quire.tokenizer.tekken import read_tekken
 
 _PLUGINS = "quire.tokenizers"
+DEEPSEEK_V32 = "deepseek_v32"
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,26 @@ def find_tokenizer(model: ModelOptions) -> TokenizerPlace:
     return TokenizerPlace(mode, model.tokenizer or "", str(folder))
 
 
+def model_type(folder: Path) -> str:
+    """The model_type in a folder's config.json; empty if there is none, or no such file."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):  # the engine will say what is wrong with the file
+        return ""
+    return str(config.get("model_type") or "") if isinstance(config, dict) else ""
+
+
 def _own(place: TokenizerPlace) -> TokenizerFiles:
     return read_tokenizer_files(Path(place.folder))
+
+
+def _deepseek(place: TokenizerPlace) -> TokenizerFiles:
+    if model_type(Path(place.folder)) != DEEPSEEK_V32:
+        raise StartupError(
+            f"--tokenizer-mode deepseek_v32 is for DeepSeek V3.2, whose config.json has the model_type {DEEPSEEK_V32}; "
+            f"that in {place.folder} has another one. Leave the option out."
+        )
+    return replace(_own(place), chat_templates={})
 
 
 def _slow(place: TokenizerPlace) -> TokenizerFiles:
@@ -76,5 +96,8 @@ def _custom(place: TokenizerPlace) -> TokenizerFiles:
 
 
 _READERS: Mapping[str, Callable[[TokenizerPlace], TokenizerFiles]] = registry(
-    "--tokenizer-mode", TOKENIZER_MODES, {"auto": _own, "slow": _slow, "mistral": _mistral, "custom": _custom}
-)
+    "--tokenizer-mode", TOKENIZER_MODES,
+    {
+        "auto": _own, "hf": _own, "slow": _slow, "mistral": _mistral, "deepseek_v32": _deepseek, "custom": _custom,
+    },
+)  # fmt: skip

@@ -23,7 +23,7 @@ from tests.support.audio_processors import CHUNK_SECONDS, save_audio_processor
 from tests.support.gateway_stack import running_tokenizer, save_tokenizer
 from tests.support.waiting import WAIT_SECONDS
 from tokenizer_svc.main import choose_templates
-from tokenizer_svc.whisper_template import built_in_templates
+from tokenizer_svc.whisper_template import whisper_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -98,8 +98,8 @@ async def test_a_template_of_ones_own(folder: Path, tmp_path: Path) -> None:
 
 
 async def test_other_models(tmp_path: Path) -> None:
-    assert built_in_templates(None) == built_in_templates(tmp_path) == {}
+    assert whisper_templates(None) == whisper_templates(tmp_path) == {}
     save_tokenizer(tmp_path)
     for fields in ('{"processor_class": "GlmAsrProcessor"}', '{"processor_class": ["WhisperProcessor"]}', "{"):
         (tmp_path / "processor_config.json").write_text(fields)
-        assert built_in_templates(tmp_path) == {}
+        assert whisper_templates(tmp_path) == {}

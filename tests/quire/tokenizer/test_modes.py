@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from quire.errors import StartupError
 from quire.options.model import ModelOptions
@@ -81,6 +83,25 @@ def test_without_mistrals_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(StartupError, match=r"pip install 'quire\[mistral\]'"):
         read("mistral", str(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["auto", "hf", "deepseek_v32"])
+def test_modes_that_read_the_same_file(mode: str, tmp_path: Path) -> None:
+    """A template in the folder is of no use with DeepSeek's own way to write conversations."""
+    Tokenizer(WordLevel({"a": 0}, "a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("own")
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v32"}')
+    files = read(mode, str(tmp_path))
+    assert files.tokenizer.get_vocab() == {"a": 0}
+    assert files.chat_templates == ({} if mode == "deepseek_v32" else {"default": "own"})
+
+
+def test_deepseeks_mode_is_for_its_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(
+        StartupError, match=r"is for DeepSeek V3\.2, whose config\.json has the model_type deepseek_v32"
+    ):
+        read("deepseek_v32", str(tmp_path))
 
 
 def test_slow_ones_are_no_more(tmp_path: Path) -> None:
