@@ -66,7 +66,10 @@ def _with_quantization(config: dict[str, Any], place: Path) -> dict[str, Any]:
     path = place / _MODEL_OPTIMIZER
     if config.get("quantization_config") or not path.is_file():
         return config
-    return config | {"quantization_config": {"quant_method": "modelopt", **read_object(path)}}
+    content = read_object(path)
+    said = content.get("quantization")
+    settings = {**content, **said} if isinstance(said, dict) else content
+    return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
 def _checked(folder: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from engine_svc.attention.base import AttentionBackend
+from engine_svc.attention.chosen import ChosenAttention
 from engine_svc.attention.context import SharedContext
 from engine_svc.attention.mixed import Kinds, MixedBackend
 from engine_svc.attention.registry import create_backend
@@ -21,16 +22,18 @@ from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext, PresentRows
 from engine_svc.layers.embedding import EmbeddedRows
 from engine_svc.loader.attention_shape import attention_shape, plain_shape
+from engine_svc.loader.chosen import check_stage, chosen_attention
 from engine_svc.loader.formats.base import CheckpointFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.formats.whole import all_tensors
 from engine_svc.loader.host_weights import host_weights_of
 from engine_svc.loader.media import load_encoder_of, with_head_told
 from engine_svc.loader.names import parameter_of_module
+from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.lora.layers import AdapterLayers
 from engine_svc.lora.settings import AdapterSettings
 from engine_svc.models.attention import AnyLayerCache
-from engine_svc.models.config import KeyValueHeads, ModelConfig, ModelFacts, without_windows
+from engine_svc.models.config import KeyValueHeads, ModelConfig, ModelFacts, without_indexer, without_windows
 from engine_svc.models.decoder import Decoder
 from engine_svc.models.registry import config_for, is_ours, takes_media, text_part
 from engine_svc.native.library import choose_kernels
@@ -120,6 +123,7 @@ class LoadedModel:
     present: PresentRows = field(default_factory=PresentRows)  # read by its layers, set by the runner
     product_rows: Sequence[int] = ()  # see Ops
     images: MediaEncoder | None = None  # None if it reads text only
+    chosen: ChosenAttention | None = None  # None if its layers attend to all positions
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def load_model(folder: Path, options: EngineOptions, groups: ParallelGroups, dev
     """
     if options.cache.calculate_kv_scales and options.cache.kv_cache_dtype in ("auto", "bfloat16"):
         raise StartupError("--calculate-kv-scales applies only to an 8-bit KV cache: it needs --kv-cache-dtype fp8.")
-    config = read_model_config(folder, options.form)
+    config = read_config_to_load(folder, options.form)
     if options.cache.kv_cache_dtype == "bfloat16" and not _asks_for_8_bits(config):
         raise StartupError(
             "--kv-cache-dtype bfloat16 is for models that ask for an 8-bit KV cache, which this one does not; leave "
@@ -172,7 +176,7 @@ def build_model(folder: Path, options: EngineOptions, groups: ParallelGroups, de
     Raises:
         StartupError: the model is not supported with these options.
     """
-    return _build_ours(read_model_config(folder, options.form), options, groups, device)
+    return _build_ours(read_config_to_load(folder, options.form), options, groups, device)
 
 
 def has_experts(folder: Path, options: EngineOptions) -> bool:
@@ -189,9 +193,10 @@ def has_experts(folder: Path, options: EngineOptions) -> bool:
 
 def _asks_for_8_bits(config: Mapping[str, Any]) -> bool:
     """Whether the model wants an 8-bit KV cache: the checkpoint says so, or it has sparse attention (index_topk)."""
-    settings = config.get("quantization_config") or {}
+    given = {**(config.get("text_config") or {}), **config}  # of multimodal models, either may have the settings
+    settings = given.get("quantization_config") or {}
     asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
-    return bool(config.get("index_topk") or asked)
+    return bool(given.get("index_topk") or asked)
 
 
 def check_invariance(ops: Ops, attention: AttentionBackend, is_recurrent: bool = False) -> None:
@@ -239,6 +244,8 @@ def _build_ours(
     config = config_for(raw)
     longest = longest_sequence(config, options.form)
     config = without_windows(config) if options.form.disable_sliding_window else config
+    if config.indexer and longest <= config.indexer.most:
+        config = without_indexer(config)
     if config.encoder_tokens:
         _check_crossing(config, options)
     stage = None
@@ -252,6 +259,7 @@ def _build_ours(
         speculation = options.speculative.chosen()
         shares_embedding = speculation is not None and speculation.chosen_method in HEAD_METHODS
         stage = replace(stage, looks_up=stage.is_first or (stage.is_last and shares_embedding))
+        check_stage(config, stage)
     with division_told(groups):
         context, attention = place_layers(raw, config, options, groups, device)
         adapters = _adapters(options.lora, config, context)
@@ -265,8 +273,9 @@ def _build_ours(
     )
     states = _state_form(model.state_shapes(), options.cache, dtype)
     return BuiltModel(
-        model, config, attention, dtype, longest, invariant, states, adapters, context.present, ops.product_rows
-    )
+        model, config, attention, dtype, longest, invariant, states, adapters, context.present, ops.product_rows,
+        chosen=context.chosen,
+    )  # fmt: skip
 
 
 def _check_crossing(config: ModelConfig, options: EngineOptions) -> None:
@@ -318,10 +327,11 @@ def place_layers(
         attention = MixedBackend(kinds, lambda layer: config.sliding_windows[layer] is not None)
     if invariant:
         check_invariance(ops, attention, bool(config.recurrent))
+    chosen = chosen_attention(config.indexer, attention, kernels, groups) if config.indexer else None
     sharing = sharing_of(options.parallel.experts, config, groups)
     return LayerContext(
         groups, dtype, device, ops, method, module_names=config.module_names, sharing=sharing,
-        expands_heads=attention.expands_heads,
+        chosen=chosen, expands_heads=attention.expands_heads,
     ), attention  # fmt: skip
 
 
@@ -472,12 +482,7 @@ def longest_sequence(facts: ModelFacts, form: ModelFormOptions) -> int:
             f"--max-model-len {chosen} is more than the model's sliding window of {min(windows)} tokens, which is "
             "the longest context with --disable-sliding-window. Lower it, or leave --disable-sliding-window out."
         )
-    if facts.dense_length and chosen is not None and chosen > facts.dense_length:
-        raise StartupError(
-            f"--max-model-len {chosen}: beyond {facts.dense_length} tokens, {facts.architecture} uses sparse "
-            "attention, which is not supported. Up to that length it attends to all tokens: lower it."
-        )
-    longest = min(longest, *windows, facts.dense_length or longest)
+    longest = min([longest, *windows])
     if chosen is not None and chosen > longest:
         raise StartupError(
             f"--max-model-len {chosen} is more than the model's {longest} positions. Lower it, extend them with "

@@ -17,8 +17,8 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
         shared_size=config["moe_intermediate_size"] * (config.get("moe_num_shared_experts") or 0) or None,
     )  # fmt: skip
     count, step = config["num_hidden_layers"], config.get("moe_layer_interval", 1)
-    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
-    mixtures = range(first, (count - 1 if last == -1 else last) + 1)
+    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index")
+    mixtures = range(first, (count - 1 if last in (None, -1) else last) + 1)
     layers = tuple(moe if index in mixtures and (index + 1) % step == 0 else None for index in range(count))
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    return dataclasses.replace(ernie.config_of({"head_dim": head_dim, **config}), moe=layers, ignored_names=(".mtp_",))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return dataclasses.replace(ernie.config_of({**config, "head_dim": head_dim}), moe=layers, ignored_names=(".mtp_",))

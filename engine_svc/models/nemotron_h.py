@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from engine_svc.models.bamba import number
 from engine_svc.models.config import Mamba2Config, ModelConfig, MoeConfig, activation, base_config
 
 _NAMES = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
@@ -33,11 +34,13 @@ def config_of(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _mamba2(config: Mapping[str, Any]) -> Mamba2Config:
+    """`time_step_min` is only for initializing weights, although Transformers 5.23 limits time steps by it."""
+    least, most = (number(each) for each in config.get("time_step_limit") or (0.0, math.inf))
     return Mamba2Config(
         heads=config["mamba_num_heads"], head_dim=config["mamba_head_dim"], groups=config["n_groups"],
         state_size=config["ssm_state_size"], taps=config.get("conv_kernel", 4), bias=bool(config.get("use_bias")),
         convolution_bias=bool(config.get("use_conv_bias", True)),
-        time_limits=(config.get("time_step_min", 0.001), math.inf), norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        time_limits=(least, most), norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
     )  # fmt: skip
 
 

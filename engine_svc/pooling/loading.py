@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from engine_svc.attention.base import AttentionBackend
-from engine_svc.config_formats.registry import read_model_config
 from engine_svc.layers.context import LayerContext
 from engine_svc.loader.formats.base import CheckpointFormat, LoadFormat
 from engine_svc.loader.formats.registry import create_format
 from engine_svc.loader.model import division_told, longest_sequence, place_layers
+from engine_svc.loader.own_dtype import read_config_to_load
 from engine_svc.loader.weights import load_weights, pack_weights, randomize_weights
 from engine_svc.models.config import ModelConfig, has_one_kind_of_cache
 from engine_svc.models.decoder import Decoder
@@ -61,7 +61,7 @@ def load_pooled(
     Raises:
         StartupError: it cannot be read, or is not supported with these options.
     """
-    raw = text_part(read_model_config(folder, options.form))
+    raw = text_part(read_config_to_load(folder, options.form))
     config, head = _shape(raw, form)
     if isinstance(config, ModelConfig) and not has_one_kind_of_cache(config):
         raise StartupError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine_svc.quantization.awq import AwqLayer
 from engine_svc.quantization.base import LayerMethod, ModelForm, Place, QuantizationMethod
 from engine_svc.quantization.gptq import BITS, GptqLayer
+from engine_svc.quantization.routers import with_plain_routers
 from engine_svc.quantization.settings import Settings, group_size, names, one_of
+from engine_svc.quantization.source import Tensors
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
@@ -61,6 +63,10 @@ class AutoRound(QuantizationMethod):
             if not re.fullmatch(r"[\w.\-]+", pattern) and any(re.search(pattern, name) for name in place.names):
                 return said
         return None
+
+    def adapted(self, tensors: Callable[[], Tensors]) -> Tensors:
+        """See QuantizationMethod.adapted."""
+        return with_plain_routers(tensors(), lambda name: self.layer(Place("linear", (name,))), self.form.dtype)
 
     def quantized(self, said: Settings) -> LayerMethod:
         """The form of modules with settings `said`, which override the general ones.

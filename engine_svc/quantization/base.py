@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -81,8 +81,11 @@ class Place:
 
     def is_any_of(self, patterns: Sequence[str]) -> bool:
         """Whether a list of modules, as in configurations, names it or a module that contains it."""
-        listed = {pattern.strip(".") for pattern in patterns}
-        return any(run in listed for name in self.names for run in _runs(name))
+        return self.is_in({pattern.strip(".") for pattern in patterns})
+
+    def is_in(self, modules: Collection[str]) -> bool:
+        """Whether a set of modules' names, without dots around them, names it or a module that contains it."""
+        return any(run in modules for name in self.names for run in _runs(name))
 
 
 def _runs(name: str) -> Iterator[str]:

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
+from engine_svc.quantization.routers import ROUTERS
 from engine_svc.quantization.source import Tensors
 from quire.errors import StartupError
 
 # The parameter of greatest values has one for each run of this many inputs. Blocks have at least this length, and may
 # begin within a row.
 RUN = 32
-# Routers and gates are computed in 16 bits, even if they are quantized in the checkpoint.
-_ROUTERS = ("gate", "shared_expert_gate", "router")
 _STATE = "quant_state.bitsandbytes__"
 
 
@@ -85,7 +84,7 @@ def beside(tensors: Tensors) -> tuple[dict[str, MatrixState], dict[str, torch.Te
             found.setdefault(module, {})[kind] = source[...].clone()
         elif kind == "absmax" or name.endswith(".SCB"):
             module = module.removesuffix(".SCB")
-            if module.rpartition(".")[2] in _ROUTERS:
+            if module.rpartition(".")[2] in ROUTERS:
                 router_scales[module] = source[...].clone()
     states = {module: MatrixState(**state) for module, state in found.items() if "quant_type" in state}
     return states, router_scales

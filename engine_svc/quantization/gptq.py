@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,7 +23,9 @@ from engine_svc.quantization.base import (
     QuantizationMethod,
 )  # fmt: skip
 from engine_svc.quantization.bits import in_groups, packed_along, unpacked, whole_numbers
+from engine_svc.quantization.routers import with_plain_routers
 from engine_svc.quantization.settings import Settings, group_size, names, one_of
+from engine_svc.quantization.source import Tensors
 from engine_svc.quantization.unquantized import PlainLayer
 from quire.errors import StartupError
 
@@ -137,6 +139,10 @@ class Gptq(QuantizationMethod):
                 return plain if rule.settings is None else self.quantized({**self.settings, **rule.settings})
         is_left_out = self.chosen is not None and place.kind != "head" and not place.is_any_of(self.chosen)
         return plain if is_left_out or place.is_any_of(self.ignored) else self.quantized(self.settings)
+
+    def adapted(self, tensors: Callable[[], Tensors]) -> Tensors:
+        """See QuantizationMethod.adapted."""
+        return with_plain_routers(tensors(), lambda name: self.layer(Place("linear", (name,))), self.form.dtype)
 
     def quantized(self, settings: Settings) -> GptqLayer:
         """The form of layers with these settings.

@@ -20,6 +20,7 @@ _LAYERS: Mapping[str, LayerMethod] = MappingProxyType({
     "FP8": Float8Layer(TENSOR),
     "FP8_PER_CHANNEL_PER_TOKEN": Float8Layer(FLAT_CHANNEL),
     "NVFP4": nvfp4("weight", "weight_scale_2", divides=False),
+    "W4A16_NVFP4": nvfp4("weight", "weight_scale_2", divides=False),  # the same, as inputs keep 16 bits here anyway
 })  # fmt: skip
 
 
@@ -41,9 +42,11 @@ class ModelOpt(QuantizationMethod):
         ignored = modules([*names(said, "ignore"), *names(said, "exclude_modules")])
         if algorithm != _MIXED:
             return cls(PlainLayer(form.dtype), ignored, _LAYERS[algorithm], ())
-        listed = said.get("quantized_layers") or {}
-        named = [(modules([name]), _LAYERS[one_of(each, "quant_algo", _LAYERS, None)]) for name, each in listed.items()]
-        return cls(PlainLayer(form.dtype), ignored, None, tuple(named))
+        by_algorithm: dict[str, list[str]] = {}
+        for name, each in (said.get("quantized_layers") or {}).items():
+            by_algorithm.setdefault(one_of(each, "quant_algo", _LAYERS, None), []).append(name)
+        named = tuple((modules(listed), _LAYERS[algorithm]) for algorithm, listed in by_algorithm.items())
+        return cls(PlainLayer(form.dtype), ignored, None, named)
 
     def layer(self, place: Place) -> LayerMethod:
         """See QuantizationMethod.layer."""

@@ -25,14 +25,12 @@ _CLASSES: Mapping[PlaceKind, str] = {
 class Modules:
     """The modules that a list refers to."""
 
-    names: Sequence[str]
+    names: frozenset[str]  # without dots around them; checkpoints of large models list tens of thousands
     patterns: Sequence[re.Pattern[str]]
 
     def have(self, place: Place) -> bool:
         """Whether the list has the matrix's name, a matching pattern, or a module that contains it."""
-        return place.is_any_of(self.names) or any(
-            pattern.match(name) for pattern in self.patterns for name in place.names
-        )
+        return place.is_in(self.names) or any(pattern.match(name) for pattern in self.patterns for name in place.names)
 
     def have_class_of(self, place: Place) -> bool:
         """Whether the list has the matrix's class."""
@@ -49,7 +47,8 @@ def modules(listed: Sequence[str]) -> Modules:
         StartupError: a regular expression is invalid.
     """
     patterns = [_expression(each) for each in listed if each.startswith(_EXPRESSION) or "*" in each]
-    return Modules([each for each in listed if not each.startswith(_EXPRESSION) and "*" not in each], patterns)
+    names = (each.strip(".") for each in listed if not each.startswith(_EXPRESSION) and "*" not in each)
+    return Modules(frozenset(names), patterns)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

@@ -267,6 +267,7 @@ _NEMOTRON: dict[str, Any] = {
     "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 2, "chunk_size": 16, "head_dim": 16,
     "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5,
+    "time_step_min": 1e-9,  # Transformers 5.23 limits time steps by it, which the models' own code and vLLM do not
 }  # fmt: skip
 _MULTIPLIED: dict[str, Any] = {
     "mamba_d_ssm": 128, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.6,

@@ -1,0 +1,40 @@
+"""The dtype of a model whose configuration names none, such as gpt-oss: that of its weights."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine_svc.config_formats.registry import read_model_config
+from engine_svc.loader.formats.safetensors_files import opened
+from quire.options.model_form import ModelFormOptions
+
+_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # as safetensors names dtypes → as config.json does
+
+
+def read_config_to_load(folder: Path, form: ModelFormOptions) -> dict[str, Any]:
+    """Reads a model's configuration. If it names no dtype, it gets the one that most weights in `folder` have.
+
+    Weights of other types, which are quantized, do not count; nor do those that are not in safetensors files.
+
+    Raises:
+        StartupError: the configuration or a file of weights cannot be read.
+    """
+    config = read_model_config(folder, form)
+    if _names_dtype(config) or _names_dtype(config.get("text_config") or {}) or not folder.is_dir():
+        return config
+    sizes: Counter[str] = Counter()
+    for file in folder.glob("*.safetensors"):
+        with opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (no mapping)
+                tensor = tensors.get_slice(name)
+                if name.endswith(".weight") and (dtype := _NAMES.get(tensor.get_dtype())):
+                    sizes[dtype] += math.prod(tensor.get_shape())
+    return {**config, "dtype": sizes.most_common(1)[0][0]} if sizes else config
+
+
+def _names_dtype(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("dtype") or config.get("torch_dtype"))
