@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,7 +20,8 @@ import jinja2.sandbox
 
 from quire.bounds import RESERVED_TEMPLATE_VARIABLES
 from quire.reasoning import EFFORT
-from tokenizer_svc.content_format import iterates_over_content, with_parts, with_text_content
+from tokenizer_svc.adaptations import Conversation, attempts
+from tokenizer_svc.content_format import ContentUse, content_use, with_parts, with_plain_text, with_text_content
 from tokenizer_svc.developer_role import knows_developers, without_developers
 from tokenizer_svc.rendered import Rendered
 
@@ -40,6 +41,10 @@ class TemplateRejection(Exception):
         """
         super().__init__(message)
         self.parameter = parameter
+
+
+class _TooLong(TemplateRejection):
+    """The rendered text is too long."""
 
 
 class _GenerationExtension(jinja2.ext.Extension):
@@ -86,7 +91,7 @@ class _Compiled:
     """A template and what it expects of messages."""
 
     template: jinja2.Template
-    takes_parts: bool
+    content: ContentUse
     knows_developers: bool
 
 
@@ -138,18 +143,20 @@ class ChatTemplates:
                 raise TemplateRejection(
                     f"chat_template_kwargs must not set {name!r}; it has its own field.", "chat_template_kwargs"
                 )
-        default = {EFFORT: default_effort} if default_effort else {}
         try:
             chosen = self._compile(template) if template else self._own(bool(tools))
-            pieces = chosen.template.generate(
-                messages=self._as_taken(
-                    _marked(messages) if continue_final_message else messages, chosen, placeholders, interleaves
+            given = Conversation(_marked(messages) if continue_final_message else messages, tools, default_effort)
+            text = self._first_that_fits(
+                attempts(given, null_first=chosen.content.takes_null),
+                lambda form: self._join(
+                    chosen.template.generate(
+                        messages=self._as_taken(form.messages, chosen, placeholders, interleaves),
+                        tools=form.tools,
+                        add_generation_prompt=add_generation_prompt,
+                        **{**self._special_tokens, "documents": None, **_effort(form.effort), **variables},
+                    )
                 ),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **default, **variables},
             )
-            text = self._join(pieces)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateRejection(
                 f"The chat template is not valid Jinja (line {error.lineno}): {error}",
@@ -169,19 +176,35 @@ class ChatTemplates:
             ) from error
         return Rendered(_without_end(text, messages[-1]) if continue_final_message else text)
 
+    @staticmethod
+    def _first_that_fits(forms: Iterable[Conversation], write: Callable[[Conversation], str]) -> str:
+        """Writes the first form of a conversation that the template can render; raises what the last one raises."""
+        problem: Exception | None = None
+        for form in forms:
+            try:
+                return write(form)
+            except (MemoryError, RecursionError, _TooLong):
+                raise
+            except Exception as error:  # see `render`
+                problem = error
+        assert problem is not None
+        raise problem
+
     def _as_taken(
         self, messages: list[dict[str, Any]], chosen: _Compiled, placeholders: Mapping[str, str], interleaves: bool
     ) -> list[dict[str, Any]]:
         """The messages with the roles and in the form that a template takes."""
         known = messages if chosen.knows_developers else without_developers(messages)
-        if self._content_format == "openai" or (chosen.takes_parts and self._content_format == "auto"):
+        if self._content_format == "auto" and chosen.content.takes_parts and chosen.content.takes_text:
+            return with_plain_text(known)
+        if self._content_format == "openai" or (chosen.content.takes_parts and self._content_format == "auto"):
             return with_parts(known)
         return with_text_content(known, placeholders, interleaves=interleaves)
 
     def _compile(self, template: str) -> _Compiled:
         return _Compiled(
             self._environment.from_string(template),
-            iterates_over_content(template, self._environment),
+            content_use(template, self._environment),
             knows_developers(template),
         )
 
@@ -201,9 +224,13 @@ class ChatTemplates:
         return "".join(texts)
 
 
+def _effort(effort: str) -> dict[str, str]:
+    return {EFFORT: effort} if effort else {}
+
+
 def too_long(max_chars: int) -> TemplateRejection:
     """The rejection of a rendered text that exceeds `max_chars`."""
-    return TemplateRejection(f"The rendered conversation has more than {max_chars} characters (--max-prompt-chars).")
+    return _TooLong(f"The rendered conversation has more than {max_chars} characters (--max-prompt-chars).")
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -79,7 +79,8 @@ def _message(message: Mapping[str, Any], place: str, media: list[MediaUrl]) -> d
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{place}.role must be a string such as 'user'.", parameter="messages")
-    converted = dict(message)
+    # Null means the same as nothing; templates that ask whether there is such a field think otherwise.
+    converted = {name: value for name, value in message.items() if value is not None or name == "content"}
     content = message.get("content")
     if isinstance(content, list):
         converted["content"] = [_part(part, f"{place}.content[{index}]", media) for index, part in enumerate(content)]
@@ -88,10 +89,11 @@ def _message(message: Mapping[str, Any], place: str, media: list[MediaUrl]) -> d
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{place}.content must be a string or a list of parts.", parameter="messages")
     if (reasoning := _reasoning(message, place)) is not None:
-        converted["reasoning"] = converted["reasoning_content"] = reasoning  # templates read one or the other
-        if message.get("tool_calls") and not content:
-            converted["thinking"] = reasoning  # for gpt-oss, which takes either this or content with a call
-    if message.get("tool_calls"):
+        # Templates read one or the other.
+        converted["reasoning"] = converted["reasoning_content"] = converted["thinking"] = reasoning
+    if not message.get("tool_calls"):
+        converted.pop("tool_calls", None)  # an empty list, which some templates take for calls
+    else:
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
     return converted
 

@@ -40,6 +40,7 @@ TOOL_PARSERS: Mapping[str, str] = MappingProxyType(
             "minimax_m1": "tagged_json:MiniMax",
             "minimax_m2": "invocations:MiniMaxM2",
             "mistral": "mistral:Mistral",
+            "nemotron_json": "json_lists:Nemotron",
             "olmo3": "python_calls:Olmo3",
             "phi4_mini_json": "json_lists:Phi4Mini",
             "pythonic": "python_calls:PythonCallParser",

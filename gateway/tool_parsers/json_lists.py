@@ -31,10 +31,18 @@ class JsonListParser(JsonCallParser):
 
 
 class TaggedListParser(JsonListParser):
-    """Jamba, Hunyuan-A13B."""
+    """Jamba, Hunyuan-A13B, Apriel."""
 
     begins = ("<tool_calls>",)
     ends = ("</tool_calls>",)
+    special_tokens = begins + ends
+
+
+class Nemotron(JsonListParser):
+    """Nemotron Nano 2 and Llama Nemotron."""
+
+    begins = ("<TOOLCALL>",)
+    ends = ("</TOOLCALL>",)
     special_tokens = begins + ends
 
 

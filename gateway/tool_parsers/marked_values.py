@@ -18,6 +18,8 @@ from gateway.tool_parsers.scanner import NotACallError, Steps
 
 _KEY = re.compile(r"[^\s:{}\[\],\"<>]*+")
 _BRACKETS = {"{": "}", "[": "]"}
+# Python's words, which templates write for these values of JSON, and models after them.
+_WORDS = {"None": "null", "True": "true", "False": "false"}
 
 
 class MarkedValueParser(MarkedToolParser):
@@ -55,8 +57,15 @@ class MarkedValueParser(MarkedToolParser):
             self.found.arguments(json.dumps(key, ensure_ascii=False))
 
     def _read_leaf(self) -> Steps[None]:
-        if not (yield from self._read_marked()):
+        if (yield from self._read_marked()):
+            return
+        if (yield from self.text.peek()) == '"':
             yield from read_value(self.text, self.found.arguments)
+        else:
+            pieces: list[str] = []
+            yield from read_value(self.text, pieces.append)
+            word = "".join(pieces)
+            self.found.arguments(_WORDS.get(word, word))
 
     def _read_marked(self) -> Steps[bool]:
         """Reads a string, if one in marks comes next; returns whether it does."""

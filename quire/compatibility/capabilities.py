@@ -320,7 +320,7 @@ CAPABILITIES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "YAML file with --config": "quire/options/test_options.py::flag_beats_environment_beats_file_beats_default",
         },
         "deployment": {
-            "profiles from guides": "integration/test_profiles.py::it_starts_or_says_why_not",
+            "profiles from guides": "integration/test_profiles.py::it_is_taken_or_says_why_not",
             "containers": "integration/test_compose.py::a_chat_through_the_services_of_compose",
             "Kubernetes service named quire": (
                 "quire/options/test_environment.py::a_kubernetes_service_called_quire_does_no_harm"

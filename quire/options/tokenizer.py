@@ -21,7 +21,8 @@ class TokenizerOptions:
     chat_template_content_format: str = option(
         "auto",
         "How the template receives a message's content: string (text parts joined by line breaks), openai (the list of "
-        "parts, also if a request sends a string), or auto: the list if the template loops over it, else a string.",
+        "parts, also if a request sends a string), or auto: as a request sends it if the template loops over it and "
+        "asks whether it is a string, the list if it only loops over it, else a string.",
         choices=("auto", "string", "openai"),
     )
     trust_request_chat_template: bool = option(

@@ -102,6 +102,7 @@ FORMS: Mapping[str, Form] = {
     "granite": Form("{{ content }}<|tool_call|>" + _LIST),
     "hunyuan_a13b": Form(_TAGGED_LIST),
     "jamba": Form(_TAGGED_LIST),
+    "nemotron_json": Form(_TAGGED_LIST.replace("tool_calls>", "TOOLCALL>")),
     "phi4_mini_json": Form("{{ content }}functools" + _LIST),
     "xlam": Form(_LIST, content=False),
     "cohere_command3": Form(
@@ -229,11 +230,6 @@ def turns_of(family: str) -> list[Turn]:
     form = FORMS[family]
     fitting = [turn for turn in TURNS if form.content or not turn.content]
     return [turn if form.several else Turn(turn.content, turn.calls[:1]) for turn in fitting]
-
-
-def longest_turns_of(family: str) -> list[Turn]:
-    """The turns that contain the calls of all others."""
-    return turns_of(family)[-2:] if FORMS[family].several else turns_of(family)
 
 
 def _as_olmo_writes(value: Any) -> str:

@@ -35,6 +35,13 @@ def test_a_call_without_arguments_has_an_empty_object_of_them(given: dict[str, A
     assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == (None, arguments)
 
 
+@pytest.mark.parametrize("calls", [None, []])
+def test_fields_that_are_null_are_left_out(calls: Any) -> None:
+    """As OpenAI's client sends an answer back; templates take the fields' presence for calls."""
+    answered = {"role": "assistant", "content": "Hi", "refusal": None, "audio": None, "tool_calls": calls}
+    assert converted(answered) == {"role": "assistant", "content": "Hi"}
+
+
 def test_images_videos_and_audio_are_told_apart_from_texts_and_listed_in_their_order() -> None:
     found = template_messages(
         [

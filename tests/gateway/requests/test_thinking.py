@@ -164,26 +164,17 @@ def test_an_effort_that_does_not_exist(effort: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_messages_have_their_reasoning_under_both_names(name: str) -> None:
+def test_messages_have_their_reasoning_under_the_names_that_templates_read(name: str) -> None:
     (message,) = msgspec.json.decode(template_messages([{"role": "assistant", "content": "so", name: "why"}]).json)
-    assert message == {"role": "assistant", "content": "so", "reasoning": "why", "reasoning_content": "why"}
+    named = {"reasoning": "why", "reasoning_content": "why", "thinking": "why"}
+    assert message == {"role": "assistant", "content": "so", **named}
     with pytest.raises(InvalidRequest, match=rf"messages\[0\].{name} must be a string"):
         template_messages([{"role": "assistant", "content": "so", name: ["why"]}])
 
 
-def test_what_was_thought_before_a_call_has_a_third_name() -> None:
-    """gpt-oss's template reads `thinking` beside a call, and refuses it beside content."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    turn = {"role": "assistant", "reasoning": "why", "tool_calls": [call]}
-    (silent,) = msgspec.json.decode(template_messages([turn | {"content": None}]).json)
-    (talking,) = msgspec.json.decode(template_messages([turn | {"content": "I look."}]).json)
-    assert silent["thinking"] == "why"
-    assert "thinking" not in talking
-
-
-def test_messages_without_reasoning_stay_as_they_are() -> None:
+def test_messages_without_reasoning_have_no_field_for_it() -> None:
     given = [{"role": "assistant", "content": "so", "reasoning_content": None}]
-    assert msgspec.json.decode(template_messages(given).json) == given
+    assert msgspec.json.decode(template_messages(given).json) == [{"role": "assistant", "content": "so"}]
 
 
 def test_reasoning_that_is_turned_on_needs_a_parser() -> None:

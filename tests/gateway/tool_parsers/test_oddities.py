@@ -78,6 +78,9 @@ F_CALL = [("f", '{"a": 1}')]
         ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>!", "!", F_CALL),
         ("glm45", "<tool_call>f</tool_call>", "", [("f", "{}")]),
         ("glm45", "<tool_call>f, or not?", "<tool_call>f, or not?", []),
+        # Gemma's own template writes Python's words.
+        ("gemma4", "<|tool_call>call:f{a:None,b:[True,{c:False}],d:nullx}<tool_call|>", "",
+         [("f", '{"a": null, "b": [true, {"c": false}], "d": nullx}')]),
     ],
 )  # fmt: skip
 def test_what_is_not_quite_a_call(family: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
