@@ -18,6 +18,7 @@ from quire.structured.asked import AskedConstraint
 from quire.structured.base import ConstraintRequest, Form
 
 Element = dict[str, Any]  # element of a structural tag
+_Form = tuple[Tool, CallSyntax]
 
 _NO_ARGUMENTS = {"properties": {}, "additionalProperties": False}
 # The guidance backend supports structural tags; the server may use another one for constraints on content.
@@ -68,9 +69,9 @@ def _expressible(reader: type[ToolParser] | None, parameter: str) -> type[ToolPa
 
 def _calls(use: ToolUse, reader: type[ToolParser]) -> Element:
     """Calls from the first character to the last."""
-    forms = _forms(use, reader)
-    first = forms[0][1]
-    return _tag(first.before, _row(use, reader, forms), first.after)
+    return _either([
+        _tag(forms[0][1].before, _row(use, reader, forms), forms[0][1].after) for forms in _ways(use, reader)
+    ])  # fmt: skip
 
 
 def _text_with_calls(use: ToolUse, reader: type[ToolParser]) -> Element:
@@ -95,7 +96,10 @@ def _begun(use: ToolUse, reader: type[ToolParser], word: str) -> list[Element]:
 
     If the word is an alternative to the one in the call syntax, it replaces that one.
     """
-    forms = _forms(use, reader)
+    return [tag for forms in _ways(use, reader) for tag in _begun_in(use, reader, forms, word)]
+
+
+def _begun_in(use: ToolUse, reader: type[ToolParser], forms: Sequence[_Form], word: str) -> list[Element]:
     first = forms[0][1]
     before_rows, before_calls = (_usual_word(reader, text) for text in (first.before, first.begin))
     if first.before and (word == before_rows or not before_calls):
@@ -115,17 +119,18 @@ def _usual_word(reader: type[ToolParser], text: str) -> str:
 
 def _are_closed(use: ToolUse, reader: type[ToolParser]) -> bool:
     """Whether calls have an end mark, after which text is plain text. Without one, it may be read as another call."""
-    last = _forms(use, reader)[0][1]
+    last = _ways(use, reader)[0][0][1]
     return any(word in last.end + last.after for word in reader.ends) or not (reader.ends or reader.bare)
 
 
-def _forms(use: ToolUse, reader: type[ToolParser]) -> list[tuple[Tool, CallSyntax]]:
-    """Returns the tools with the syntax of their calls."""
-    forms = [(tool, reader.syntax(tool.name)) for tool in use.tools]
-    return [(tool, syntax) for tool, syntax in forms if syntax is not None]
+def _ways(use: ToolUse, reader: type[ToolParser]) -> list[list[_Form]]:
+    """The ways in which calls may be written: for each, the tools with the syntax of their calls."""
+    ways = [[(tool, find(tool.name)) for tool in use.tools] for find in (reader.syntax, reader.other_syntax)]
+    found = [[(tool, syntax) for tool, syntax in way if syntax is not None] for way in ways]
+    return [way for way in found if way]
 
 
-def _row(use: ToolUse, reader: type[ToolParser], forms: Sequence[tuple[Tool, CallSyntax]]) -> Element:
+def _row(use: ToolUse, reader: type[ToolParser], forms: Sequence[_Form]) -> Element:
     """One call, or several if allowed."""
     tags = [_tag(syntax.begin, _arguments(use, reader, tool), syntax.end) for tool, syntax in forms]
     return {"type": "tags_with_separator", "tags": tags, "separator": forms[0][1].separator, "at_least_one": True,
@@ -145,7 +150,7 @@ def _tag(begin: str, content: Element, end: str) -> Element:
 
 
 def _either(elements: Sequence[Element]) -> Element:
-    return {"type": "or", "elements": list(elements)}
+    return {"type": "or", "elements": list(elements)} if len(elements) > 1 else elements[0]
 
 
 def _content(asked: NamedConstraint) -> Element:

@@ -48,6 +48,11 @@ class ToolParser(AnswerParser):
         return None
 
     @classmethod
+    def other_syntax(cls, name: str) -> CallSyntax | None:
+        """Returns how other models of the family write a call; a model then chooses its own way. None if alike."""
+        return None
+
+    @classmethod
     def argument_form(cls, tool: Tool) -> Mapping[str, Any] | None:
         """Returns how a call's arguments are written, as a structural tag element; None if they are a JSON object."""
         return None

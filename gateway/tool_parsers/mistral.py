@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 
+from gateway.tool_parsers.base import CallSyntax
 from gateway.tool_parsers.json_calls import read_bare_arguments
 from gateway.tool_parsers.json_lists import JsonListParser
 from gateway.tool_parsers.scanner import NotACallError, Steps
@@ -17,6 +18,10 @@ class Mistral(JsonListParser):
 
     begins = ("[TOOL_CALLS]",)
     special_tokens = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+    @classmethod
+    def other_syntax(cls, name: str) -> CallSyntax:
+        return CallSyntax(f"[TOOL_CALLS]{name}[ARGS]", "")
 
     def read_calls(self, marker: str) -> Steps[None]:
         if (yield from self.text.peek_past_space()) in "[{":

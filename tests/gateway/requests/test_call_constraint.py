@@ -292,3 +292,17 @@ def test_what_cannot_be_held_to_is_refused(family: str, fields: dict[str, Any], 
         asked(family, **fields)
     assert raised.value.parameter == parameter
     assert parameter in raised.value.message
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, "auto"])
+def test_mistrals_models_choose_their_own_way(choice: Any) -> None:
+    """Older ones write a list, newer ones the name and arguments; which one, the model knows."""
+    use, constraint = asked("mistral", tools=tools(strict=True), tool_choice=choice)
+    grammar, call = grammar_of(constraint), "[TOOL_CALLS]get_weather[ARGS]{}"
+    listed = '[TOOL_CALLS][{{"name": "get_weather", "arguments": {}}}]'
+    for form in (call, listed):
+        assert takes(grammar, form.format(RIGHT))
+        assert not takes(grammar, form.format(WRONG))
+        assert json.loads(read(use, form.format(RIGHT)).tool_calls[0].arguments) == json.loads(RIGHT)
+    assert takes(grammar, call.format(RIGHT) + call.format(RIGHT)) == (choice != NAMED)
+    assert takes(grammar, call.format(RIGHT) + "]") == (choice == "auto")  # behind calls, text may follow
